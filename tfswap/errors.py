@@ -1,0 +1,37 @@
+"""The errors that tfswap raises on purpose.
+
+Every message says what went wrong, where (the node, and the user's own source line where TensorFlow
+has it), the values involved, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class TfswapError(Exception):
+    """Base of every error that tfswap raises on purpose."""
+
+
+class InfeasibleMemoryLimit(TfswapError):
+    """The limit is below what the planner can reach. Raised before anything runs.
+
+    Attributes:
+        floor_bytes: the smallest limit, in bytes, that the planner reaches for this step.
+        limit_bytes: the limit that was asked for, in bytes.
+    """
+
+    def __init__(self, message: str, *, floor_bytes: int, limit_bytes: int):
+        super().__init__(message)
+        self.floor_bytes = floor_bytes
+        self.limit_bytes = limit_bytes
+
+
+class UnsupportedGraph(TfswapError):
+    """The graph can't be rewritten: XLA-compiled, unknown sizes, or no backward pass."""
+
+
+class InvalidModel(TfswapError):
+    """A model file or an argument that names part of one is missing or malformed."""
+
+
+class OpLibraryError(TfswapError):
+    """tfswap's custom ops could not be built or loaded."""

@@ -1,0 +1,83 @@
+"""Tensor types: element type and shape, without TensorFlow.
+
+Element types carry TensorFlow's names ("float32", "resource"). A dimension that is not known is None,
+and so is the whole shape when even the rank is not; nothing here guesses a size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+# Bytes of one element. Element types without a fixed size hold their payload outside the arena that
+# tfswap plans (strings and variants on the heap, a resource is a handle), so they count nothing here.
+ELEMENT_BYTES: dict[str, int] = {
+    "bfloat16": 2,
+    "bool": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3b11fnuz": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "int16": 2,
+    "int2": 1,
+    "int32": 4,
+    "int4": 1,
+    "int64": 8,
+    "int8": 1,
+    "qint16": 2,
+    "qint32": 4,
+    "qint8": 1,
+    "quint16": 2,
+    "quint8": 1,
+    "resource": 0,
+    "string": 0,
+    "uint16": 2,
+    "uint2": 1,
+    "uint32": 4,
+    "uint4": 1,
+    "uint64": 8,
+    "uint8": 1,
+    "variant": 0,
+}
+
+Shape = tuple[int | None, ...] | None
+
+
+class TensorType(NamedTuple):
+    """Element type and shape of one tensor."""
+
+    dtype: str
+    shape: Shape
+
+    @property
+    def num_elements(self) -> int | None:
+        """Number of elements, or None where a dimension is unknown."""
+        if self.shape is None:
+            return None
+        total = 1
+        for dim in self.shape:
+            if dim is None:
+                return None
+            total *= dim
+        return total
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the elements, unrounded, or None where a dimension is unknown."""
+        size = ELEMENT_BYTES.get(self.dtype, 0)
+        if size == 0:
+            return 0
+        if self.shape is None or None in self.shape:
+            return None
+        return size * math.prod(self.shape)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[*]"
+        return f"{self.dtype}[{','.join('?' if d is None else str(d) for d in self.shape)}]"

@@ -1,0 +1,89 @@
+"""IR to ConcreteFunction: the rewritten graph behind the original's signature and captures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfswap.exporters.graph_def import export_graph_def
+from tfswap.ir.graph import Graph
+
+
+def export_function(graph: Graph, original: Any) -> Any:
+    """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
+
+    Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `.outputs`.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+    from tensorflow.python.framework import func_graph as func_graph_module
+    from tensorflow.python.framework import importer
+    from tensorflow.python.ops import array_ops, handle_data_util
+
+    source = original.graph
+    made = func_graph_module.FuncGraph(f"{source.name}_tfswap")
+    with made.as_default():
+        placeholders = []
+        for node, tensor in zip(graph.feeds, source.inputs, strict=True):
+            placeholder = array_ops.placeholder(tensor.dtype, tensor.shape, name=node.name)
+            handle_data_util.copy_handle_data(tensor, placeholder)
+            placeholders.append(placeholder)
+        graph_def = export_graph_def(graph)
+        returned = importer.import_graph_def(
+            graph_def,
+            input_map={f"{n.name}:0": p for n, p in zip(graph.feeds, placeholders, strict=True)},
+            return_elements=[f.name for f in graph.fetches] + [t.name for t in graph.targets],
+            name="",
+        )
+    outputs, targets = returned[: len(graph.fetches)], returned[len(graph.fetches) :]
+    for output, tensor in zip(outputs, source.outputs, strict=True):
+        handle_data_util.copy_handle_data(tensor, output)
+    made.inputs = placeholders
+    made.outputs = list(outputs)
+    made.control_outputs = list(targets)
+    made.structured_outputs = source.structured_outputs
+    made.structured_input_signature = source.structured_input_signature
+    made.variables = source.variables
+    inner = {id(tensor): placeholder for tensor, placeholder in zip(source.inputs, placeholders, strict=True)}
+    for external, internal in source.captures:
+        made.replace_capture(external, inner[id(internal)])
+    for key, internal in source.function_captures.by_ref_internal.items():
+        if key not in source.function_captures.by_val_internal and id(internal) in inner:
+            made._function_captures.add_or_replace(
+                key=key,
+                external=source.function_captures.by_ref_external[key],
+                internal=inner[id(internal)],
+                is_by_ref=True,
+            )
+
+    class OptimizedFunction(concrete_function.ConcreteFunction):
+        """A ConcreteFunction whose calls keep Grappler off: what was planned is what runs."""
+
+        def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
+            with grappler_off():
+                return super()._call_flat(tensor_inputs, captured_inputs)
+
+    atomic = atomic_function.from_func_graph(
+        concrete_function._inference_name(made.name), made, {"_noinline": True}, original.function_type
+    )
+    return OptimizedFunction(atomic)
+
+
+class grappler_off:  # noqa: N801 - a context manager, named as one
+    """While active, functions that this thread calls run with Grappler's optimizers off."""
+
+    _options: Any = None
+
+    def __enter__(self) -> None:
+        from tensorflow.python.eager import context
+
+        if grappler_off._options is None:
+            from tensorflow.core.protobuf import config_pb2
+
+            config = config_pb2.ConfigProto()
+            config.graph_options.rewrite_options.disable_meta_optimizer = True
+            grappler_off._options = context.FunctionCallOptions(config_proto=config)
+        self._context = context.context()
+        self._previous = self._context.function_call_options
+        self._context.function_call_options = grappler_off._options
+
+    def __exit__(self, *_: object) -> None:
+        self._context.function_call_options = self._previous

@@ -1,0 +1,101 @@
+"""ConcreteFunction to IR, with every dimension that can be known bound to its real size.
+
+The traced graph is what gets planned and what runs: Grappler stays off for the rewritten call, since it
+re-orders additions (values would change) and has no notion of a byte limit. TensorFlow's own reference for
+these bits is the same function with Grappler off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfswap.errors import UnsupportedGraph
+from tfswap.importers.graph_def import import_graph_def
+from tfswap.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
+# A node that carries this attribute is compiled by XLA, or can be clustered for it.
+XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
+
+
+def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
+    """The IR of a ConcreteFunction's graph, pruned to what runs.
+
+    Args:
+        concrete: a `ConcreteFunction`.
+        arguments: the flat tensor arguments of the first call; their shapes bind dimensions that the trace
+            left open. May be empty when the trace knows every dimension.
+
+    Raises:
+        UnsupportedGraph: the step is compiled by XLA, or has TensorFlow 1 loop frames.
+    """
+    func_graph = concrete.graph
+    refuse_xla(func_graph.name, concrete.function_def.attr)
+    graph_def = func_graph.as_graph_def(add_shapes=True)
+    shapes = {
+        t.op.name: tuple(a.shape.as_list())
+        for t, a in zip(func_graph.inputs, arguments, strict=False)
+        if t.dtype.name != "resource" and t.shape.rank is not None and not t.shape.is_fully_defined()
+    }
+    if shapes:
+        graph_def = bind_shapes(graph_def, func_graph, shapes)
+    return prune(
+        import_graph_def(
+            graph_def,
+            feeds=[t.op.name for t in func_graph.inputs],
+            fetches=[t.name for t in func_graph.outputs],
+            targets=[o.name for o in func_graph.control_outputs],
+        )
+    )
+
+
+def prune(graph: Graph) -> Graph:
+    """Drop the nodes that nothing fetched needs, feeds aside: TensorFlow never runs them."""
+    live = graph.live_nodes() | set(graph.feeds)
+    for name in [n.name for n in graph if n not in live]:
+        del graph._nodes[name]
+    return graph
+
+
+def refuse_xla(name: str, attributes: Any) -> None:
+    for attribute in XLA_ATTRIBUTES:
+        if attribute in attributes and (attributes[attribute].b or attributes[attribute].s):
+            raise UnsupportedGraph(
+                f"{name!r} is compiled by XLA ({attribute}): XLA fuses the step and hides its tensors, so no "
+                "graph rewrite can bound them. Remove jit_compile=True (in Keras: "
+                "compile(..., jit_compile=False)) or turn off auto-clustering, and decorate again."
+            )
+
+
+def bind_shapes(
+    graph_def: graph_pb2.GraphDef, func_graph: Any, shapes: dict[str, tuple[int | None, ...]]
+) -> graph_pb2.GraphDef:
+    """`graph_def` with shapes inferred anew by TensorFlow, its placeholders' shapes being `shapes`.
+
+    Only the inferred `_output_shapes` change: the graph keeps its traced dimensions otherwise.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import handle_data_util
+
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    for node in bare.node:
+        node.attr.pop("_output_shapes", None)
+    with tf.Graph().as_default() as scratch:
+        bound = {}
+        for tensor in func_graph.inputs:
+            shape = shapes.get(tensor.op.name, tensor.shape)
+            made = tf.compat.v1.placeholder(tensor.dtype, shape, name=tensor.op.name)
+            handle_data_util.copy_handle_data(tensor, made)
+            bound[tensor.name] = made
+        tf.graph_util.import_graph_def(bare, input_map=bound, name="")
+        inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
+    result = type(graph_def)()
+    result.CopyFrom(graph_def)
+    for node in result.node:
+        if node.name in inferred:
+            node.attr["_output_shapes"].CopyFrom(inferred[node.name])
+    return result

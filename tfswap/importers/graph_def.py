@@ -1,0 +1,186 @@
+"""GraphDef to IR.
+
+Attributes become plain Python values (bytes, int, float, bool, Dtype, Dims, tuples); tensors and function
+references stay serialised. Shapes come from `_output_shapes`, which TensorFlow writes when asked to
+(`as_graph_def(add_shapes=True)`); the attribute itself is left out of the IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tfswap.errors import UnsupportedGraph
+from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.types import Shape, TensorType
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_shape_pb2
+
+# Ops of TensorFlow 1's lowered loops: they make the graph cyclic, and a node in them runs many times.
+LOOP_FRAMES = frozenset(
+    (
+        "Enter",
+        "Exit",
+        "LoopCond",
+        "NextIteration",
+        "RefEnter",
+        "RefExit",
+        "RefNextIteration",
+    )
+)
+
+
+def import_graph_def(
+    graph_def: graph_pb2.GraphDef, feeds: Iterable[str], fetches: Iterable[str], targets: Iterable[str] = ()
+) -> Graph:
+    """The IR of `graph_def`.
+
+    Args:
+        feeds: node names that the caller gives values to.
+        fetches: tensor names ("node:0") that the caller gets back.
+        targets: node names that must run all the same.
+
+    Raises:
+        UnsupportedGraph: TensorFlow 1 loop frames, or a name that is not in the graph.
+    """
+    graph = Graph()
+    decode = _AttrDecoder()
+    by_name: dict[str, Node] = {}
+    pending: list[tuple[Node, Any]] = []
+    for proto in graph_def.node:
+        if proto.op in LOOP_FRAMES:
+            raise UnsupportedGraph(
+                f"node {proto.name!r} is a {proto.op}: this graph has TensorFlow 1 loop frames. "
+                "Rebuild it with tf.compat.v1.enable_control_flow_v2(), which keeps loops as While nodes."
+            )
+        attrs: dict[str, object] = {}
+        shapes: object = ()
+        for key, value in proto.attr.items():
+            if key == "_output_shapes":
+                shapes = decode(value)
+            else:
+                attrs[key] = decode(value)
+        node = graph.add(proto.op, proto.name, attrs=attrs, device=proto.device)
+        node.outputs = _output_types(proto.op, attrs, shapes if isinstance(shapes, tuple) else ())
+        by_name[proto.name] = node
+        pending.append((node, proto.input))
+    for node, names in pending:
+        inputs, controls = [], []
+        for name in names:
+            if name.startswith("^"):
+                controls.append(_find(by_name, name[1:], node.name))
+                continue
+            source, _, index = name.partition(":")
+            inputs.append(Output(_find(by_name, source, node.name), int(index or 0)))
+        node.inputs = tuple(inputs)
+        node.controls = tuple(controls)
+    graph.feeds = [_find(by_name, n, "the list of feeds") for n in feeds]
+    for name in fetches:
+        source, _, index = name.partition(":")
+        graph.fetches.append(Output(_find(by_name, source, "the list of fetches"), int(index or 0)))
+    graph.targets = [_find(by_name, n, "the list of targets") for n in targets]
+    rest = type(graph_def)()
+    rest.library.CopyFrom(graph_def.library)
+    rest.versions.CopyFrom(graph_def.versions)
+    graph.library = Opaque("GraphDef", rest.SerializeToString(deterministic=True))
+    return graph
+
+
+def _find(nodes: dict[str, Node], name: str, where: str) -> Node:
+    node = nodes.get(name.partition(":")[0])
+    if node is None:
+        raise UnsupportedGraph(f"{where!r} names the node {name!r}, which the graph does not have")
+    return node
+
+
+class _AttrDecoder:
+    """AttrValue to Python, remembering what it has seen: a graph repeats few distinct values."""
+
+    def __init__(self) -> None:
+        from tensorflow.python.framework import dtypes
+
+        self._dtypes = dtypes
+        self._seen: dict[bytes, object] = {}
+
+    def __call__(self, value: attr_value_pb2.AttrValue) -> object:
+        kind = value.WhichOneof("value")
+        if kind == "tensor":
+            return Opaque("tensor", value.tensor.SerializeToString(deterministic=True))
+        key = value.SerializeToString(deterministic=True)
+        if key not in self._seen:
+            self._seen[key] = self._decode(kind, value)
+        return self._seen[key]
+
+    def _decode(self, kind: str | None, value: attr_value_pb2.AttrValue) -> object:
+        if kind in ("s", "i", "f", "b"):
+            return getattr(value, kind)
+        if kind == "type":
+            return self._dtype(value.type)
+        if kind == "shape":
+            return _dims(value.shape)
+        if kind == "list" and not value.list.func and not value.list.tensor:
+            items = value.list
+            return (
+                *items.s,
+                *items.i,
+                *items.f,
+                *items.b,
+                *(self._dtype(t) for t in items.type),
+                *(_dims(s) for s in items.shape),
+            )
+        return Opaque("attr", value.SerializeToString(deterministic=True))
+
+    def _dtype(self, enum: int) -> Dtype:
+        return Dtype(self._dtypes.as_dtype(enum).name)
+
+
+def _dims(shape: tensor_shape_pb2.TensorShapeProto) -> Dims | None:
+    if shape.unknown_rank:
+        return None
+    return Dims(None if d.size < 0 else d.size for d in shape.dim)
+
+
+class _Signature:
+    """How many outputs an op has, and of which element types, from TensorFlow's registry."""
+
+    def __init__(self, op: str):
+        from tensorflow.python.framework import dtypes, op_def_registry
+
+        definition = op_def_registry.get(op)
+        if definition is None:
+            raise UnsupportedGraph(f"op {op!r} is not known to this TensorFlow: import the package that registers it")
+        self.args = [
+            (
+                a.number_attr,
+                a.type_attr,
+                a.type_list_attr,
+                None if not a.type else dtypes.as_dtype(a.type).base_dtype.name,
+            )
+            for a in definition.output_arg
+        ]
+
+    def dtypes(self, attrs: dict[str, Any]) -> list[str]:
+        result: list[str] = []
+        for number, type_attr, type_list, fixed in self.args:
+            if type_list:
+                result += attrs[type_list]
+            else:
+                result += [fixed or attrs[type_attr]] * (attrs[number] if number else 1)
+        return result
+
+
+_signatures: dict[str, _Signature] = {}
+_types: dict[tuple[str, Shape], TensorType] = {}
+
+
+def _output_types(op: str, attrs: dict[str, object], shapes: tuple[Shape, ...]) -> tuple[TensorType, ...]:
+    signature = _signatures.get(op)
+    if signature is None:
+        signature = _signatures[op] = _Signature(op)
+    result = []
+    for i, dtype in enumerate(signature.dtypes(attrs)):
+        shape = shapes[i] if i < len(shapes) else None
+        key = (str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape))
+        result.append(_types.setdefault(key, TensorType(*key)))
+    return tuple(result)

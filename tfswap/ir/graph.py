@@ -1,0 +1,237 @@
+"""The dataflow graph that everything between import and export works on. Free of TensorFlow and protobufs.
+
+Invariant: every input and control input of a node belongs to the same graph, and inputs are immutable
+tuples changed only through the Graph's own methods, so that no use can be left dangling.
+
+Not handled: the reference edges and frames of TensorFlow 1 loops (Enter, Merge, NextIteration); importers
+refuse them. Bodies of functional control flow stay in `Graph.library`, opaque.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from tfswap.ir.types import TensorType
+
+
+class Opaque(NamedTuple):
+    """A serialised value that the IR carries and does not look into (a tensor, a function name with attrs)."""
+
+    kind: str
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"{self.kind}<{len(self.data)} bytes>"
+
+
+class Dims(tuple[int | None, ...]):
+    """A shape-valued attribute; told from a list of ints by its type."""
+
+    __slots__ = ()
+
+
+class Dtype(str):
+    """A type-valued attribute, by TensorFlow's name ("float32")."""
+
+    __slots__ = ()
+
+
+class Node:
+    """One operation. Build and change it through `Graph`."""
+
+    __slots__ = ("attrs", "controls", "device", "inputs", "name", "op", "outputs")
+
+    def __init__(
+        self,
+        name: str,
+        op: str,
+        inputs: tuple[Output, ...],
+        controls: tuple[Node, ...],
+        attrs: Mapping[str, object],
+        outputs: tuple[TensorType, ...],
+        device: str,
+    ):
+        self.name = name
+        self.op = op
+        self.inputs = inputs
+        self.controls = controls
+        self.attrs = attrs
+        self.outputs = outputs
+        self.device = device
+
+    def out(self, index: int = 0) -> Output:
+        return Output(self, index)
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name}>"
+
+
+class Output(NamedTuple):
+    """The `index`-th output of `node`: a tensor."""
+
+    node: Node
+    index: int
+
+    @property
+    def type(self) -> TensorType:
+        return self.node.outputs[self.index]
+
+    @property
+    def name(self) -> str:
+        """TensorFlow's tensor name, "node:index"."""
+        return f"{self.node.name}:{self.index}"
+
+
+class Graph:
+    """Nodes in insertion order, by unique name.
+
+    Attributes:
+        feeds: the nodes that the caller gives values to, in the caller's order.
+        fetches: the tensors that the caller gets back, in order.
+        targets: nodes that must run although nothing is fetched from them.
+        library: functions that nodes call by name, and the graph's versions; opaque.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self.feeds: list[Node] = []
+        self.fetches: list[Output] = []
+        self.targets: list[Node] = []
+        self.library: Opaque | None = None
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def __getitem__(self, name: str) -> Node:
+        return self._nodes[name]
+
+    def tensor(self, name: str) -> Output:
+        """The tensor called "node:index" ("node" alone is its output 0). Raises KeyError."""
+        node, _, index = name.partition(":")
+        return Output(self._nodes[node], int(index or 0))
+
+    def add(
+        self,
+        op: str,
+        name: str,
+        inputs: Iterable[Output] = (),
+        *,
+        controls: Iterable[Node] = (),
+        attrs: Mapping[str, object] | None = None,
+        outputs: Iterable[TensorType] = (),
+        device: str = "",
+    ) -> Node:
+        """Add a node under a name that is not taken yet. Raises ValueError on a taken name or a stranger."""
+        if name in self._nodes:
+            raise ValueError(f"the graph already has a node called {name!r}")
+        node = Node(name, op, tuple(inputs), tuple(controls), attrs or {}, tuple(outputs), device)
+        for source in (*(i.node for i in node.inputs), *node.controls):
+            if self._nodes.get(source.name) is not source:
+                raise ValueError(f"{name!r} reads {source.name!r}, which is not in this graph")
+        self._nodes[name] = node
+        return node
+
+    def unique_name(self, stem: str) -> str:
+        """`stem`, or the first of stem_1, stem_2, ... that is free."""
+        name, suffix = stem, 0
+        while name in self._nodes:
+            suffix += 1
+            name = f"{stem}_{suffix}"
+        return name
+
+    def replace_input(self, node: Node, position: int, value: Output) -> None:
+        inputs = list(node.inputs)
+        inputs[position] = value
+        node.inputs = tuple(inputs)
+
+    def add_control(self, node: Node, before: Node) -> bool:
+        """Make `node` wait for `before`; False when it already does by a direct control edge."""
+        if before in node.controls:
+            return False
+        node.controls = (*node.controls, before)
+        return True
+
+    def replace_uses(self, old: Output, new: Output, where: Callable[[Node], bool] = lambda _: True) -> int:
+        """Point the nodes that satisfy `where` from `old` to `new`; returns the number of inputs changed."""
+        changed = 0
+        for node in self:
+            if old in node.inputs and where(node):
+                node.inputs = tuple(new if i == old else i for i in node.inputs)
+                changed += 1
+        return changed
+
+    def remove(self, node: Node) -> None:
+        """Remove an unused node. Raises ValueError when something still reads it or waits for it."""
+        for other in self:
+            if any(i.node is node for i in other.inputs) or node in other.controls:
+                raise ValueError(f"{node.name!r} can't be removed: {other.name!r} uses it")
+        if any(f.node is node for f in self.fetches) or node in self.targets or node in self.feeds:
+            raise ValueError(f"{node.name!r} can't be removed: it is fed, fetched or a target")
+        del self._nodes[node.name]
+
+    def copy(self) -> Graph:
+        """A graph of fresh nodes; attributes and types, which never change, are shared."""
+        twin = Graph()
+        twins: dict[Node, Node] = {}
+        for node in self:
+            twins[node] = Node(node.name, node.op, (), (), node.attrs, node.outputs, node.device)
+            twin._nodes[node.name] = twins[node]
+        for node, made in twins.items():
+            made.inputs = tuple(Output(twins[i.node], i.index) for i in node.inputs)
+            made.controls = tuple(twins[c] for c in node.controls)
+        twin.feeds = [twins[n] for n in self.feeds]
+        twin.fetches = [Output(twins[f.node], f.index) for f in self.fetches]
+        twin.targets = [twins[n] for n in self.targets]
+        twin.library = self.library
+        return twin
+
+    def topological(self) -> list[Node]:
+        """Nodes so that each comes after what it reads or waits for; ties by insertion order.
+
+        Raises ValueError, naming some of the nodes, when there is a cycle.
+        """
+        rank = {node: i for i, node in enumerate(self)}
+        waiting: dict[Node, int] = {}
+        users: dict[Node, list[Node]] = {node: [] for node in self}
+        ready: list[int] = []
+        nodes = list(self)
+        for node in nodes:
+            sources = {i.node for i in node.inputs}
+            sources.update(node.controls)
+            waiting[node] = len(sources)
+            for source in sources:
+                users[source].append(node)
+            if not sources:
+                ready.append(rank[node])
+        result: list[Node] = []
+        while ready:
+            node = nodes[heapq.heappop(ready)]
+            result.append(node)
+            for user in users[node]:
+                waiting[user] -= 1
+                if not waiting[user]:
+                    heapq.heappush(ready, rank[user])
+        if len(result) != len(nodes):
+            stuck = [n.name for n in nodes if waiting[n]][:5]
+            raise ValueError(f"the graph has a cycle through or before {', '.join(stuck)}")
+        return result
+
+    def live_nodes(self) -> set[Node]:
+        """Nodes that a fetch or a target needs; the rest never runs."""
+        pending = [f.node for f in self.fetches] + list(self.targets)
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            for source in (*(i.node for i in node.inputs), *node.controls):
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return seen

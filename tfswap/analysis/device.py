@@ -1,0 +1,23 @@
+"""What a device is, as far as its kernels' memory depends on it. No TensorFlow here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """The facts about a device that change what its kernels ask of the allocator.
+
+    Attributes:
+        kind: "cpu" or "gpu".
+        onednn: whether oneDNN's kernels replace TensorFlow's own (TF_ENABLE_ONEDNN_OPTS; CPU only).
+        intra_op_threads: threads that share one kernel's work; some kernels take a buffer per thread.
+        inter_op_threads: kernels that may run side by side.
+    """
+
+    kind: Literal["cpu", "gpu"] = "cpu"
+    onednn: bool = False
+    intra_op_threads: int = 1
+    inter_op_threads: int = 1

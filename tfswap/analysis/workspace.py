@@ -1,0 +1,460 @@
+"""The temporaries of the kernels that take any: their sizes, and their order among the outputs.
+
+Each function follows one source file of TensorFlow 2.21 and gives (events, exact): events as in
+`kernels.KernelMemory.events`; exact is False where the answer bounds from above what timing or unknown
+values decide. Shapes must be known; a kernel whose shapes are not is taken as one without temporaries,
+not exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.types import ELEMENT_BYTES, TensorType
+
+Event = tuple[str, int]
+Events = tuple[Sequence[Event], bool]
+
+OUT0: Event = ("out", 0)
+
+
+class Facts(NamedTuple):
+    """All that a rule may look at: the arguments of `kernels.kernel_memory`."""
+
+    attrs: Mapping[str, object]
+    inputs: Sequence[TensorType]
+    outputs: Sequence[TensorType]
+    device: DeviceModel
+    values: Mapping[int, tuple[int, ...]]
+
+
+def known_shape(kind: TensorType) -> tuple[int, ...] | None:
+    """The shape with every dimension known, or None."""
+    shape = kind.shape
+    if shape is None or None in shape:
+        return None
+    return shape  # type: ignore[return-value]
+
+
+def _element_bytes(kind: TensorType) -> int:
+    return ELEMENT_BYTES.get(kind.dtype, 0)
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def _temporaries_after_output(sizes: Sequence[int], exact: bool = True) -> Events:
+    return (OUT0, *(("temp", size) for size in sizes)), exact
+
+
+_UNKNOWN: Events = ((OUT0,), False)
+
+# --- convolutions --------------------------------------------------------------------------------------
+
+_WORKING_SET_BYTES = 30 << 20  # conv_grad_*_ops: the L3 cache that image shards are sized for
+_THREAD_WORK_BYTES = 256 << 10  # conv_grad_input_ops.h: the L2 cache; less work a thread is done in shards
+
+
+def _dilated(facts: Facts) -> bool:
+    dilations = facts.attrs.get("dilations")
+    return isinstance(dilations, tuple) and any(d != 1 for d in dilations)
+
+
+def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(pixels of an output image, elements under one filter, output channels)."""
+    return gradient_shape[1] * gradient_shape[2], prod(filter_shape[:3]), filter_shape[3]
+
+
+def conv2d(facts: Facts) -> Events:
+    """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
+    if facts.device.kind == "gpu":
+        return _gpu_convolution(facts, facts.inputs[0], facts.inputs[1], facts.outputs[0])
+    return (OUT0,), not facts.device.onednn
+
+
+def conv2d_backprop_input(facts: Facts) -> Events:
+    """conv_grad_input_ops.h, Conv2DCustomBackpropInputOp: a column buffer for a shard of images."""
+    kernel, gradient = known_shape(facts.inputs[1]), known_shape(facts.inputs[2])
+    if kernel is None or gradient is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return _gpu_convolution(facts, facts.outputs[0], facts.inputs[1], facts.inputs[2])
+    if facts.device.onednn:
+        return _UNKNOWN
+    size = _element_bytes(facts.outputs[0])
+    pixels, window, channels = _image_products(kernel, gradient)
+    work = pixels * channels + window * channels + pixels * window
+    parallel = gradient[0] == 1 or work // facts.device.intra_op_threads >= _THREAD_WORK_BYTES // size
+    shard = 1 if parallel else _ceil_div(_WORKING_SET_BYTES // size, work)
+    return _temporaries_after_output([shard * pixels * window * size])
+
+
+def conv2d_backprop_filter(facts: Facts) -> Events:
+    """conv_grad_filter_ops.cc, Conv2DCustomBackpropFilterOp: the same, sized for the cache alone."""
+    kernel, gradient = known_shape(facts.outputs[0]), known_shape(facts.inputs[2])
+    if kernel is None or gradient is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return _gpu_convolution(facts, facts.inputs[0], facts.outputs[0], facts.inputs[2])
+    if facts.device.onednn:
+        return _UNKNOWN
+    size = _element_bytes(facts.outputs[0])
+    pixels, window, channels = _image_products(kernel, gradient)
+    work = pixels * window + pixels * channels + window * channels
+    shard = _ceil_div(_WORKING_SET_BYTES // size, work)
+    return _temporaries_after_output([shard * pixels * window * size])
+
+
+def _gpu_convolution(facts: Facts, image: TensorType, kernel: TensorType, result: TensorType) -> Events:
+    """cuDNN picks its algorithm, and so its workspace, when it first runs, within what the arena has left.
+
+    Not knowable here. This counts the copies that TensorFlow itself makes where cuDNN wants NCHW and the
+    graph is NHWC (conv_ops_gpu.h): image, filter and result once each.
+    """
+    del facts
+    sizes = [kind.nbytes or 0 for kind in (image, kernel, result)]
+    return _temporaries_after_output(sizes, exact=False)
+
+
+_PACKET_BYTES = 32  # the wheels are built for AVX
+
+
+def _depthwise_padded(kernel: tuple[int, ...], size: int) -> int:
+    """Bytes of a filter (or an input patch) whose channels are padded to whole packets."""
+    packet = max(1, _PACKET_BYTES // size)
+    return kernel[0] * kernel[1] * _ceil_div(kernel[2] * kernel[3], packet) * packet * size
+
+
+def _depthwise_shards(facts: Facts) -> int:
+    return max(1, facts.device.intra_op_threads)
+
+
+def depthwise(facts: Facts) -> Events:
+    """depthwise_conv_op.cc: a padded filter, if channels do not fill packets; a patch for each shard."""
+    kernel = known_shape(facts.inputs[1])
+    if kernel is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return (OUT0,), False
+    size = _element_bytes(facts.outputs[0])
+    padded = _depthwise_padded(kernel, size)
+    filters = 1 if padded != prod(kernel) * size else 0
+    return _temporaries_after_output([padded] * (filters + _depthwise_shards(facts)), exact=False)
+
+
+def depthwise_backprop_input(facts: Facts) -> Events:
+    """depthwise_conv_grad_op.cc: as forward, and a row of input channels for each shard."""
+    kernel = known_shape(facts.inputs[1])
+    if kernel is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return (OUT0,), False
+    size = _element_bytes(facts.outputs[0])
+    padded = _depthwise_padded(kernel, size)
+    filters = 1 if padded != prod(kernel) * size else 0
+    row = padded // (kernel[0] * kernel[1])
+    sizes = [padded] * filters + [padded, row] * _depthwise_shards(facts)
+    return _temporaries_after_output(sizes, exact=False)
+
+
+def depthwise_backprop_filter(facts: Facts) -> Events:
+    """depthwise_conv_grad_op.cc: one partial filter gradient for each image, then as forward."""
+    kernel, image = known_shape(facts.outputs[0]), known_shape(facts.inputs[0])
+    if kernel is None or image is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return (OUT0,), False
+    padded = _depthwise_padded(kernel, _element_bytes(facts.outputs[0]))
+    return _temporaries_after_output([image[0] * padded, *[padded] * _depthwise_shards(facts)], exact=False)
+
+
+# --- pooling -------------------------------------------------------------------------------------------
+
+
+def max_pool_grad(facts: Facts) -> Events:
+    """maxpooling_op.cc, MaxPoolingGradOp: pools again, to find each maximum's 64-bit position."""
+    pooled = facts.inputs[1]
+    if pooled.nbytes is None:
+        return _UNKNOWN
+    if facts.device.kind == "gpu":
+        return (OUT0,), False
+    positions = (pooled.num_elements or 0) * 8
+    return (("temp", pooled.nbytes), ("temp", positions), OUT0), not facts.device.onednn
+
+
+# --- reductions ----------------------------------------------------------------------------------------
+
+
+def _runs(shape: tuple[int, ...], reduced: Sequence[bool]) -> int:
+    """Alternating runs of reduced and kept dimensions; a dimension of 1 joins the run before it."""
+    runs = 0
+    last: bool | None = None
+    for dim, flag in zip(shape, reduced, strict=True):
+        if dim == 1 or flag == last:
+            continue
+        runs, last = runs + 1, flag
+    return runs
+
+
+def _possible_reductions(facts: Facts) -> list[tuple[bool, ...]]:
+    """Which dimensions may have been reduced, given what is known."""
+    shape = known_shape(facts.inputs[0])
+    result = known_shape(facts.outputs[0])
+    if shape is None or result is None:
+        return []
+    rank = len(shape)
+    axes = facts.values.get(1)
+    if axes is not None:
+        chosen = {axis % rank for axis in axes} if rank else set()
+        return [tuple(i in chosen for i in range(rank))]
+    if len(result) == rank:
+        return [tuple(a != b for a, b in zip(shape, result, strict=True))]
+    options = []
+    for kept in combinations(range(rank), len(result)):
+        if tuple(shape[i] for i in kept) == result:
+            options.append(tuple(i not in kept for i in range(rank)))
+    return options
+
+
+def reduction(facts: Facts) -> Events:
+    """reduction_ops_common.h: more than three runs of dimensions are transposed to two first."""
+    options = _possible_reductions(facts)
+    shape = known_shape(facts.inputs[0])
+    if not options or shape is None:
+        return _UNKNOWN
+    answers = {_runs(shape, option) > 3 for option in options}
+    if facts.device.kind == "gpu":
+        return (OUT0,), False
+    if True in answers:
+        return _temporaries_after_output([facts.inputs[0].nbytes or 0], exact=len(answers) == 1)
+    return (OUT0,), True
+
+
+def bias_add_grad(facts: Facts) -> Events:
+    """bias_op.cc over redux_functor.h: narrow rows are summed in one partial row for each thread."""
+    gradient = known_shape(facts.inputs[0])
+    if gradient is None or facts.device.kind == "gpu":
+        return (OUT0,), False
+    if facts.attrs.get("data_format") == b"NCHW":
+        return (OUT0,), False
+    threads = facts.device.intra_op_threads
+    inner = gradient[-1]
+    outer = prod(gradient[:-1])
+    if inner > threads * 32 or inner * outer == 0 or outer == 1:
+        return (OUT0,), True
+    blocks = min(outer, _ceil_div(outer * inner, _ceil_div(2000, inner)), threads)
+    size = 4 if facts.inputs[0].dtype in ("float16", "bfloat16") else _element_bytes(facts.inputs[0])
+    return _temporaries_after_output([blocks * inner * size])
+
+
+# --- contractions --------------------------------------------------------------------------------------
+
+
+def matmul(facts: Facts) -> Events:
+    """matmul_op_impl.h: 16-bit floats are widened to float32, both inputs and the result."""
+    if facts.device.kind == "cpu" and facts.outputs[0].dtype in ("float16", "bfloat16"):
+        kinds = (facts.inputs[0], facts.inputs[1], facts.outputs[0])
+        counts = [kind.num_elements for kind in kinds]
+        if None in counts:
+            return _UNKNOWN
+        return _temporaries_after_output([4 * count for count in counts if count is not None])
+    return (OUT0,), facts.device.kind == "cpu" and not facts.device.onednn
+
+
+_BATCH, _FREE, _CONTRACT, _REDUCE = range(4)
+
+
+def einsum(facts: Facts) -> Events:
+    """linalg/einsum_op_impl.h: transpose each operand, contract, transpose the result.
+
+    Exact for equations without an ellipsis or repeated labels; the rest is taken as all copies made.
+    """
+    equation = facts.attrs.get("equation")
+    shapes = [known_shape(kind) for kind in facts.inputs]
+    if not isinstance(equation, bytes) or None in shapes or facts.outputs[0].nbytes is None:
+        return _UNKNOWN
+    left, _, right = equation.decode().replace(" ", "").partition("->")
+    terms = left.split(",")
+    size = _element_bytes(facts.outputs[0])
+    if "." in equation.decode() or any(len(set(t)) != len(t) for t in (*terms, right)):
+        copies = [kind.nbytes or 0 for kind in (*facts.inputs, facts.outputs[0])]
+        return (*(("temp", c) for c in copies), OUT0), False
+    dims = {
+        label: dim for t, s in zip(terms, shapes, strict=True) for label, dim in zip(t, s or (), strict=True)
+    }
+    order: dict[str, int] = {}
+    for term in (*terms, right):
+        for label in term:
+            order.setdefault(label, len(order))
+
+    def kind_of(label: str) -> int:
+        in_output = label in right
+        if sum(label in term for term in terms) == len(terms):
+            return _BATCH if in_output and len(terms) > 1 else (_FREE if in_output else _CONTRACT)
+        return _FREE if in_output else _REDUCE
+
+    def kind(label: str) -> int:
+        if len(terms) == 1:
+            return _FREE if label in right else _REDUCE
+        return kind_of(label)
+
+    def is_sorted(term: str, ranks: Sequence[int]) -> bool:
+        keys = [(ranks[kind(label)], order[label]) for label in term]
+        return keys == sorted(keys)
+
+    events: list[Event] = []
+    result_labels: list[str] = [label for label in order if kind(label) == _BATCH]
+    for term in terms:
+        swapped = is_sorted(term, (0, 2, 1, 3))
+        if not swapped and not is_sorted(term, (0, 1, 2, 3)) and len(term) > 1:
+            events.append(("temp", size * prod(dims[label] for label in term)))
+        if prod(dims[label] for label in term if kind(label) == _REDUCE) != 1:
+            events.append(("temp", size * prod(dims[label] for label in term if kind(label) != _REDUCE)))
+        result_labels += sorted((label for label in term if kind(label) == _FREE), key=order.__getitem__)
+    contracted = size * prod(dims[label] for label in result_labels)
+    transposed = "".join(result_labels) != right and len(right) > 1
+    if len(terms) == 2:
+        if not transposed:
+            return (*events, OUT0), True
+        return (*events, ("temp", contracted), OUT0), True
+    return (*events, OUT0), not events or transposed
+
+
+# --- losses, layout and cells --------------------------------------------------------------------------
+
+
+def softmax_cross_entropy(facts: Facts) -> Events:
+    """xent_op.cc, sparse_xent_op.cc: a number for each example as scratch."""
+    loss = facts.outputs[0].nbytes
+    if loss is None:
+        return (OUT0, ("out", 1)), False
+    return (("temp", loss), OUT0, ("out", 1)), True
+
+
+def mirror_pad_grad(facts: Facts) -> Events:
+    """mirror_pad_op.cc: folds a copy of the gradient."""
+    size = facts.inputs[0].nbytes
+    return _UNKNOWN if size is None else ((("temp", size), OUT0), True)
+
+
+def lstm_block_cell(facts: Facts) -> Events:
+    """rnn/lstm_ops.cc: the concatenated input and the four gates."""
+    x, state = known_shape(facts.inputs[0]), known_shape(facts.inputs[1])
+    outs = tuple(("out", index) for index in range(7))
+    if x is None or state is None:
+        return outs, False
+    size = _element_bytes(facts.outputs[0])
+    sizes = (x[0] * (x[1] + state[1]) * size, x[0] * 4 * state[1] * size)
+    return (*outs, *(("temp", s) for s in sizes)), True
+
+
+def gru_block_cell(facts: Facts) -> Events:
+    """rnn/gru_ops.cc: two concatenated inputs and the two gates."""
+    x, state = known_shape(facts.inputs[0]), known_shape(facts.inputs[1])
+    outs = tuple(("out", index) for index in range(4))
+    if x is None or state is None:
+        return outs, False
+    size = _element_bytes(facts.outputs[0])
+    joined = x[0] * (x[1] + state[1]) * size
+    return (*outs, ("temp", joined), ("temp", joined), ("temp", x[0] * 2 * state[1] * size)), True
+
+
+# --- views along the first dimension ---------------------------------------------------------------------
+
+_TENSOR_ALIGN_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES of the wheels: a slice may be shared if it starts so
+
+
+def _inner_bytes(kind: TensorType) -> int | None:
+    shape = known_shape(kind)
+    return None if shape is None else prod(shape[1:]) * _element_bytes(kind)
+
+
+def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
+    """slice_op.cc, strided_slice_op.cc: whole rows of the first dimension, aligned, are shared.
+
+    Gives (is a view, exact). A stride over the first dimension is told from a range only by the values of
+    the begin, end and strides inputs, or by taking more than half of the rows.
+    """
+    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    if source is None or result is None:
+        return False, False
+    if source == result:
+        return True, True
+    if not source or prod(source) == 0:
+        return False, True
+    inner = _inner_bytes(facts.inputs[0]) or 0
+    rows = prod(result) * _element_bytes(facts.outputs[0]) // inner if inner else 0
+    kept = _without_ones(result)
+    if kept not in (_without_ones((rows, *source[1:])), _without_ones(source[1:])):
+        return False, True
+    begin = facts.values.get(1)
+    if begin and inner % _TENSOR_ALIGN_BYTES:
+        start = begin[0] % source[0] if source[0] else 0
+        return (start * inner) % _TENSOR_ALIGN_BYTES == 0 and (rows * inner) % _TENSOR_ALIGN_BYTES == 0, False
+    if inner % _TENSOR_ALIGN_BYTES:
+        return False, False
+    strides = facts.values.get(3)
+    certain = rows == 1 or 2 * rows > source[0] or (strides is not None and strides[0] == 1)
+    return strides is None or strides[0] == 1, certain
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def is_split_view(facts: Facts) -> tuple[bool, bool]:
+    """split_op.cc, split_v_op.cc, unpack_op.cc: aligned pieces along the first dimension are shared."""
+    source = next(
+        (kind for kind in facts.inputs if kind.dtype not in ("int32", "int64") and kind.shape), None
+    )
+    source = source or facts.inputs[0]
+    shape, piece = known_shape(source), known_shape(facts.outputs[0])
+    if shape is None or piece is None or not shape:
+        return False, False
+    if len(facts.outputs) == 1:
+        return True, True
+    along_first = shape[1:] == piece[1:] if len(piece) == len(shape) else shape[1:] == piece
+    if len(piece) == len(shape) and piece[0] == shape[0]:
+        along_first = False
+    return along_first and (_inner_bytes(source) or 0) % _TENSOR_ALIGN_BYTES == 0, True
+
+
+def is_transpose_view(facts: Facts) -> tuple[bool, bool]:
+    """transpose_op.cc: a permutation that leaves the dimensions over 1 in their order shares the buffer."""
+    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    if source is None or result is None:
+        return False, False
+    permutation = facts.values.get(1)
+    if permutation is not None:
+        moved = [axis for axis in permutation if source[axis] != 1]
+        return moved == sorted(moved), True
+    if len(_without_ones(source)) <= 1:
+        return True, True
+    if _without_ones(source) != _without_ones(result):
+        return False, True
+    return len(set(_without_ones(source))) == len(_without_ones(source)), False
+
+
+def is_same_shape_view(facts: Facts) -> tuple[bool, bool]:
+    """tile_ops.cc, broadcast_to_op.cc: nothing to repeat hands the input on."""
+    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    return (source == result is not None), source is not None and result is not None
+
+
+def is_same_dtype_view(facts: Facts) -> tuple[bool, bool]:
+    """cast_op.cc: a cast to the same type hands the input on."""
+    return facts.inputs[0].dtype == facts.outputs[0].dtype, True
+
+
+def list_from_tensor(facts: Facts) -> Events:
+    """list_kernels.h, TensorListFromTensor: one copy of each row, held by the list."""
+    shape = known_shape(facts.inputs[0])
+    if not shape:
+        return (OUT0,), False
+    row = prod(shape[1:]) * _element_bytes(facts.inputs[0])
+    return (OUT0, *(("hold", row) for _ in range(shape[0]))), True

@@ -1,0 +1,679 @@
+"""What kinds of op there are: the one place where passes and planners learn what a type of op means.
+
+Every fact is one line of `_TRAITS`; anything that is not there is unknown, and an unknown op is taken as the
+worst: neither pure, nor a view, nor safe to repeat. What ops do to the allocator is another matter:
+analysis/kernels.py.
+
+Source: TensorFlow 2.21's op registry (is_stateful) and the kernels' sources. No TensorFlow here; the tests
+check every name against the registry.
+"""
+
+from __future__ import annotations
+
+from enum import Flag, auto
+
+
+class Trait(Flag):
+    """What may be said of a type of op."""
+
+    PURE = auto()
+    """Its outputs follow from its inputs and attributes: it may run again, or not at all."""
+    VIEW = auto()
+    """Its output is its input's buffer, and it is cheap to repeat."""
+    METADATA = auto()
+    """It needs its inputs' shapes or dtypes, not their contents."""
+    CONST = auto()
+    """A tensor that is part of the graph."""
+    FEED = auto()
+    """Stands for a value that the caller gives."""
+    FETCH = auto()
+    """Hands a value to the caller."""
+    HANDLE = auto()
+    """Makes a handle to a resource."""
+    READS_VARIABLE = auto()
+    """Its result depends on when it runs relative to writes of a variable."""
+    WRITES_VARIABLE = auto()
+    """Changes a variable."""
+    RANDOM = auto()
+    """Gives another value each time it runs."""
+    SIDE_EFFECT = auto()
+    """Does something outside the graph that must happen once."""
+    CALLS = auto()
+    """Runs functions, whose insides are not in this graph."""
+    FRAME = auto()
+    """Lowered control flow: outputs may be dead, or live in another iteration."""
+    TENSOR_LIST = auto()
+    """Makes or reads a tensor list, which keeps the buffers of its elements."""
+
+
+_PURE = Trait.PURE
+_VIEW = Trait.PURE | Trait.VIEW
+_METADATA = Trait.PURE | Trait.METADATA
+_CONST = Trait.PURE | Trait.CONST
+_FEED = Trait.FEED
+_FETCH = Trait.FETCH
+_HANDLE = Trait.HANDLE
+_READS = Trait.READS_VARIABLE
+_WRITES = Trait.WRITES_VARIABLE
+_RANDOM = Trait.RANDOM
+_EFFECT = Trait.SIDE_EFFECT
+_CALL = Trait.CALLS
+_FRAME = Trait.FRAME
+_LIST = Trait.PURE | Trait.TENSOR_LIST
+
+_TRAITS: dict[str, Trait] = {
+    # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
+    "Bitcast": _VIEW,  # same bits under another dtype
+    "CheckNumerics": _VIEW,  # passes its input on, or fails: the check is repeated with it
+    "EnsureShape": _VIEW,  # passes its input on, or fails
+    "ExpandDims": _VIEW,  # shape only
+    "Identity": _VIEW,  # renames
+    "IdentityN": _VIEW,  # renames several; may carry a custom gradient
+    "PreventGradient": _VIEW,  # renames
+    "Reshape": _VIEW,  # shape only
+    "Squeeze": _VIEW,  # shape only
+    "StopGradient": _VIEW,  # renames
+    # Metadata: read the shape or dtype of a tensor, not its contents.
+    "OnesLike": _METADATA,  # needs no contents, but keeps the buffer where it can reuse it
+    "Rank": _METADATA,
+    "Shape": _METADATA,
+    "ShapeN": _METADATA,
+    "Size": _METADATA,
+    "VariableShape": _METADATA,  # of a variable's handle
+    "ZerosLike": _METADATA,  # as OnesLike
+    # Constants and what callers give.
+    "Const": _CONST,  # its tensor lives as long as the kernel
+    "HostConst": _CONST,  # the same, in host memory
+    "ImmutableConst": _CONST,  # mapped from a file
+    "Placeholder": _FEED,  # an argument of a traced function
+    "PlaceholderWithDefault": _FEED,  # passes its input on unless fed
+    "PlaceholderV2": _FEED,  # deprecated
+    "_Arg": _FEED,  # an argument of an instantiated function
+    "_DeviceArg": _FEED,  # the same, in device memory
+    "_Retval": _FETCH,  # a result of an instantiated function
+    "_DeviceRetval": _FETCH,  # the same, in device memory
+    # Variables.
+    "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
+    "VarIsInitializedOp": _READS,  # of the variable's state
+    "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
+    "_ReadVariablesOp": _READS,  # several at once
+    "ResourceGather": _READS,  # rows of the variable; turns on copy-on-read: every later ReadVariableOp copies
+    "ResourceGatherNd": _READS,  # as ResourceGather
+    "AssignVariableOp": _WRITES,  # adopts its value's buffer and drops the old one
+    "AssignAddVariableOp": _WRITES,  # in place
+    "AssignSubVariableOp": _WRITES,  # in place
+    "ResourceApplyAdaMax": _WRITES,  # in place
+    "ResourceApplyAdadelta": _WRITES,  # in place
+    "ResourceApplyAdagrad": _WRITES,  # in place
+    "ResourceApplyAdagradV2": _WRITES,  # in place
+    "ResourceApplyAdam": _WRITES,  # in place
+    "ResourceApplyAdamWithAmsgrad": _WRITES,  # in place
+    "ResourceApplyAddSign": _WRITES,  # in place
+    "ResourceApplyCenteredRMSProp": _WRITES,  # in place
+    "ResourceApplyFtrl": _WRITES,  # in place
+    "ResourceApplyFtrlV2": _WRITES,  # in place
+    "ResourceApplyGradientDescent": _WRITES,  # in place
+    "ResourceApplyKerasMomentum": _WRITES,  # in place
+    "ResourceApplyMomentum": _WRITES,  # in place
+    "ResourceApplyPowerSign": _WRITES,  # in place
+    "ResourceApplyProximalGradientDescent": _WRITES,  # in place
+    "ResourceApplyRMSProp": _WRITES,  # in place
+    "ResourceScatterAdd": _WRITES,  # in place
+    "ResourceScatterDiv": _WRITES,  # in place
+    "ResourceScatterMax": _WRITES,  # in place
+    "ResourceScatterMin": _WRITES,  # in place
+    "ResourceScatterMul": _WRITES,  # in place
+    "ResourceScatterSub": _WRITES,  # in place
+    "ResourceScatterUpdate": _WRITES,  # in place
+    "ResourceSparseApplyAdadelta": _WRITES,  # in place
+    "ResourceSparseApplyAdagrad": _WRITES,  # in place
+    "ResourceSparseApplyAdagradV2": _WRITES,  # in place
+    "ResourceSparseApplyKerasMomentum": _WRITES,  # in place
+    "ResourceSparseApplyMomentum": _WRITES,  # in place
+    "ResourceSparseApplyRMSProp": _WRITES,  # in place
+    "ResourceStridedSliceAssign": _WRITES,  # in place
+    "DestroyResourceOp": _EFFECT,  # frees the variable
+    "ResourceScatterNdAdd": _WRITES,  # in place
+    "ResourceScatterNdUpdate": _WRITES,  # in place
+    "ResourceScatterNdSub": _WRITES,  # in place
+    "ResourceSparseApplyFtrl": _WRITES,  # in place
+    "ResourceSparseApplyFtrlV2": _WRITES,  # in place
+    "Variable": _READS,  # TensorFlow 1: a reference
+    "VariableV2": _READS,  # TensorFlow 1: a reference
+    "Assign": _WRITES,  # TensorFlow 1: through a reference
+    "AssignAdd": _WRITES,  # TensorFlow 1: through a reference
+    "AssignSub": _WRITES,  # TensorFlow 1: through a reference
+    # Random: another value every time they run.
+    "Multinomial": _RANDOM,
+    "ParameterizedTruncatedNormal": _RANDOM,
+    "RandomGamma": _RANDOM,
+    "RandomPoisson": _RANDOM,
+    "RandomPoissonV2": _RANDOM,
+    "RandomShuffle": _RANDOM,
+    "RandomStandardNormal": _RANDOM,
+    "RandomUniform": _RANDOM,
+    "RandomUniformInt": _RANDOM,
+    "RngReadAndSkip": _RANDOM,
+    "RngSkip": _RANDOM,
+    "StatefulRandomBinomial": _RANDOM,
+    "StatefulStandardNormalV2": _RANDOM,
+    "StatefulTruncatedNormal": _RANDOM,
+    "StatefulUniform": _RANDOM,
+    "StatefulUniformFullInt": _RANDOM,
+    "StatefulUniformInt": _RANDOM,
+    "TruncatedNormal": _RANDOM,
+    # Side effects: what they do outside the graph must happen once.
+    "Assert": _EFFECT,
+    "Abort": _EFFECT,
+    "AudioSummaryV2": _EFFECT,
+    "CheckNumericsV2": _EFFECT,  # logs what it finds
+    "CollectiveBcastRecvV2": _EFFECT,
+    "CollectiveBcastSendV2": _EFFECT,
+    "CollectiveGatherV2": _EFFECT,
+    "CollectiveInitializeCommunicator": _EFFECT,
+    "CollectiveReduceScatterV2": _EFFECT,
+    "CollectiveReduceV2": _EFFECT,
+    "CollectiveReduceV3": _EFFECT,
+    "EagerPyFunc": _EFFECT,
+    "HashTableV2": _EFFECT,
+    "InitializeTableV2": _EFFECT,
+    "IteratorGetNext": _EFFECT,
+    "IteratorGetNextAsOptional": _EFFECT,
+    "IteratorGetNextSync": _EFFECT,
+    "LookupTableFindV2": _EFFECT,
+    "LookupTableImportV2": _EFFECT,
+    "LookupTableInsertV2": _EFFECT,
+    "MergeV2Checkpoints": _EFFECT,
+    "MutableHashTableV2": _EFFECT,
+    "NcclAllReduce": _EFFECT,
+    "NcclBroadcast": _EFFECT,
+    "NcclReduce": _EFFECT,
+    "NoOp": _EFFECT,  # nothing but its control edges, which must stay
+    "OptionalGetValue": _EFFECT,
+    "OptionalHasValue": _EFFECT,
+    "Print": _EFFECT,
+    "PrintV2": _EFFECT,
+    "PyFunc": _EFFECT,
+    "PyFuncStateless": _EFFECT,
+    "QueueDequeueV2": _EFFECT,
+    "QueueEnqueueV2": _EFFECT,
+    "ReadFile": _EFFECT,
+    "Recv": _EFFECT,
+    "RestoreV2": _EFFECT,
+    "SaveV2": _EFFECT,
+    "Send": _EFFECT,
+    "ShardedFilename": _EFFECT,
+    "StackPopV2": _EFFECT,
+    "StackPushV2": _EFFECT,
+    "StackV2": _EFFECT,
+    "TensorArrayCloseV3": _EFFECT,
+    "TensorArrayGatherV3": _EFFECT,
+    "TensorArrayGradV3": _EFFECT,
+    "TensorArrayReadV3": _EFFECT,
+    "TensorArrayScatterV3": _EFFECT,
+    "TensorArrayV3": _EFFECT,
+    "TensorArrayWriteV3": _EFFECT,
+    "Timestamp": _EFFECT,
+    "WriteFile": _EFFECT,
+    "WriteScalarSummary": _EFFECT,
+    "WriteSummary": _EFFECT,
+    "_HostRecv": _EFFECT,
+    "_HostSend": _EFFECT,
+    "_Recv": _EFFECT,
+    "_Send": _EFFECT,
+    "_ScopedAllocator": _EFFECT,
+    "_ScopedAllocatorConcat": _EFFECT,
+    "_ScopedAllocatorSplit": _EFFECT,
+    # Functional control flow and calls: their bodies are graphs of their own.
+    "Case": _CALL,
+    "If": _CALL,
+    "PartitionedCall": _CALL,
+    "RemoteCall": _CALL,
+    "StatefulPartitionedCall": _CALL,
+    "StatelessCase": _CALL,
+    "StatelessIf": _CALL,
+    "StatelessWhile": _CALL,
+    "SymbolicGradient": _CALL,
+    "TPUPartitionedCall": _CALL,
+    "While": _CALL,
+    "XlaLaunch": _CALL,
+    "_If": _CALL,
+    "_While": _CALL,
+    # Lowered control flow: frames and dead tensors.
+    "ControlTrigger": _FRAME,
+    "Enter": _FRAME,
+    "Exit": _FRAME,
+    "LoopCond": _FRAME,
+    "Merge": _FRAME,
+    "NextIteration": _FRAME,
+    "RefEnter": _FRAME,
+    "RefExit": _FRAME,
+    "RefMerge": _FRAME,
+    "RefNextIteration": _FRAME,
+    "RefSwitch": _FRAME,
+    "Switch": _FRAME,
+    "_SwitchN": _FRAME,
+    # Tensor lists: pure, but a list holds its elements' buffers.
+    "EmptyTensorList": _LIST,
+    "TensorListConcatV2": _LIST,
+    "TensorListElementShape": _LIST,
+    "TensorListFromTensor": _LIST,
+    "TensorListGather": _LIST,
+    "TensorListGetItem": _LIST,
+    "TensorListLength": _LIST,
+    "TensorListPopBack": _LIST,
+    "TensorListPushBack": _LIST,
+    "TensorListPushBackBatch": _LIST,
+    "TensorListReserve": _LIST,
+    "TensorListResize": _LIST,
+    "TensorListScatterIntoExistingList": _LIST,
+    "TensorListScatterV2": _LIST,
+    "TensorListSetItem": _LIST,
+    "TensorListSplit": _LIST,
+    "TensorListStack": _LIST,
+    "TensorListConcatLists": _LIST,
+    # Pure: a function of the inputs and attributes alone, so that they may run again (stateless random ops too:
+    # their seed is an input).
+    "Abs": _PURE,
+    "Acos": _PURE,
+    "Acosh": _PURE,
+    "Add": _PURE,
+    "AddN": _PURE,
+    "AddV2": _PURE,
+    "AdjustContrastv2": _PURE,
+    "AdjustHue": _PURE,
+    "AdjustSaturation": _PURE,
+    "All": _PURE,
+    "Angle": _PURE,
+    "Any": _PURE,
+    "ApproximateEqual": _PURE,
+    "ArgMax": _PURE,
+    "ArgMin": _PURE,
+    "Asin": _PURE,
+    "Asinh": _PURE,
+    "Atan": _PURE,
+    "Atan2": _PURE,
+    "Atanh": _PURE,
+    "AvgPool": _PURE,
+    "AvgPool3D": _PURE,
+    "AvgPool3DGrad": _PURE,
+    "AvgPoolGrad": _PURE,
+    "BatchMatMul": _PURE,
+    "BatchMatMulV2": _PURE,
+    "BatchMatMulV3": _PURE,
+    "BatchNormWithGlobalNormalization": _PURE,
+    "BatchToSpaceND": _PURE,
+    "Betainc": _PURE,
+    "BiasAdd": _PURE,
+    "BiasAddGrad": _PURE,
+    "BiasAddV1": _PURE,
+    "Bincount": _PURE,
+    "BitwiseAnd": _PURE,
+    "BitwiseOr": _PURE,
+    "BitwiseXor": _PURE,
+    "BlockLSTMGradV2": _PURE,
+    "BlockLSTMV2": _PURE,
+    "BroadcastArgs": _PURE,
+    "BroadcastGradientArgs": _PURE,
+    "BroadcastTo": _PURE,
+    "Bucketize": _PURE,
+    "Cast": _PURE,
+    "Ceil": _PURE,
+    "Cholesky": _PURE,
+    "CholeskyGrad": _PURE,
+    "ClipByValue": _PURE,
+    "Complex": _PURE,
+    "Concat": _PURE,
+    "ConcatV2": _PURE,
+    "Conj": _PURE,
+    "ConjugateTranspose": _PURE,
+    "Conv2D": _PURE,
+    "Conv2DBackpropFilter": _PURE,
+    "Conv2DBackpropInput": _PURE,
+    "Conv3D": _PURE,
+    "Conv3DBackpropFilterV2": _PURE,
+    "Conv3DBackpropInputV2": _PURE,
+    "Cos": _PURE,
+    "Cosh": _PURE,
+    "CropAndResize": _PURE,
+    "CropAndResizeGradBoxes": _PURE,
+    "CropAndResizeGradImage": _PURE,
+    "Cross": _PURE,
+    "Cumprod": _PURE,
+    "Cumsum": _PURE,
+    "CumulativeLogsumexp": _PURE,
+    "DataFormatDimMap": _PURE,
+    "DataFormatVecPermute": _PURE,
+    "DenseBincount": _PURE,
+    "DepthToSpace": _PURE,
+    "DepthwiseConv2dNative": _PURE,
+    "DepthwiseConv2dNativeBackpropFilter": _PURE,
+    "DepthwiseConv2dNativeBackpropInput": _PURE,
+    "Diag": _PURE,
+    "DiagPart": _PURE,
+    "Digamma": _PURE,
+    "Dilation2D": _PURE,
+    "Dilation2DBackpropFilter": _PURE,
+    "Dilation2DBackpropInput": _PURE,
+    "Div": _PURE,
+    "DivNoNan": _PURE,
+    "DynamicPartition": _PURE,
+    "DynamicStitch": _PURE,
+    "Einsum": _PURE,
+    "Elu": _PURE,
+    "EluGrad": _PURE,
+    "Equal": _PURE,
+    "Erf": _PURE,
+    "Erfc": _PURE,
+    "Erfinv": _PURE,
+    "EuclideanNorm": _PURE,
+    "Exp": _PURE,
+    "Expm1": _PURE,
+    "ExtractImagePatches": _PURE,
+    "ExtractVolumePatches": _PURE,
+    "FFT": _PURE,
+    "FFT2D": _PURE,
+    "FakeQuantWithMinMaxArgs": _PURE,
+    "FakeQuantWithMinMaxVars": _PURE,
+    "Fill": _PURE,
+    "Fingerprint": _PURE,
+    "Floor": _PURE,
+    "FloorDiv": _PURE,
+    "FloorMod": _PURE,
+    "FractionalAvgPool": _PURE,
+    "FractionalMaxPool": _PURE,
+    "FusedBatchNorm": _PURE,
+    "FusedBatchNormGrad": _PURE,
+    "FusedBatchNormGradV2": _PURE,
+    "FusedBatchNormGradV3": _PURE,
+    "FusedBatchNormV2": _PURE,
+    "FusedBatchNormV3": _PURE,
+    "GRUBlockCell": _PURE,
+    "GRUBlockCellGrad": _PURE,
+    "Gather": _PURE,
+    "GatherNd": _PURE,
+    "GatherV2": _PURE,
+    "Greater": _PURE,
+    "GreaterEqual": _PURE,
+    "HSVToRGB": _PURE,
+    "IFFT": _PURE,
+    "IRFFT": _PURE,
+    "Igamma": _PURE,
+    "Igammac": _PURE,
+    "Imag": _PURE,
+    "InTopKV2": _PURE,
+    "Inv": _PURE,
+    "InvGrad": _PURE,
+    "Invert": _PURE,
+    "InvertPermutation": _PURE,
+    "IsFinite": _PURE,
+    "IsInf": _PURE,
+    "IsNan": _PURE,
+    "L2Loss": _PURE,
+    "LRN": _PURE,
+    "LRNGrad": _PURE,
+    "LSTMBlockCell": _PURE,
+    "LSTMBlockCellGrad": _PURE,
+    "LeakyRelu": _PURE,
+    "LeakyReluGrad": _PURE,
+    "LeftShift": _PURE,
+    "Less": _PURE,
+    "LessEqual": _PURE,
+    "Lgamma": _PURE,
+    "LinSpace": _PURE,
+    "Log": _PURE,
+    "Log1p": _PURE,
+    "LogMatrixDeterminant": _PURE,
+    "LogSoftmax": _PURE,
+    "LogicalAnd": _PURE,
+    "LogicalNot": _PURE,
+    "LogicalOr": _PURE,
+    "LowerBound": _PURE,
+    "MatMul": _PURE,
+    "MatrixBandPart": _PURE,
+    "MatrixDeterminant": _PURE,
+    "MatrixDiagPartV3": _PURE,
+    "MatrixDiagV3": _PURE,
+    "MatrixInverse": _PURE,
+    "MatrixSetDiagV3": _PURE,
+    "MatrixSolve": _PURE,
+    "MatrixTriangularSolve": _PURE,
+    "Max": _PURE,
+    "MaxPool": _PURE,
+    "MaxPool3D": _PURE,
+    "MaxPool3DGrad": _PURE,
+    "MaxPoolGrad": _PURE,
+    "MaxPoolGradGrad": _PURE,
+    "MaxPoolGradV2": _PURE,
+    "MaxPoolGradWithArgmax": _PURE,
+    "MaxPoolV2": _PURE,
+    "MaxPoolWithArgmax": _PURE,
+    "Maximum": _PURE,
+    "Mean": _PURE,
+    "Min": _PURE,
+    "Minimum": _PURE,
+    "MirrorPad": _PURE,
+    "MirrorPadGrad": _PURE,
+    "Mod": _PURE,
+    "Mul": _PURE,
+    "MulNoNan": _PURE,
+    "Ndtri": _PURE,
+    "Neg": _PURE,
+    "NextAfter": _PURE,
+    "NonMaxSuppressionV3": _PURE,
+    "NotEqual": _PURE,
+    "NthElement": _PURE,
+    "OneHot": _PURE,
+    "Pack": _PURE,
+    "Pad": _PURE,
+    "PadV2": _PURE,
+    "ParallelConcat": _PURE,
+    "ParallelDynamicStitch": _PURE,
+    "Polygamma": _PURE,
+    "Pow": _PURE,
+    "Prod": _PURE,
+    "Qr": _PURE,
+    "QuantizeAndDequantizeV2": _PURE,
+    "QuantizeAndDequantizeV4": _PURE,
+    "RFFT": _PURE,
+    "RGBToHSV": _PURE,
+    "Range": _PURE,
+    "Real": _PURE,
+    "RealDiv": _PURE,
+    "Reciprocal": _PURE,
+    "ReciprocalGrad": _PURE,
+    "Relu": _PURE,
+    "Relu6": _PURE,
+    "Relu6Grad": _PURE,
+    "ReluGrad": _PURE,
+    "ResizeBicubic": _PURE,
+    "ResizeBilinear": _PURE,
+    "ResizeBilinearGrad": _PURE,
+    "ResizeNearestNeighbor": _PURE,
+    "ResizeNearestNeighborGrad": _PURE,
+    "ReverseSequence": _PURE,
+    "ReverseV2": _PURE,
+    "RightShift": _PURE,
+    "Rint": _PURE,
+    "Roll": _PURE,
+    "Round": _PURE,
+    "Rsqrt": _PURE,
+    "RsqrtGrad": _PURE,
+    "ScatterNd": _PURE,
+    "ScatterNdNonAliasingAdd": _PURE,
+    "SegmentMax": _PURE,
+    "SegmentMean": _PURE,
+    "SegmentMin": _PURE,
+    "SegmentProd": _PURE,
+    "SegmentSum": _PURE,
+    "Select": _PURE,
+    "SelectV2": _PURE,
+    "SelfAdjointEigV2": _PURE,
+    "Selu": _PURE,
+    "SeluGrad": _PURE,
+    "Sigmoid": _PURE,
+    "SigmoidGrad": _PURE,
+    "Sign": _PURE,
+    "Sin": _PURE,
+    "Sinh": _PURE,
+    "Slice": _PURE,
+    "Snapshot": _PURE,
+    "Softmax": _PURE,
+    "SoftmaxCrossEntropyWithLogits": _PURE,
+    "Softplus": _PURE,
+    "SoftplusGrad": _PURE,
+    "Softsign": _PURE,
+    "SoftsignGrad": _PURE,
+    "SpaceToBatchND": _PURE,
+    "SpaceToDepth": _PURE,
+    "SparseMatMul": _PURE,
+    "SparseReshape": _PURE,
+    "SparseSegmentMean": _PURE,
+    "SparseSegmentSum": _PURE,
+    "SparseSoftmaxCrossEntropyWithLogits": _PURE,
+    "SparseTensorDenseMatMul": _PURE,
+    "SparseToDense": _PURE,
+    "Split": _PURE,
+    "SplitV": _PURE,
+    "Sqrt": _PURE,
+    "SqrtGrad": _PURE,
+    "Square": _PURE,
+    "SquaredDifference": _PURE,
+    "StatelessMultinomial": _PURE,
+    "StatelessRandomGammaV3": _PURE,
+    "StatelessRandomGetKeyCounter": _PURE,
+    "StatelessRandomGetKeyCounterAlg": _PURE,
+    "StatelessRandomNormal": _PURE,
+    "StatelessRandomNormalV2": _PURE,
+    "StatelessRandomUniform": _PURE,
+    "StatelessRandomUniformInt": _PURE,
+    "StatelessRandomUniformIntV2": _PURE,
+    "StatelessRandomUniformV2": _PURE,
+    "StatelessShuffle": _PURE,
+    "StatelessTruncatedNormal": _PURE,
+    "StatelessTruncatedNormalV2": _PURE,
+    "StridedSlice": _PURE,
+    "StridedSliceGrad": _PURE,
+    "Sub": _PURE,
+    "Sum": _PURE,
+    "Svd": _PURE,
+    "Tan": _PURE,
+    "Tanh": _PURE,
+    "TanhGrad": _PURE,
+    "TensorScatterAdd": _PURE,
+    "TensorScatterMax": _PURE,
+    "TensorScatterMin": _PURE,
+    "TensorScatterSub": _PURE,
+    "TensorScatterUpdate": _PURE,
+    "Tile": _PURE,
+    "TopK": _PURE,
+    "TopKV2": _PURE,
+    "Transpose": _PURE,
+    "TridiagonalSolve": _PURE,
+    "TruncateDiv": _PURE,
+    "TruncateMod": _PURE,
+    "Unique": _PURE,
+    "UniqueV2": _PURE,
+    "UniqueWithCounts": _PURE,
+    "Unpack": _PURE,
+    "UnravelIndex": _PURE,
+    "UnsortedSegmentMax": _PURE,
+    "UnsortedSegmentMin": _PURE,
+    "UnsortedSegmentProd": _PURE,
+    "UnsortedSegmentSum": _PURE,
+    "UpperBound": _PURE,
+    "Where": _PURE,
+    "Xdivy": _PURE,
+    "Xlog1py": _PURE,
+    "Xlogy": _PURE,
+    "Zeta": _PURE,
+    "_EagerConst": _PURE,
+    "_FusedBatchNormEx": _PURE,
+    "_FusedBatchNormGradEx": _PURE,
+    "_FusedConv2D": _PURE,
+    "_FusedDepthwiseConv2dNative": _PURE,
+    "_FusedMatMul": _PURE,
+    "_MklFusedBatchMatMulV2": _PURE,
+}
+
+_NONE = Trait(0)
+
+
+def traits(op: str) -> Trait:
+    """All that is known of a type of op; nothing for one that is not in the table."""
+    return _TRAITS.get(op, _NONE)
+
+
+def is_known(op: str) -> bool:
+    """Whether the table has this type of op."""
+    return op in _TRAITS
+
+
+def is_pure(op: str) -> bool:
+    """Whether it is certain that the op may run again, move, or be dropped when unused."""
+    return Trait.PURE in traits(op)
+
+
+def is_view(op: str) -> bool:
+    """Whether the op is pure and its output is its input's buffer (Identity, Reshape)."""
+    return Trait.VIEW in traits(op)
+
+
+def reads_metadata_only(op: str) -> bool:
+    """Whether the op needs only shapes or dtypes, so that it never needs a swapped tensor back."""
+    return Trait.METADATA in traits(op)
+
+
+def is_const(op: str) -> bool:
+    """Whether the op is a tensor of the graph itself."""
+    return Trait.CONST in traits(op)
+
+
+def is_feed(op: str) -> bool:
+    """Whether the op stands for a value that the caller gives."""
+    return Trait.FEED in traits(op)
+
+
+def is_fetch(op: str) -> bool:
+    """Whether the op hands a value to the caller."""
+    return Trait.FETCH in traits(op)
+
+
+def makes_handle(op: str) -> bool:
+    """Whether the op's output is a handle to a variable."""
+    return Trait.HANDLE in traits(op)
+
+
+def reads_variable(op: str) -> bool:
+    """Whether the op's result depends on its place among the writes of a variable."""
+    return Trait.READS_VARIABLE in traits(op)
+
+
+def writes_variable(op: str) -> bool:
+    """Whether the op changes a variable."""
+    return Trait.WRITES_VARIABLE in traits(op)
+
+
+def is_random(op: str) -> bool:
+    """Whether the op gives another value each time. Stateless random ops do not."""
+    return Trait.RANDOM in traits(op)
+
+
+def has_side_effect(op: str) -> bool:
+    """Whether the op must run once, and in its place, whoever uses its outputs. Unknown ops count."""
+    return not is_known(op) or bool(traits(op) & (Trait.SIDE_EFFECT | Trait.WRITES_VARIABLE | Trait.CALLS))
+
+
+def calls_functions(op: str) -> bool:
+    """Whether the op runs functions (While, If, Case, calls)."""
+    return Trait.CALLS in traits(op)
+
+
+def is_frame_op(op: str) -> bool:
+    """Whether the op is lowered control flow (Switch, Merge, Enter)."""
+    return Trait.FRAME in traits(op)
+
+
+def uses_tensor_list(op: str) -> bool:
+    """Whether the op makes or reads a tensor list."""
+    return Trait.TENSOR_LIST in traits(op)

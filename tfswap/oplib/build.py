@@ -1,0 +1,342 @@
+"""Builds the op library with the user's compiler, once per TensorFlow, into a cache.
+
+TensorFlow's C++ interface changes from release to release, so a library can't be shipped: it is
+compiled at first use. The cache holds one folder per key, a hash over everything that changes the
+library: sources, flags, compiler version, TensorFlow version. A folder holds the library and a
+manifest with the library's own hash.
+
+Invariant: a library is only ever returned when its bytes are those the manifest names. So a file cut
+short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS).
+
+Not handled: Windows and macOS (the flags and the locking are Linux's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tfswap.errors import OpLibraryError
+
+SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
+LIBRARY_NAME = "libtfswap_ops.so"
+MANIFEST_NAME = "manifest.json"
+
+# No -march=native: a cache may lie on a file system that unlike machines share.
+# NDEBUG as in TensorFlow's own build, whose headers it changes.
+COMPILE_FLAGS = (
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-DNDEBUG",
+    "-Wall",
+    "-Wextra",
+)
+LINK_FLAGS = (
+    "-shared",
+    "-pthread",
+)
+
+# One compilation of a file that includes TensorFlow's headers takes 0.75 GiB.
+_MAX_PARALLEL_COMPILATIONS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlowFacts:
+    """What a build depends on of the TensorFlow it is for."""
+
+    version: str
+    git_version: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+
+    @property
+    def built_for(self) -> str:
+        """What the library is stamped with, and what load.py compares."""
+        return f"{self.version} {self.git_version}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    version: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """A library in the cache, whether or not it has been built."""
+
+    folder: Path
+    built_for: str
+
+    @property
+    def path(self) -> Path:
+        return self.folder / LIBRARY_NAME
+
+    def is_intact(self) -> bool:
+        try:
+            manifest = json.loads((self.folder / MANIFEST_NAME).read_text())
+            return manifest["library_sha256"] == _sha256(self.path.read_bytes())
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
+def tensorflow_facts() -> TensorFlowFacts:
+    """Imports TensorFlow and describes it.
+
+    Raises:
+        OpLibraryError: TensorFlow can't be imported.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise OpLibraryError(
+            f"tfswap's ops need TensorFlow, which can't be imported ({error}). "
+            'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
+        ) from error
+    return TensorFlowFacts(
+        version=tf.version.VERSION,
+        git_version=tf.version.GIT_VERSION,
+        compile_flags=tuple(tf.sysconfig.get_compile_flags()),
+        link_flags=tuple(tf.sysconfig.get_link_flags()),
+    )
+
+
+def find_compiler() -> Compiler:
+    """The compiler that CXX names, else the first of g++, c++ and clang++ on the PATH.
+
+    Raises:
+        OpLibraryError: there is none, or it does not run.
+    """
+    asked = os.environ.get("CXX", "").strip()
+    candidates = [tuple(shlex.split(asked))] if asked else [("g++",), ("c++",), ("clang++",)]
+    for command in candidates:
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            run = subprocess.run(
+                [*command, "--version"], capture_output=True, text=True, check=True, env=_compiler_env()
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise OpLibraryError(
+                f"tfswap builds its ops with a C++ compiler, but `{shlex.join(command)} --version` failed "
+                f"({error}). Repair it, or set CXX to one that works."
+            ) from error
+        return Compiler(command=command, version=run.stdout.strip())
+    if asked:
+        raise OpLibraryError(
+            f"tfswap builds its ops with the compiler that CXX names, and CXX={asked!r} is not on the PATH. "
+            "Set CXX to an installed C++17 compiler, or unset it to use g++."
+        )
+    raise OpLibraryError(
+        "tfswap builds its ops at first use and found no C++ compiler (looked for g++, c++ and clang++). "
+        "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: "
+        "conda install -c conda-forge gxx), or set CXX to its path."
+    )
+
+
+def cache_dir() -> Path:
+    """TFSWAP_CACHE_DIR, else `tfswap` in XDG_CACHE_HOME, else ~/.cache/tfswap."""
+    own = os.environ.get("TFSWAP_CACHE_DIR")
+    if own:
+        return Path(own).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # The specification has relative paths ignored.
+    if xdg and os.path.isabs(xdg):
+        return Path(xdg) / "tfswap"
+    return Path("~/.cache/tfswap").expanduser().absolute()
+
+
+def locate(facts: TensorFlowFacts, compiler: Compiler) -> Library:
+    """Where the library for this TensorFlow and compiler is, or will be."""
+    key = _sha256("\n".join([_inputs_key(facts), compiler.version]).encode())[:24]
+    return Library(folder=cache_dir() / f"tensorflow-{facts.version}-{key}", built_for=facts.built_for)
+
+
+def locate_without_compiler(facts: TensorFlowFacts) -> Library | None:
+    """An intact library that some compiler built from these inputs, for machines that have none now."""
+    for manifest_path in sorted(cache_dir().glob(f"tensorflow-{facts.version}-*/{MANIFEST_NAME}")):
+        try:
+            inputs_key = json.loads(manifest_path.read_text())["inputs_key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        library = Library(folder=manifest_path.parent, built_for=facts.built_for)
+        if inputs_key == _inputs_key(facts) and library.is_intact():
+            return library
+    return None
+
+
+def ensure_built(facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
+    """Returns the library, building it when it is missing or damaged (or `rebuild`).
+
+    Processes that need the same library at once build it one time: the others wait for the lock.
+
+    Raises:
+        OpLibraryError: no compiler, a compilation that fails, or a cache that can't be written.
+    """
+    try:
+        compiler = find_compiler()
+    except OpLibraryError:
+        found = None if rebuild else locate_without_compiler(facts)
+        if found is None:
+            raise
+        return found
+    library = locate(facts, compiler)
+    # Without the lock, so that a cache that can only be read works once it is filled.
+    if not rebuild and library.is_intact():
+        return library
+    with _locked(library):
+        if rebuild or not library.is_intact():
+            _build(library, facts, compiler)
+    return library
+
+
+def _build(library: Library, facts: TensorFlowFacts, compiler: Compiler) -> None:
+    name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
+    _say(f"tfswap: building its ops for TensorFlow {facts.version} with {name} (once, takes about 20 s)")
+    start = time.monotonic()
+    try:
+        # In the cache, not in /tmp: os.replace only works within one file system.
+        with tempfile.TemporaryDirectory(prefix="build-", dir=library.folder) as work:
+            built = _compile(Path(work), facts, compiler)
+            manifest = {
+                "library_sha256": _sha256(built.read_bytes()),
+                "inputs_key": _inputs_key(facts),
+                "tensorflow": facts.built_for,
+                "compiler": name,
+                "compile_flags": COMPILE_FLAGS,
+            }
+            built_manifest = Path(work) / MANIFEST_NAME
+            built_manifest.write_text(json.dumps(manifest, indent=1) + "\n")
+            # The manifest last: until it is there, nobody takes the library.
+            os.replace(built, library.path)
+            os.replace(built_manifest, library.folder / MANIFEST_NAME)
+    except OSError as error:
+        raise _unwritable(library.folder, error) from error
+    _say(f"tfswap: built in {time.monotonic() - start:.0f} s, kept in {library.folder}")
+
+
+def _compile(work: Path, facts: TensorFlowFacts, compiler: Compiler) -> Path:
+    """Compiles all sources, side by side, and links them. Returns the library's path in `work`."""
+    sources = sorted(SOURCE_DIR.glob("*.cc"))
+    if not sources:
+        raise OpLibraryError(
+            f"tfswap's C++ sources are missing from {SOURCE_DIR}. The installation is incomplete: "
+            "pip install --force-reinstall tfswap."
+        )
+    stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
+    compile_command = [
+        *compiler.command,
+        *COMPILE_FLAGS,
+        *_quiet_headers(facts.compile_flags),
+        f"-DTFSWAP_BUILT_FOR={stamp}",
+    ]
+    objects = [work / f"{source.stem}.o" for source in sources]
+    commands = [
+        [*compile_command, "-c", str(source), "-o", str(object_file)]
+        for source, object_file in zip(sources, objects, strict=True)
+    ]
+    workers = min(len(os.sched_getaffinity(0)), _MAX_PARALLEL_COMPILATIONS)
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        # The longest first would be best; sorted by size comes near it.
+        commands.sort(key=lambda command: -os.path.getsize(command[-3]))
+        list(pool.map(_run, commands))
+    library = work / LIBRARY_NAME
+    _run([*compiler.command, *LINK_FLAGS, "-o", str(library), *map(str, objects), *facts.link_flags])
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, env=_compiler_env())
+    if run.returncode == 0:
+        return
+    output = (run.stderr + run.stdout).strip()
+    if run.returncode < 0 or "Killed" in output:
+        remedy = "The compiler was killed, most often for lack of memory: free 1 GiB per core."
+    elif "No such file or directory" in output and "tensorflow/" in output:
+        remedy = "TensorFlow's headers are missing: reinstall it with pip (some packagers leave them out)."
+    else:
+        remedy = (
+            "Set CXX to a compiler that knows C++17 (g++ 9 or newer), and use a TensorFlow that tfswap "
+            "supports (2.18 to 2.21). If both are so, please report this message."
+        )
+    raise OpLibraryError(
+        f"tfswap could not build its ops (exit status {run.returncode}).\n{remedy}\n"
+        f"The command was:\n{shlex.join(command)}\nIt printed:\n{_tail(output)}"
+    )
+
+
+def _quiet_headers(flags: Sequence[str]) -> list[str]:
+    """TensorFlow's headers as system headers: their warnings are not ours."""
+    quiet: list[str] = []
+    for flag in flags:
+        quiet += ["-isystem", flag[2:]] if flag.startswith("-I") else [flag]
+    return quiet
+
+
+def _inputs_key(facts: TensorFlowFacts) -> str:
+    """A hash over all that goes into the library but the compiler.
+
+    Paths (-I, -L) are left out: the same TensorFlow in two environments shares one library.
+    """
+    digest = hashlib.sha256()
+    for source in sorted([*SOURCE_DIR.glob("*.cc"), *SOURCE_DIR.glob("*.h")]):
+        digest.update(f"{source.name}\0{_sha256(source.read_bytes())}\n".encode())
+    flags = [flag for flag in facts.compile_flags + facts.link_flags if not flag.startswith(("-I", "-L"))]
+    for part in [*COMPILE_FLAGS, *LINK_FLAGS, *flags, facts.built_for, platform.machine()]:
+        digest.update(f"{part}\n".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(library: Library) -> Iterator[None]:
+    try:
+        library.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # mkdir gives `mode` to the last folder only.
+        if library.folder.parent.stat().st_uid == os.getuid():
+            library.folder.parent.chmod(0o700)
+        handle = open(library.folder / "lock", "a")  # noqa: SIM115 closed below, after the lock's use
+    except OSError as error:
+        raise _unwritable(library.folder, error) from error
+    with handle:
+        # Freed by the system when the process dies, so a crash leaves no stale lock.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
+    return OpLibraryError(
+        f"tfswap builds its ops into a cache and can't write to {folder} ({error}). "
+        "Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has 10 MB free."
+    )
+
+
+def _compiler_env() -> dict[str, str]:
+    # Messages are searched for in English above.
+    return {**os.environ, "LC_ALL": "C"}
+
+
+def _tail(text: str, lines: int = 30) -> str:
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,192 @@
+"""Registers the ops with TensorFlow, and opens the library's C interface.
+
+Registering happens at most once in a process and can't be undone: TensorFlow has no way to unload an
+op. Copies can be slowed down from outside, for tests and what-if runs, by two environment variables
+read here: TFSWAP_COPY_BANDWIDTH (bytes per second, each direction) and TFSWAP_COPY_LATENCY_US.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from tfswap.errors import OpLibraryError
+from tfswap.oplib import build
+
+
+class CStats(ctypes.Structure):
+    """TfswapStats in c_api.cc, field for field."""
+
+    _fields_ = (
+        ("out_bytes", ctypes.c_uint64),
+        ("in_bytes", ctypes.c_uint64),
+        ("out_copies", ctypes.c_uint64),
+        ("in_copies", ctypes.c_uint64),
+        ("out_busy_s", ctypes.c_double),
+        ("in_busy_s", ctypes.c_double),
+        ("release_stall_s", ctypes.c_double),
+        ("await_stall_s", ctypes.c_double),
+        ("pool_in_use_bytes", ctypes.c_uint64),
+        ("pool_reserved_bytes", ctypes.c_uint64),
+        ("pool_peak_bytes", ctypes.c_uint64),
+        ("pool_limit_bytes", ctypes.c_uint64),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OpLibrary:
+    """The loaded library: `ops` has TensorFlow's wrappers of the ops, `c` the C interface."""
+
+    ops: Any
+    c: ctypes.CDLL
+    path: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class OpLibraryStatus:
+    """What `tfswap doctor` shows of the op library.
+
+    Attributes:
+        compiler: the command, or None when there is no compiler.
+        compiler_version: what it calls itself, or None.
+        cache_dir: the folder that holds all built libraries.
+        library: the library for this TensorFlow and compiler, or None when that can't be told.
+        built: it is in the cache and undamaged.
+        loaded: the ops are registered in this process.
+        tensorflow_version: None when TensorFlow can't be imported.
+        error: what keeps the ops from being used here, with its remedy; "" when nothing does.
+    """
+
+    compiler: str | None
+    compiler_version: str | None
+    cache_dir: Path
+    library: Path | None
+    built: bool
+    loaded: bool
+    tensorflow_version: str | None
+    error: str
+
+
+_lock = threading.Lock()
+_loaded: OpLibrary | None = None
+
+
+def load() -> OpLibrary:
+    """Builds the library if needed, registers the ops, and returns it. Later calls return the same.
+
+    Raises:
+        OpLibraryError: TensorFlow is missing, or the library can't be built or loaded.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            facts = build.tensorflow_facts()
+            library = build.ensure_built(facts)
+            try:
+                opened = _open(library)
+            except OpLibraryError:
+                # Intact by its hash, yet not loadable: the machine changed under the cache (another libc,
+                # say). A fresh build is the remedy, once.
+                opened = _open(build.ensure_built(facts, rebuild=True))
+            _throttle_from_environment(opened.c)
+            _loaded = opened
+        return _loaded
+
+
+def status() -> OpLibraryStatus:
+    """Where the op library stands. Imports TensorFlow, but builds and registers nothing."""
+    errors: list[str] = []
+    facts = compiler = library = None
+    try:
+        facts = build.tensorflow_facts()
+    except OpLibraryError as error:
+        errors.append(str(error))
+    try:
+        compiler = build.find_compiler()
+    except OpLibraryError as error:
+        errors.append(str(error))
+    if facts is not None:
+        library = build.locate(facts, compiler) if compiler else build.locate_without_compiler(facts)
+        if compiler is None and library is not None:
+            errors.clear()
+    loaded = _loaded
+    path = loaded.path if loaded else library.path if library else None
+    return OpLibraryStatus(
+        compiler=" ".join(compiler.command) if compiler else None,
+        compiler_version=compiler.version.splitlines()[0] if compiler and compiler.version else None,
+        cache_dir=build.cache_dir(),
+        library=path,
+        built=library is not None and library.is_intact(),
+        loaded=loaded is not None,
+        tensorflow_version=facts.version if facts else None,
+        error="\n".join(errors),
+    )
+
+
+def _open(library: build.Library) -> OpLibrary:
+    import tensorflow as tf
+
+    try:
+        # Before ctypes: TensorFlow generates wrappers only for ops that its own dlopen registers.
+        ops = tf.load_op_library(str(library.path))
+        c = ctypes.CDLL(str(library.path))
+        c.tfswap_built_for.restype = ctypes.c_char_p
+        built_for = c.tfswap_built_for().decode()
+    except (tf.errors.OpError, RuntimeError, OSError, AttributeError) as error:
+        raise _unloadable(library, error) from error
+    if built_for != library.built_for:
+        raise OpLibraryError(
+            f"{library.path} was built for TensorFlow {built_for}, but this is TensorFlow "
+            f"{library.built_for}. Delete {library.folder} and import tfswap.ops again."
+        )
+    _declare(c)
+    return OpLibrary(ops=ops, c=c, path=library.path)
+
+
+def _declare(c: ctypes.CDLL) -> None:
+    """The signatures of c_api.cc; without them ctypes passes everything as int."""
+    c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]
+    c.tfswap_set_host_limit.restype = None
+    c.tfswap_host_limit.restype = ctypes.c_uint64
+    c.tfswap_reserve.argtypes = [ctypes.c_uint64]
+    c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
+    c.tfswap_set_copy_threads.restype = None
+    c.tfswap_set_throttle.argtypes = [ctypes.c_double, ctypes.c_double]
+    c.tfswap_set_throttle.restype = None
+    c.tfswap_bandwidth.restype = ctypes.c_double
+    c.tfswap_latency_us.restype = ctypes.c_double
+    c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
+    c.tfswap_stats.restype = None
+    c.tfswap_reset_stats.restype = None
+
+
+def _throttle_from_environment(c: ctypes.CDLL) -> None:
+    bandwidth = _number_from_environment("TFSWAP_COPY_BANDWIDTH", "bytes per second, as in 12e9")
+    latency = _number_from_environment("TFSWAP_COPY_LATENCY_US", "microseconds, as in 10")
+    if bandwidth or latency:
+        c.tfswap_set_throttle(bandwidth, latency)
+
+
+def _number_from_environment(name: str, meaning: str) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise OpLibraryError(f"{name}={text!r} must be a number of {meaning}; 0 or unset for no throttle.")
+    return value
+
+
+def _unloadable(library: build.Library, error: Exception) -> OpLibraryError:
+    return OpLibraryError(
+        f"tfswap's op library {library.path} can't be loaded: {error}. Delete {library.folder} and try "
+        "again; if that does not help, CXX names a compiler whose libstdc++ is newer than the one that "
+        "Python runs with."
+    )

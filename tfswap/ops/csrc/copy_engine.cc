@@ -1,0 +1,184 @@
+#include "copy_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+namespace tfswap {
+namespace {
+
+// Small enough that two threads share a typical feature map evenly and that a
+// throttled lane notices new settings, large enough that a chunk's bookkeeping
+// (one lock) costs under 0.1% of it.
+constexpr size_t kChunkBytes = size_t{2} << 20;
+
+// Below this a copy fits in the caches beside what the compute threads use.
+constexpr size_t kStreamFromBytes = size_t{256} << 10;
+
+}  // namespace
+
+void CopyOut(void* to, const void* from, size_t bytes) {
+#ifdef __SSE2__
+  if (bytes >= kStreamFromBytes) {
+    auto* out = static_cast<char*>(to);
+    const auto* in = static_cast<const char*>(from);
+    const size_t head = (64 - reinterpret_cast<uintptr_t>(out) % 64) % 64;
+    std::memcpy(out, in, head);
+    out += head;
+    in += head;
+    bytes -= head;
+    const size_t lines = bytes / 64;
+    for (size_t line = 0; line < lines; ++line, in += 64, out += 64) {
+      const auto* source = reinterpret_cast<const __m128i*>(in);
+      auto* target = reinterpret_cast<__m128i*>(out);
+      const __m128i a = _mm_loadu_si128(source);
+      const __m128i b = _mm_loadu_si128(source + 1);
+      const __m128i c = _mm_loadu_si128(source + 2);
+      const __m128i d = _mm_loadu_si128(source + 3);
+      _mm_stream_si128(target, a);
+      _mm_stream_si128(target + 1, b);
+      _mm_stream_si128(target + 2, c);
+      _mm_stream_si128(target + 3, d);
+    }
+    // Streaming stores are weakly ordered: without the fence another thread could
+    // see the copy ended and read old bytes.
+    _mm_sfence();
+    std::memcpy(out, in, bytes % 64);
+    return;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
+void CopyLane::Submit(void* to, const void* from, size_t bytes,
+                      std::function<void()> done) {
+  auto copy = std::make_shared<Copy>();
+  copy->to = static_cast<char*>(to);
+  copy->from = static_cast<const char*>(from);
+  copy->bytes = bytes;
+  copy->claimed_bytes = 0;
+  copy->ended_bytes = 0;
+  copy->done = std::move(done);
+  std::lock_guard<std::mutex> lock(mu_);
+  queue_.push_back(std::move(copy));
+  StartThreadsLocked();
+  work_or_settings_.notify_all();
+}
+
+void CopyLane::SetThreads(int threads) {
+  std::lock_guard<std::mutex> lock(mu_);
+  wanted_threads_ = std::max(threads, 1);
+  if (running_threads_ > 0) StartThreadsLocked();
+  work_or_settings_.notify_all();
+}
+
+void CopyLane::SetThrottle(const Throttle& throttle) {
+  std::lock_guard<std::mutex> lock(mu_);
+  throttle_ = throttle;
+  ++throttle_version_;
+  link_free_ = Clock::now();
+  work_or_settings_.notify_all();
+}
+
+int CopyLane::threads() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return wanted_threads_;
+}
+
+CopyLane::Throttle CopyLane::throttle() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return throttle_;
+}
+
+CopyLane::Stats CopyLane::stats() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return stats_;
+}
+
+void CopyLane::ResetStats() {
+  std::lock_guard<std::mutex> lock(mu_);
+  stats_ = Stats();
+}
+
+void CopyLane::StartThreadsLocked() {
+  for (; running_threads_ < wanted_threads_; ++running_threads_) {
+    // Detached: a copy may still run when the process exits, and a lane is never
+    // destroyed, so there is nobody to join.
+    std::thread([this, index = running_threads_] { Work(index); }).detach();
+  }
+}
+
+// When the link will have carried `bytes` more.
+CopyLane::Clock::time_point CopyLane::LinkEndLocked(size_t bytes, bool first_chunk) {
+  double seconds = first_chunk ? throttle_.latency_us * 1e-6 : 0;
+  if (throttle_.bandwidth_bytes_per_s > 0) {
+    seconds += static_cast<double>(bytes) / throttle_.bandwidth_bytes_per_s;
+  }
+  // A year: a longer wait would overflow the clock, and is as good as for ever.
+  seconds = std::min(seconds, 3e7);
+  const auto start = std::max(link_free_, Clock::now());
+  link_free_ = start + std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::duration<double>(seconds));
+  return link_free_;
+}
+
+void CopyLane::WaitForLinkLocked(std::unique_lock<std::mutex>& lock,
+                                 Clock::time_point end) {
+  // New settings end the wait: what the old link would still have taken no longer
+  // means anything.
+  const uint64_t version = throttle_version_;
+  work_or_settings_.wait_until(lock, end,
+                               [&] { return throttle_version_ != version; });
+}
+
+void CopyLane::Work(int index) {
+  std::unique_lock<std::mutex> lock(mu_);
+  while (true) {
+    work_or_settings_.wait(
+        lock, [&] { return !queue_.empty() || index >= wanted_threads_; });
+    // Threads leave from the last to the first, so that the indices stay dense.
+    if (index >= wanted_threads_) {
+      if (index == running_threads_ - 1) {
+        --running_threads_;
+        work_or_settings_.notify_all();
+        return;
+      }
+      work_or_settings_.wait(lock);
+      continue;
+    }
+
+    std::shared_ptr<Copy> copy = queue_.front();
+    const size_t begin = copy->claimed_bytes;
+    const size_t bytes = std::min(kChunkBytes, copy->bytes - begin);
+    copy->claimed_bytes += bytes;
+    if (begin == 0) copy->start = Clock::now();
+    if (copy->claimed_bytes == copy->bytes) queue_.pop_front();
+    const bool throttled = throttle_.bandwidth_bytes_per_s > 0 || throttle_.latency_us > 0;
+    const auto link_end = throttled ? LinkEndLocked(bytes, begin == 0) : Clock::now();
+
+    lock.unlock();
+    copy_(copy->to + begin, copy->from + begin, bytes);
+    lock.lock();
+    if (throttled) WaitForLinkLocked(lock, link_end);
+
+    copy->ended_bytes += bytes;
+    if (copy->ended_bytes < copy->bytes) continue;
+    stats_.bytes += copy->bytes;
+    stats_.copies += 1;
+    stats_.busy_s += std::chrono::duration<double>(Clock::now() - copy->start).count();
+    std::function<void()> done = std::move(copy->done);
+    copy.reset();
+    lock.unlock();
+    done();
+    // What the callback owns must be gone before the thread sleeps again.
+    done = nullptr;
+    lock.lock();
+  }
+}
+
+}  // namespace tfswap

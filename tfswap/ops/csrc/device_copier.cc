@@ -1,0 +1,166 @@
+#include "device_copier.h"
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "runtime.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/device.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::Allocator;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorBuffer;
+
+class CpuCopier : public DeviceCopier {
+ public:
+  HostPool* pool() override { return &Runtime::Get().pool(); }
+
+  void CopyOut(const Tensor* from, void* host, Done done) override {
+    Submit(Direction::kOut, host, from->data(), from->TotalBytes(), std::move(done));
+  }
+
+  void CopyIn(const void* host, Tensor* to, Done done) override {
+    Submit(Direction::kIn, to->data(), host, to->TotalBytes(), std::move(done));
+  }
+
+ private:
+  static void Submit(Direction direction, void* to, const void* from, size_t bytes,
+                     Done done) {
+    Runtime::Get().lane(direction).Submit(
+        to, from, bytes, [done = std::move(done)] { done(absl::OkStatus()); });
+  }
+};
+
+// ---------------------------------------------------------------------------
+// GPU. Compiles and loads everywhere, since it only uses TensorFlow's device
+// interface; IT HAS NOT YET BEEN RUN ON A GPU.
+//
+// CopyDeviceTensorToCPU makes TensorFlow's device-to-host stream wait for the
+// compute stream, so the tensor's values are there; its callback comes once the
+// copy has ended, so that the arena may hand the memory out again.
+// CopyCPUTensorToDevice makes the host-to-device stream wait for the compute
+// stream at the point of the call, since the arena may have handed out memory
+// that kernels enqueued earlier still read; its callback, too, comes at the end.
+
+// Blocks of pinned memory, from the allocator TensorFlow keeps for it.
+class PinnedBlockSource : public BlockSource {
+ public:
+  explicit PinnedBlockSource(Allocator* allocator) : allocator_(allocator) {}
+
+  void* Allocate(size_t bytes) override {
+    // Without "don't retry" a full allocator would wait for memory to come back.
+    tensorflow::AllocationAttributes attributes(
+        /*retry_on_failure=*/false, /*allocation_will_be_logged=*/false,
+        /*freed_by_func=*/nullptr);
+    return allocator_->AllocateRaw(HostPool::kAlignment, bytes, attributes);
+  }
+
+  void Free(void* block, size_t) override { allocator_->DeallocateRaw(block); }
+
+ private:
+  Allocator* const allocator_;
+};
+
+HostPool* PinnedPool(Allocator* allocator) {
+  static std::mutex* const mu = new std::mutex;
+  static auto* const pools = new std::map<Allocator*, HostPool*>;
+  std::lock_guard<std::mutex> lock(*mu);
+  HostPool*& pool = (*pools)[allocator];
+  if (pool == nullptr) {
+    pool = new HostPool(new PinnedBlockSource(allocator), &Runtime::Get().budget());
+  }
+  return pool;
+}
+
+// Shows TensorFlow a piece of a pool as a tensor, without owning it.
+class BorrowedBuffer : public TensorBuffer {
+ public:
+  BorrowedBuffer(void* data, size_t bytes) : TensorBuffer(data), bytes_(bytes) {}
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(
+      tensorflow::AllocationDescription* description) const override {
+    description->set_requested_bytes(bytes_);
+  }
+  bool OwnsMemory() const override { return false; }
+
+ private:
+  const size_t bytes_;
+};
+
+Tensor Borrow(void* host, const Tensor& like) {
+  return Tensor(like.dtype(), like.shape(),
+                tensorflow::core::RefCountPtr<TensorBuffer>(
+                    new BorrowedBuffer(host, like.TotalBytes())));
+}
+
+class GpuCopier : public DeviceCopier {
+ public:
+  explicit GpuCopier(OpKernelContext* ctx)
+      : device_(static_cast<tensorflow::Device*>(ctx->device())),
+        context_(ctx->op_device_context()) {
+    context_->Ref();
+    tensorflow::AllocatorAttributes pinned;
+    pinned.set_on_host(true);
+    pinned.set_gpu_compatible(true);
+    pool_ = PinnedPool(device_->GetAllocator(pinned));
+  }
+  ~GpuCopier() override { context_->Unref(); }
+
+  HostPool* pool() override { return pool_; }
+
+  void CopyOut(const Tensor* from, void* host, Done done) override {
+    auto pinned = std::make_shared<Tensor>(Borrow(host, *from));
+    Tensor* const to = pinned.get();
+    context_->CopyDeviceTensorToCPU(
+        from, "tfswap", device_, to,
+        Counted(Direction::kOut, std::move(pinned), std::move(done)));
+  }
+
+  void CopyIn(const void* host, Tensor* to, Done done) override {
+    auto pinned = std::make_shared<Tensor>(Borrow(const_cast<void*>(host), *to));
+    const Tensor* const from = pinned.get();
+    context_->CopyCPUTensorToDevice(
+        from, device_, to, Counted(Direction::kIn, std::move(pinned), std::move(done)));
+  }
+
+ private:
+  // TensorFlow takes its arguments by pointer: `pinned` lives until the callback.
+  // The time counted includes the wait for the compute stream.
+  static tensorflow::StatusCallback Counted(Direction direction,
+                                            std::shared_ptr<Tensor> pinned, Done done) {
+    const auto start = std::chrono::steady_clock::now();
+    return [direction, start, pinned = std::move(pinned),
+            done = std::move(done)](const absl::Status& status) mutable {
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      if (status.ok()) {
+        Runtime::Get().device_copies(direction).Add(pinned->TotalBytes(), taken.count());
+      }
+      pinned.reset();
+      done(status);
+    };
+  }
+
+  tensorflow::Device* const device_;
+  tensorflow::DeviceContext* const context_;
+  HostPool* pool_;
+};
+
+}  // namespace
+
+std::shared_ptr<DeviceCopier> CpuCopierFactory::Make(OpKernelContext*) {
+  static auto* const copier = new std::shared_ptr<DeviceCopier>(new CpuCopier);
+  return *copier;
+}
+
+std::shared_ptr<DeviceCopier> GpuCopierFactory::Make(OpKernelContext* ctx) {
+  return std::make_shared<GpuCopier>(ctx);
+}
+
+}  // namespace tfswap

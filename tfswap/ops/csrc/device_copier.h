@@ -1,0 +1,47 @@
+// How bytes move between a device's arena and host memory, one class per device
+// type. The kernels in swap_kernels.cc are the same for all of them.
+
+#ifndef TFSWAP_OPS_CSRC_DEVICE_COPIER_H_
+#define TFSWAP_OPS_CSRC_DEVICE_COPIER_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "host_pool.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tfswap {
+
+class DeviceCopier {
+ public:
+  using Done = std::function<void(absl::Status)>;
+
+  virtual ~DeviceCopier() = default;
+
+  // Where host memory for this device comes from. Lives as long as the process.
+  virtual HostPool* pool() = 0;
+
+  // Both start a copy of the whole tensor and return. `done` runs once, on any
+  // thread, and may not block. `done` owns the tensor object and `host`; the copier
+  // takes no reference of its own, since one that outlived `done` by a moment would
+  // now and then keep a later op from working in place, and so change the peak.
+  // Never called for empty tensors.
+  virtual void CopyOut(const tensorflow::Tensor* from, void* host, Done done) = 0;
+  virtual void CopyIn(const void* host, tensorflow::Tensor* to, Done done) = 0;
+};
+
+// Copies on tfswap's own threads.
+struct CpuCopierFactory {
+  static std::shared_ptr<DeviceCopier> Make(tensorflow::OpKernelContext* ctx);
+};
+
+// Copies on the streams that TensorFlow keeps for the purpose.
+struct GpuCopierFactory {
+  static std::shared_ptr<DeviceCopier> Make(tensorflow::OpKernelContext* ctx);
+};
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_DEVICE_COPIER_H_

@@ -1,0 +1,217 @@
+#include "host_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cassert>
+#include <iterator>
+
+namespace tfswap {
+
+void* MmapBlockSource::Allocate(size_t bytes) {
+  // One huge page more than asked for, then the ends cut off: mmap aligns to
+  // 4 KiB, and a huge page must start at a multiple of its own size.
+  const size_t align = HostPool::kBlockMultiple;
+  void* raw = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const auto start = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t block = (start + align - 1) / align * align;
+  if (block > start) munmap(raw, block - start);
+  const uintptr_t end = block + bytes;
+  const uintptr_t raw_end = start + bytes + align;
+  if (raw_end > end) munmap(reinterpret_cast<void*>(end), raw_end - end);
+#ifdef MADV_HUGEPAGE
+  // Advice only: without it the pool works, with more page faults the first time.
+  (void)madvise(reinterpret_cast<void*>(block), bytes, MADV_HUGEPAGE);
+#endif
+  return reinterpret_cast<void*>(block);
+}
+
+void MmapBlockSource::Free(void* block, size_t bytes) { munmap(block, bytes); }
+
+void HostBudget::SetLimit(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  usage_.limit_bytes = bytes;
+}
+
+bool HostBudget::TryReserve(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (usage_.reserved_bytes > usage_.limit_bytes ||
+      bytes > usage_.limit_bytes - usage_.reserved_bytes) {
+    return false;
+  }
+  usage_.reserved_bytes += bytes;
+  return true;
+}
+
+void HostBudget::Unreserve(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  usage_.reserved_bytes -= bytes;
+}
+
+void HostBudget::AddInUse(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  usage_.in_use_bytes += bytes;
+  usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
+}
+
+void HostBudget::ResetPeak() {
+  std::lock_guard<std::mutex> lock(mu_);
+  usage_.peak_bytes = usage_.in_use_bytes;
+}
+
+HostBudget::Usage HostBudget::usage() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  return usage_;
+}
+
+HostPool::~HostPool() {
+  std::lock_guard<std::mutex> lock(mu_);
+  ReleaseUnusedBlocksLocked();
+  assert(blocks_.empty());
+}
+
+void* HostPool::Allocate(size_t bytes, Failure* failure) {
+  const size_t rounded = RoundUp(bytes);
+  std::lock_guard<std::mutex> lock(mu_);
+  *failure = Failure::kNone;
+  void* piece = TakeLocked(rounded);
+  if (piece != nullptr) return piece;
+  *failure = AddBlockLocked(std::max(rounded, kDefaultBlockBytes));
+  if (*failure != Failure::kNone) {
+    // No room for a comfortable block: give back what lies unused in blocks that
+    // are too small, and take just what is needed.
+    ReleaseUnusedBlocksLocked();
+    *failure = AddBlockLocked(rounded);
+  }
+  return *failure == Failure::kNone ? TakeLocked(rounded) : nullptr;
+}
+
+void HostPool::Free(void* data) {
+  std::lock_guard<std::mutex> lock(mu_);
+  auto piece = pieces_.find(reinterpret_cast<uintptr_t>(data));
+  assert(piece != pieces_.end() && !piece->second.free);
+  budget_->AddInUse(-static_cast<int64_t>(piece->second.bytes));
+  piece->second.free = true;
+
+  auto next = std::next(piece);
+  if (next != pieces_.end() && next->second.free &&
+      next->second.block == piece->second.block) {
+    free_by_size_.erase({next->second.bytes, next->first});
+    piece->second.bytes += next->second.bytes;
+    pieces_.erase(next);
+  }
+  if (piece != pieces_.begin()) {
+    auto previous = std::prev(piece);
+    if (previous->second.free && previous->second.block == piece->second.block) {
+      free_by_size_.erase({previous->second.bytes, previous->first});
+      previous->second.bytes += piece->second.bytes;
+      pieces_.erase(piece);
+      piece = previous;
+    }
+  }
+  free_by_size_.insert({piece->second.bytes, piece->first});
+}
+
+HostPool::Failure HostPool::Reserve(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mu_);
+  size_t held = 0;
+  for (const auto& block : blocks_) held += block.second;
+  if (held >= bytes) return Failure::kNone;
+  // Blocks with nothing in them only stand in the way of one large block.
+  ReleaseUnusedBlocksLocked();
+  held = 0;
+  for (const auto& block : blocks_) held += block.second;
+  return held >= bytes ? Failure::kNone : AddBlockLocked(bytes - held);
+}
+
+void HostPool::ReleaseUnusedBlocks() {
+  std::lock_guard<std::mutex> lock(mu_);
+  ReleaseUnusedBlocksLocked();
+}
+
+uint64_t HostPool::reserved_bytes() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  uint64_t bytes = 0;
+  for (const auto& block : blocks_) bytes += block.second;
+  return bytes;
+}
+
+HostPool::Failure HostPool::AddBlockLocked(size_t bytes) {
+  if (bytes > SIZE_MAX / 2) return Failure::kSystem;
+  const size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
+  if (!budget_->TryReserve(rounded)) return Failure::kLimit;
+  void* block = source_->Allocate(rounded);
+  if (block == nullptr) {
+    budget_->Unreserve(rounded);
+    return Failure::kSystem;
+  }
+  const auto start = reinterpret_cast<uintptr_t>(block);
+  blocks_[start] = rounded;
+  pieces_[start] = Piece{rounded, /*free=*/true, start};
+  free_by_size_.insert({rounded, start});
+  return Failure::kNone;
+}
+
+void* HostPool::TakeLocked(size_t bytes) {
+  const auto fit = free_by_size_.lower_bound({bytes, 0});
+  if (fit == free_by_size_.end()) return nullptr;
+  const uintptr_t start = fit->second;
+  free_by_size_.erase(fit);
+  Piece& piece = pieces_[start];
+  if (piece.bytes > bytes) {
+    const size_t rest = piece.bytes - bytes;
+    pieces_[start + bytes] = Piece{rest, /*free=*/true, piece.block};
+    free_by_size_.insert({rest, start + bytes});
+    piece.bytes = bytes;
+  }
+  piece.free = false;
+  budget_->AddInUse(static_cast<int64_t>(bytes));
+  return reinterpret_cast<void*>(start);
+}
+
+void HostPool::ReleaseUnusedBlocksLocked() {
+  for (auto block = blocks_.begin(); block != blocks_.end();) {
+    const auto piece = pieces_.find(block->first);
+    if (!piece->second.free || piece->second.bytes != block->second) {
+      ++block;
+      continue;
+    }
+    free_by_size_.erase({piece->second.bytes, piece->first});
+    pieces_.erase(piece);
+    source_->Free(reinterpret_cast<void*>(block->first), block->second);
+    budget_->Unreserve(block->second);
+    block = blocks_.erase(block);
+  }
+}
+
+std::string HostPool::CheckInvariant() const {
+  std::lock_guard<std::mutex> lock(mu_);
+  size_t free_pieces = 0;
+  size_t pieces_seen = 0;
+  for (const auto& block : blocks_) {
+    uintptr_t at = block.first;
+    bool previous_free = false;
+    while (at < block.first + block.second) {
+      const auto piece = pieces_.find(at);
+      if (piece == pieces_.end()) return "a gap between pieces";
+      if (piece->second.block != block.first) return "a piece names another block";
+      if (piece->second.free && previous_free) return "two free neighbours";
+      if (piece->second.free) {
+        ++free_pieces;
+        if (free_by_size_.count({piece->second.bytes, at}) == 0) {
+          return "a free piece is not in the index";
+        }
+      }
+      previous_free = piece->second.free;
+      at += piece->second.bytes;
+      ++pieces_seen;
+    }
+    if (at != block.first + block.second) return "a piece crosses its block's end";
+  }
+  if (pieces_seen != pieces_.size()) return "a piece outside all blocks";
+  return free_pieces == free_by_size_.size() ? "" : "the index holds stale pieces";
+}
+
+}  // namespace tfswap

@@ -1,0 +1,152 @@
+// Host memory for swapped tensors, outside TensorFlow's arena.
+//
+// A pool takes large blocks from a block source (mmap for the CPU, the device's
+// pinned allocator for a GPU), hands out 256-byte-aligned pieces by best fit, and
+// merges neighbours when they come back. Blocks are kept from step to step, so a
+// step in its steady state maps nothing. All pools of a process draw on one
+// budget, the user's `host_memory_limit`, which bounds the bytes of *blocks*:
+// that is what the process really takes from the machine.
+//
+// Invariant: every byte of every block is in exactly one piece, free or in use,
+// and no two neighbouring pieces of a block are both free.
+//
+// Not handled: moving live pieces to undo fragmentation (a copy may be running).
+//
+// This file and host_pool.cc know nothing of TensorFlow.
+
+#ifndef TFSWAP_OPS_CSRC_HOST_POOL_H_
+#define TFSWAP_OPS_CSRC_HOST_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace tfswap {
+
+// Where a pool's blocks come from. Must outlive the pool. Called with the pool
+// locked, so it may not call back into the pool.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // Returns null when the system has no more. `bytes` is a multiple of 2 MiB.
+  virtual void* Allocate(size_t bytes) = 0;
+  virtual void Free(void* block, size_t bytes) = 0;
+};
+
+// Anonymous memory in huge pages where the system grants them.
+class MmapBlockSource : public BlockSource {
+ public:
+  void* Allocate(size_t bytes) override;
+  void Free(void* block, size_t bytes) override;
+};
+
+// What all pools of the process may take together.
+class HostBudget {
+ public:
+  static constexpr uint64_t kUnlimited = UINT64_MAX;
+
+  struct Usage {
+    uint64_t limit_bytes = kUnlimited;
+    uint64_t reserved_bytes = 0;  // in blocks
+    uint64_t in_use_bytes = 0;    // in pieces that are handed out
+    uint64_t peak_bytes = 0;      // of in_use_bytes, since the last ResetPeak
+  };
+
+  void SetLimit(uint64_t bytes);
+  bool TryReserve(uint64_t bytes);
+  void Unreserve(uint64_t bytes);
+  void AddInUse(int64_t bytes);
+  void ResetPeak();
+  Usage usage() const;
+
+ private:
+  mutable std::mutex mu_;
+  Usage usage_;
+};
+
+class HostPool {
+ public:
+  static constexpr size_t kAlignment = 256;
+  static constexpr size_t kBlockMultiple = size_t{2} << 20;     // a huge page
+  static constexpr size_t kDefaultBlockBytes = size_t{64} << 20;
+
+  enum class Failure { kNone, kLimit, kSystem };
+
+  HostPool(BlockSource* source, HostBudget* budget)
+      : source_(source), budget_(budget) {}
+  // Every piece must have come back.
+  ~HostPool();
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  // Returns null and says why in `failure` when there is no room. `bytes` > 0.
+  void* Allocate(size_t bytes, Failure* failure);
+  void Free(void* piece);
+
+  // Makes sure that the pool holds at least `bytes` in blocks, the missing part
+  // as one new block, so that a plan's pieces pack into it.
+  Failure Reserve(size_t bytes);
+
+  // Gives blocks with nothing in use back to the source.
+  void ReleaseUnusedBlocks();
+
+  uint64_t reserved_bytes() const;
+
+  // Bytes that a request of `bytes` really takes.
+  static size_t RoundUp(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // Empty when the invariant above holds, else what is wrong. For tests.
+  std::string CheckInvariant() const;
+
+ private:
+  struct Piece {
+    size_t bytes;
+    bool free;
+    // Start of the block; a piece merges only within its block.
+    uintptr_t block;
+  };
+  using Pieces = std::map<uintptr_t, Piece>;
+
+  Failure AddBlockLocked(size_t bytes);
+  void* TakeLocked(size_t bytes);
+  void ReleaseUnusedBlocksLocked();
+
+  BlockSource* const source_;
+  HostBudget* const budget_;
+  mutable std::mutex mu_;
+  Pieces pieces_;
+  std::set<std::pair<size_t, uintptr_t>> free_by_size_;
+  std::map<uintptr_t, size_t> blocks_;
+};
+
+// Owns one piece and returns it to its pool.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  HostBuffer(HostPool* pool, void* data) : pool_(pool), data_(data) {}
+  HostBuffer(HostBuffer&& other) noexcept { *this = std::move(other); }
+  HostBuffer& operator=(HostBuffer&& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~HostBuffer() {
+    if (data_ != nullptr) pool_->Free(data_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  HostPool* pool_ = nullptr;
+  void* data_ = nullptr;
+};
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_HOST_POOL_H_

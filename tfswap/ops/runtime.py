@@ -1,0 +1,167 @@
+"""Settings and counters of the copies, for this process.
+
+All of it is process-wide: there is one host pool, and one lane of copies per direction.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import math
+
+from tfswap.oplib.load import CStats, load
+
+_UNLIMITED = 2**64 - 1
+
+
+class _Unchanged(enum.Enum):
+    """What an argument of `configure` is when it was not given: None already means "no limit"."""
+
+    UNCHANGED = enum.auto()
+
+
+_UNCHANGED = _Unchanged.UNCHANGED
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """What `configure` set.
+
+    Attributes:
+        host_memory_limit: bytes that the host pool may take from the system, None for no limit.
+        copy_threads: threads per direction. On a GPU the copies run on its copy engines instead.
+        bandwidth_bytes_per_s: throttle of each direction, None for none. CPU copies only.
+        latency_us: what each copy waits in addition, in microseconds. CPU copies only.
+    """
+
+    host_memory_limit: int | None
+    copy_threads: int
+    bandwidth_bytes_per_s: float | None
+    latency_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapStats:
+    """Counted since the process started, or since `reset_stats`.
+
+    Attributes:
+        out_bytes, in_bytes: copied to the host, and back.
+        out_copies, in_copies: how many copies that were. Empty tensors are not copied.
+        out_busy_s, in_busy_s: from each copy's start to its end, summed.
+        release_stall_s, await_stall_s: how long Release and Await ops waited, summed.
+        pool_in_use_bytes: host memory held by handles and copies now.
+        pool_reserved_bytes: host memory taken from the system now.
+        pool_peak_bytes: the most that was in use.
+    """
+
+    out_bytes: int
+    in_bytes: int
+    out_copies: int
+    in_copies: int
+    out_busy_s: float
+    in_busy_s: float
+    release_stall_s: float
+    await_stall_s: float
+    pool_in_use_bytes: int
+    pool_reserved_bytes: int
+    pool_peak_bytes: int
+
+
+def configure(
+    *,
+    host_memory_limit: int | _Unchanged | None = _UNCHANGED,
+    copy_threads: int | _Unchanged = _UNCHANGED,
+    bandwidth_bytes_per_s: float | _Unchanged | None = _UNCHANGED,
+    latency_us: float | _Unchanged = _UNCHANGED,
+) -> Configuration:
+    """Changes the settings that are given, at once and for copies under way too.
+
+    Returns the settings now in force.
+
+    Raises:
+        ValueError: a negative number, or no thread at all.
+    """
+    now = configuration()
+    wanted = Configuration(
+        host_memory_limit=_chosen(host_memory_limit, now.host_memory_limit),
+        copy_threads=_chosen(copy_threads, now.copy_threads),
+        bandwidth_bytes_per_s=_chosen(bandwidth_bytes_per_s, now.bandwidth_bytes_per_s),
+        latency_us=_chosen(latency_us, now.latency_us),
+    )
+    _check(wanted)
+    c = load().c
+    if wanted.host_memory_limit != now.host_memory_limit:
+        limit = wanted.host_memory_limit
+        c.tfswap_set_host_limit(_UNLIMITED if limit is None else limit)
+    if wanted.copy_threads != now.copy_threads:
+        c.tfswap_set_copy_threads(wanted.copy_threads)
+    throttle = (wanted.bandwidth_bytes_per_s, wanted.latency_us)
+    if throttle != (now.bandwidth_bytes_per_s, now.latency_us):
+        c.tfswap_set_throttle(wanted.bandwidth_bytes_per_s or 0.0, wanted.latency_us)
+    return configuration()
+
+
+def configuration() -> Configuration:
+    """The settings in force."""
+    c = load().c
+    limit = c.tfswap_host_limit()
+    return Configuration(
+        host_memory_limit=None if limit == _UNLIMITED else limit,
+        copy_threads=c.tfswap_copy_threads(),
+        bandwidth_bytes_per_s=c.tfswap_bandwidth() or None,
+        latency_us=c.tfswap_latency_us(),
+    )
+
+
+def reserve(host_bytes: int) -> None:
+    """Takes host memory for a plan's swapped tensors now, in one block, instead of step by step.
+
+    Does nothing when the pool holds that much already. CPU pool only: a GPU's pinned pool grows by
+    itself.
+
+    Raises:
+        ValueError: `host_bytes` is negative.
+        MemoryError: the host limit forbids it, or the system has no more.
+    """
+    if host_bytes < 0:
+        raise ValueError(f"reserve() takes a number of bytes, got {host_bytes}")
+    failure = load().c.tfswap_reserve(host_bytes)
+    if failure == 0:
+        return
+    limit = configuration().host_memory_limit
+    cause = f"host_memory_limit={limit}" if failure == 1 else "the system has no more"
+    raise MemoryError(
+        f"tfswap can't reserve {host_bytes} bytes of host memory: {cause} "
+        f"({stats().pool_reserved_bytes} bytes are reserved already). Raise host_memory_limit=, or swap less "
+        "(a higher memory_limit=)."
+    )
+
+
+def stats() -> SwapStats:
+    """What was copied and waited for so far."""
+    raw = CStats()
+    load().c.tfswap_stats(ctypes.byref(raw))
+    return SwapStats(**{field.name: getattr(raw, field.name) for field in dataclasses.fields(SwapStats)})
+
+
+def reset_stats() -> None:
+    """Sets all counters to zero, and the pool's peak to what is in use now."""
+    load().c.tfswap_reset_stats()
+
+
+def _chosen(given, now):
+    return now if given is _UNCHANGED else given
+
+
+def _check(wanted: Configuration) -> None:
+    limit = wanted.host_memory_limit
+    if limit is not None and not 0 <= limit < _UNLIMITED:
+        raise ValueError(f"host_memory_limit must be a number of bytes, or None for no limit; got {limit}")
+    if wanted.copy_threads < 1:
+        raise ValueError(f"copy_threads must be at least 1, got {wanted.copy_threads}")
+    bandwidth = wanted.bandwidth_bytes_per_s
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise ValueError(f"bandwidth_bytes_per_s must be positive, or None for no throttle; got {bandwidth}")
+    if not 0 <= wanted.latency_us < math.inf:
+        raise ValueError(f"latency_us must be 0 or more, got {wanted.latency_us}")

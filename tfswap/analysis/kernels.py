@@ -128,6 +128,11 @@ def _alias_first(facts: Facts) -> KernelMemory:
     return KernelMemory(alias=((0, 0),))
 
 
+def _bitcast(facts: Facts) -> KernelMemory:
+    """bitcast_op.cc makes an empty tensor first, which asks for one element."""
+    return _with_events((("temp", 4),), alias=((0, 0),))
+
+
 def _alias_each(facts: Facts) -> KernelMemory:
     return KernelMemory(alias=tuple((i, i) for i in range(len(facts.outputs))))
 
@@ -227,6 +232,32 @@ def _cross_entropy(facts: Facts) -> KernelMemory:
     return _with_events(events, forward=_candidates(facts, 1, (0,)), exact=exact)
 
 
+def _fused_batch_norm(facts: Facts) -> KernelMemory:
+    """fused_batch_norm_op.cc: the batch's mean and variance may be written over the running ones."""
+    forward = (*_candidates(facts, 1, (3,)), *_candidates(facts, 2, (4,)))
+    return KernelMemory(forward=forward, events=_outs(len(facts.outputs)))
+
+
+def _lstm_block_cell(facts: Facts) -> KernelMemory:
+    """The old states are written over; by which outputs is not sure, but all have one size."""
+    events, _ = workspace.lstm_block_cell(facts)
+    forward = (*_candidates(facts, 0, (1,)), *_candidates(facts, 1, (2,)))
+    return _with_events(events, forward=forward, exact=False)
+
+
+def _gather_nd(facts: Facts) -> KernelMemory:
+    """gather_nd_op_cpu_impl.h: a number to report a bad index by."""
+    return _with_events((("out", 0), ("temp", 4)))
+
+
+_VARIANT_BYTES = 64
+
+
+def _list(facts: Facts) -> KernelMemory:
+    """list_kernels.cc: a variant, whose elements come later."""
+    return KernelMemory(events=(("hold", _VARIANT_BYTES),))
+
+
 def _list_from_tensor(facts: Facts) -> KernelMemory:
     events, exact = workspace.list_from_tensor(facts)
     return _with_events(events, exact=exact)
@@ -240,10 +271,11 @@ _BINARY = _Entry(_forwarding(0, 1))
 _FRESH = _Entry(_fresh)
 _VIEW = _Entry(_alias_first)
 _FREE = _Entry(_nothing)
+_LIST = _Entry(_list)
 
 _RULES: dict[str, _Entry] = {
     # Hand their input on (identity_op.h, reshape_op.h, shape_ops.h, bitcast_op.cc).
-    "Bitcast": _VIEW,
+    "Bitcast": _Entry(_bitcast),
     "CheckNumerics": _VIEW,
     "EnsureShape": _VIEW,
     "ExpandDims": _VIEW,
@@ -369,6 +401,9 @@ _RULES: dict[str, _Entry] = {
     "BiasAdd": _UNARY,
     "BiasAddV1": _UNARY,
     "ClipByValue": _UNARY,
+    "_FusedConv2D": _Entry(_events_rule(workspace.conv2d)),
+    "_FusedMatMul": _Entry(_events_rule(workspace.matmul)),
+    "_UnaryOpsComposition": _UNARY,
     "LogSoftmax": _UNARY,
     "MatrixBandPart": _UNARY,
     "MatrixSetDiagV3": _UNARY,
@@ -377,9 +412,6 @@ _RULES: dict[str, _Entry] = {
     "SelectV2": _Entry(_forwarding(1, 2)),
     "Snapshot": _UNARY,
     "Softmax": _UNARY,
-    "TensorScatterAdd": _UNARY,
-    "TensorScatterSub": _UNARY,
-    "TensorScatterUpdate": _UNARY,
     # Views where shapes and alignment allow, else copies.
     "BroadcastTo": _Entry(_view_or_fresh(workspace.is_same_shape_view)),
     "Cast": _Entry(_view_or_fresh(workspace.is_same_dtype_view)),
@@ -407,14 +439,21 @@ _RULES: dict[str, _Entry] = {
     "BatchMatMulV2": _Entry(_events_rule(workspace.matmul)),
     "BatchMatMulV3": _Entry(_events_rule(workspace.matmul)),
     "Conv2D": _Entry(_events_rule(workspace.conv2d)),
-    "Conv2DBackpropFilter": _Entry(_events_rule(workspace.conv2d_backprop_filter), attrs=("dilations",)),
-    "Conv2DBackpropInput": _Entry(_events_rule(workspace.conv2d_backprop_input), attrs=("dilations",)),
+    "Conv2DBackpropFilter": _Entry(_events_rule(workspace.conv2d_backprop_filter)),
+    "Conv2DBackpropInput": _Entry(_events_rule(workspace.conv2d_backprop_input)),
     "DepthwiseConv2dNative": _Entry(_events_rule(workspace.depthwise)),
     "DepthwiseConv2dNativeBackpropFilter": _Entry(_events_rule(workspace.depthwise_backprop_filter)),
     "DepthwiseConv2dNativeBackpropInput": _Entry(_events_rule(workspace.depthwise_backprop_input)),
     "Einsum": _Entry(_events_rule(workspace.einsum), attrs=("equation",)),
-    "GRUBlockCell": _Entry(_events_rule(workspace.gru_block_cell)),
-    "LSTMBlockCell": _Entry(_events_rule(workspace.lstm_block_cell)),
+    "FusedBatchNorm": _Entry(_fused_batch_norm),
+    "FusedBatchNormGrad": _Entry(_events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
+    "FusedBatchNormGradV2": _Entry(_events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
+    "FusedBatchNormGradV3": _Entry(_events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
+    "FusedBatchNormV2": _Entry(_fused_batch_norm),
+    "FusedBatchNormV3": _Entry(_fused_batch_norm),
+    "GatherNd": _Entry(_gather_nd),
+    "GRUBlockCell": _Entry(_events_rule(workspace.gru_block_cell, forward=(1,))),
+    "LSTMBlockCell": _Entry(_lstm_block_cell),
     "MatMul": _Entry(_events_rule(workspace.matmul)),
     "MaxPoolGrad": _Entry(_events_rule(workspace.max_pool_grad, forward=(0,))),
     "MirrorPadGrad": _Entry(_events_rule(workspace.mirror_pad_grad)),
@@ -465,7 +504,8 @@ _RULES: dict[str, _Entry] = {
     "TensorListPushBack": _Entry(_list_holding(0, 1)),
     "TensorListSetItem": _Entry(_list_holding(0, 2)),
     "TensorListLength": _FRESH,
-    "TensorListReserve": _FRESH,
+    "TensorListReserve": _LIST,
+    "EmptyTensorList": _LIST,
     "TensorListStack": _FRESH,
     # Known to allocate their outputs only (measured), or kilobytes besides.
     "ApproximateEqual": _FRESH,
@@ -489,10 +529,7 @@ _RULES: dict[str, _Entry] = {
     "DepthToSpace": _FRESH,
     "ExtractImagePatches": _FRESH,
     "Fill": _FRESH,
-    "FusedBatchNormGradV3": _FRESH,
-    "FusedBatchNormV3": _FRESH,
     "Gather": _FRESH,
-    "GatherNd": _FRESH,
     "GatherV2": _FRESH,
     "InTopKV2": _FRESH,
     "InvertPermutation": _FRESH,

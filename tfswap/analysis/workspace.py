@@ -60,11 +60,6 @@ _WORKING_SET_BYTES = 30 << 20  # conv_grad_*_ops: the L3 cache that image shards
 _THREAD_WORK_BYTES = 256 << 10  # conv_grad_input_ops.h: the L2 cache; less work a thread is done in shards
 
 
-def _dilated(facts: Facts) -> bool:
-    dilations = facts.attrs.get("dilations")
-    return isinstance(dilations, tuple) and any(d != 1 for d in dilations)
-
-
 def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(pixels of an output image, elements under one filter, output channels)."""
     return gradient_shape[1] * gradient_shape[2], prod(filter_shape[:3]), filter_shape[3]
@@ -74,6 +69,9 @@ def conv2d(facts: Facts) -> Events:
     """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts, facts.inputs[0], facts.inputs[1], facts.outputs[0])
+    image, kernel = facts.inputs[0], facts.inputs[1]
+    if image.shape and kernel.shape and image.shape[-1] != kernel.shape[2]:  # groups: split, and put together
+        return _temporaries_after_output([t.nbytes or 0 for t in (image, kernel, facts.outputs[0])])
     return (OUT0,), not facts.device.onednn
 
 
@@ -235,21 +233,43 @@ def reduction(facts: Facts) -> Events:
     return (OUT0,), True
 
 
+def _partial_rows(facts: Facts, kind: TensorType) -> int:
+    """redux_functor.h, ReduceOuterDimensions: bytes of partial sums, if rows are narrow; wide ones have none."""
+    shape = known_shape(kind) or ()
+    threads = facts.device.intra_op_threads
+    inner = shape[-1] if shape else 0
+    outer = prod(shape[:-1])
+    if inner > threads * 32 or inner * outer == 0 or outer == 1:
+        return 0
+    blocks = min(outer, _ceil_div(outer * inner, _ceil_div(2000, inner)), threads)
+    return blocks * inner * (8 if kind.dtype == "float64" else 4)  # 16-bit floats are summed in float32
+
+
 def bias_add_grad(facts: Facts) -> Events:
-    """bias_op.cc over redux_functor.h: narrow rows are summed in one partial row for each thread."""
-    gradient = known_shape(facts.inputs[0])
-    if gradient is None or facts.device.kind == "gpu":
+    """bias_op.cc: narrow rows are summed in one partial row for each thread."""
+    gradient = facts.inputs[0]
+    if known_shape(gradient) is None or facts.device.kind == "gpu":
         return (OUT0,), False
     if facts.attrs.get("data_format") == b"NCHW":
         return (OUT0,), False
-    threads = facts.device.intra_op_threads
-    inner = gradient[-1]
-    outer = prod(gradient[:-1])
-    if inner > threads * 32 or inner * outer == 0 or outer == 1:
-        return (OUT0,), True
-    blocks = min(outer, _ceil_div(outer * inner, _ceil_div(2000, inner)), threads)
-    size = 4 if facts.inputs[0].dtype in ("float16", "bfloat16") else _element_bytes(facts.inputs[0])
-    return _temporaries_after_output([blocks * inner * size])
+    rows = _partial_rows(facts, gradient)
+    return _temporaries_after_output([rows] if rows else [])
+
+
+def fused_batch_norm_grad(facts: Facts) -> Events:
+    """fused_batch_norm_op.cc: a row or two of coefficients, and partial sums three times or twice."""
+    outs = tuple(("out", index) for index in range(len(facts.outputs)))
+    channels = facts.inputs[2].nbytes
+    if channels is None or facts.device.kind == "gpu":
+        return outs, False
+    training = bool(facts.attrs.get("is_training", True))
+    coefficients = 1 if training else 2
+    events: list[Event] = [*outs, *[("temp", channels)] * coefficients]
+    rows = _partial_rows(facts, facts.inputs[1])
+    if rows:
+        for index in range(3 if training else 2):
+            events += [("temp", rows), ("free", coefficients + index)]
+    return events, facts.attrs.get("data_format") != b"NCHW"
 
 
 # --- contractions --------------------------------------------------------------------------------------
@@ -457,4 +477,4 @@ def list_from_tensor(facts: Facts) -> Events:
     if not shape:
         return (OUT0,), False
     row = prod(shape[1:]) * _element_bytes(facts.inputs[0])
-    return (OUT0, *(("hold", row) for _ in range(shape[0]))), True
+    return (("hold", 64), *(("hold", row) for _ in range(shape[0]))), True

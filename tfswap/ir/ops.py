@@ -97,7 +97,7 @@ _TRAITS: dict[str, Trait] = {
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
     "_ReadVariablesOp": _READS,  # several at once
-    "ResourceGather": _READS,  # rows of the variable; turns on copy-on-read: every later ReadVariableOp copies
+    "ResourceGather": _READS,  # rows; turns on copy-on-read: later ReadVariableOps copy
     "ResourceGatherNd": _READS,  # as ResourceGather
     "AssignVariableOp": _WRITES,  # adopts its value's buffer and drops the old one
     "AssignAddVariableOp": _WRITES,  # in place
@@ -272,8 +272,8 @@ _TRAITS: dict[str, Trait] = {
     "TensorListSplit": _LIST,
     "TensorListStack": _LIST,
     "TensorListConcatLists": _LIST,
-    # Pure: a function of the inputs and attributes alone, so that they may run again (stateless random ops too:
-    # their seed is an input).
+    # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops are
+    # too: their seed is an input.
     "Abs": _PURE,
     "Acos": _PURE,
     "Acosh": _PURE,

@@ -1,0 +1,652 @@
+"""The cases that `kernel_memory.py` measures: shapes from common training steps, one op each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernel_memory import Case
+
+
+def _f(*shape: int) -> list[Any]:
+    return ["float32", list(shape)]
+
+
+def _i(value: Any) -> dict[str, Any]:
+    return {"const": value, "dtype": "int32"}
+
+
+def _c(value: float) -> dict[str, Any]:
+    return {"const": value, "dtype": "float32"}
+
+
+def _convolutions() -> list[Case]:
+    cases = []
+    for n, h, w, c, k, o, stride, padding in [
+        (16, 128, 128, 64, 3, 64, 1, "SAME"),
+        (16, 128, 128, 3, 3, 64, 1, "SAME"),
+        (16, 8, 8, 512, 3, 512, 1, "SAME"),
+        (32, 102, 102, 3, 7, 64, 2, "VALID"),
+        (32, 24, 24, 256, 1, 64, 1, "SAME"),
+        (32, 24, 24, 256, 1, 512, 2, "SAME"),
+        (32, 6, 6, 512, 3, 512, 1, "SAME"),
+        (32, 3, 3, 960, 1, 320, 1, "SAME"),
+    ]:
+        oh = -(-h // stride) if padding == "SAME" else -(-(h - k + 1) // stride)
+        ow = -(-w // stride) if padding == "SAME" else -(-(w - k + 1) // stride)
+        x, f, y = _f(n, h, w, c), _f(k, k, c, o), _f(n, oh, ow, o)
+        attrs = {"strides": [1, stride, stride, 1], "padding": padding}
+        cases += [
+            Case("Conv2D", {"input": x, "filter": f}, attrs),
+            Case("Conv2DBackpropInput", {"input_sizes": _i(x[1]), "filter": f, "out_backprop": y}, attrs),
+            Case("Conv2DBackpropFilter", {"input": x, "filter_sizes": _i(f[1]), "out_backprop": y}, attrs),
+        ]
+    for n, h, c, k, m, stride, padding in [
+        (32, 49, 96, 3, 1, 2, "VALID"),
+        (32, 24, 144, 3, 1, 1, "SAME"),
+        (8, 14, 33, 7, 2, 1, "SAME"),
+    ]:
+        oh = -(-h // stride) if padding == "SAME" else -(-(h - k + 1) // stride)
+        x, f, y = _f(n, h, h, c), _f(k, k, c, m), _f(n, oh, oh, c * m)
+        attrs = {"strides": [1, stride, stride, 1], "padding": padding}
+        cases += [
+            Case("DepthwiseConv2dNative", {"input": x, "filter": f}, attrs),
+            Case(
+                "DepthwiseConv2dNativeBackpropInput",
+                {"input_sizes": _i(x[1]), "filter": f, "out_backprop": y},
+                attrs,
+            ),
+            Case(
+                "DepthwiseConv2dNativeBackpropFilter",
+                {"input": x, "filter_sizes": _i(f[1]), "out_backprop": y},
+                attrs,
+            ),
+        ]
+    x, f = _f(2, 32, 32, 32, 16), _f(3, 3, 3, 16, 32)
+    y, attrs = _f(2, 32, 32, 32, 32), {"strides": [1] * 5, "padding": "SAME"}
+    cases += [
+        Case("Conv3D", {"input": x, "filter": f}, attrs),
+        Case("Conv3DBackpropInputV2", {"input_sizes": _i(x[1]), "filter": f, "out_backprop": y}, attrs),
+        Case("Conv3DBackpropFilterV2", {"input": x, "filter_sizes": _i(f[1]), "out_backprop": y}, attrs),
+    ]
+    return cases
+
+
+def _pools() -> list[Case]:
+    x, y = _f(16, 128, 128, 64), _f(16, 64, 64, 64)
+    attrs = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+    x3, y3 = _f(2, 16, 16, 16, 32), _f(2, 8, 8, 8, 32)
+    attrs3 = {"ksize": [1, 2, 2, 2, 1], "strides": [1, 2, 2, 2, 1], "padding": "SAME"}
+    overlap = {"ksize": [1, 3, 3, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
+    return [
+        Case("MaxPool", {"input": x}, attrs),
+        Case("MaxPoolGrad", {"orig_input": x, "orig_output": y, "grad": y}, attrs),
+        Case("MaxPoolGradGrad", {"orig_input": x, "orig_output": y, "grad": x}, attrs),
+        Case("MaxPoolWithArgmax", {"input": x}, attrs),
+        Case("MaxPoolGradWithArgmax", {"input": x, "grad": y, "argmax": ["int64", [16, 64, 64, 64]]}, attrs),
+        Case(
+            "MaxPoolGrad",
+            {"orig_input": _f(32, 50, 50, 64), "orig_output": _f(32, 24, 24, 64), "grad": _f(32, 24, 24, 64)},
+            overlap,
+        ),
+        Case("AvgPool", {"value": x}, attrs),
+        Case("AvgPoolGrad", {"orig_input_shape": _i(x[1]), "grad": y}, attrs),
+        Case("MaxPool3D", {"input": x3}, attrs3),
+        Case("MaxPool3DGrad", {"orig_input": x3, "orig_output": y3, "grad": y3}, attrs3),
+        Case("AvgPool3D", {"input": x3}, attrs3),
+        Case("AvgPool3DGrad", {"orig_input_shape": _i(x3[1]), "grad": y3}, attrs3),
+    ]
+
+
+_UNARY = [
+    "Neg", "Exp", "Log", "Log1p", "Expm1", "Sqrt", "Rsqrt", "Square", "Abs", "Sign", "Tanh", "Sigmoid", "Erf",
+    "Erfc", "Sin", "Cos", "Reciprocal", "Inv", "Round", "Floor", "Ceil", "Rint", "Erfinv", "Lgamma", "Digamma", "Atan", "Asin",
+    "Ndtri", "IsFinite", "IsNan", "IsInf", "Tan", "Sinh", "Cosh", "Acos", "Acosh", "Asinh", "Atanh", "OnesLike", "ZerosLike", "Invert", "Bucketize"
+]  # fmt: skip
+_FEATURES = ["Relu", "Relu6", "Elu", "Selu", "Softplus", "Softsign", "LeakyRelu"]
+_BINARY = [
+    "AddV2", "Add", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Maximum", "Minimum", "Pow", "FloorDiv", "FloorMod", "Mod",
+    "SquaredDifference", "Xdivy", "Xlogy", "Xlog1py", "Atan2", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "TruncateDiv", 
+]  # fmt: skip
+_UNARY_GRADS = ["SqrtGrad", "RsqrtGrad", "TanhGrad", "SigmoidGrad", "ReciprocalGrad", "InvGrad"]
+
+
+def _elementwise() -> list[Case]:
+    x, row, scalar = _f(64, 32, 256), _f(256), _f()
+    cases = [Case(op, {"x": x}) for op in _UNARY if op not in ("Invert", "Bucketize")]
+    cases += [Case(op, {"features": x}) for op in _FEATURES]
+    for op in _BINARY:
+        a, b = ("y", "x") if op == "Atan2" else ("x", "y")
+        cases += [Case(op, {a: x, b: x}), Case(op, {a: x, b: row}), Case(op, {a: scalar, b: x})]
+    cases += [
+        Case("Mul", {"x": _f(64, 1, 256), "y": _f(1, 32, 256)}),
+        Case("Mul", {"x": _f(64, 32, 256), "y": _f(64, 1, 1)}),
+        Case("AddV2", {"x": _f(64, 32, 256), "y": _f(64, 1, 256)}),
+    ]
+    cases += [Case(op, {"y": x, "dy": x}) for op in _UNARY_GRADS]
+    cases += [
+        Case("ReluGrad", {"gradients": x, "features": x}),
+        Case("Relu6Grad", {"gradients": x, "features": x}),
+        Case("LeakyReluGrad", {"gradients": x, "features": x}),
+        Case("SoftplusGrad", {"gradients": x, "features": x}),
+        Case("SoftsignGrad", {"gradients": x, "features": x}),
+        Case("EluGrad", {"gradients": x, "outputs": x}),
+        Case("SeluGrad", {"gradients": x, "outputs": x}),
+        Case("Cast", {"x": x}, {"DstT": "float16"}),
+        Case("Cast", {"x": x}, {"DstT": "int32"}),
+        Case("Cast", {"x": x}, {"DstT": "float32"}),
+        Case("Bitcast", {"input": x}, {"type": "int32"}),
+        Case("ClipByValue", {"t": x, "clip_value_min": _c(0.1), "clip_value_max": _c(0.2)}),
+        Case("AddN", {"inputs": [x, x]}),
+        Case("AddN", {"inputs": [x, x, x]}),
+        Case("AddN", {"inputs": [x] * 9}),
+        Case("LogicalNot", {"x": ["bool", [64, 512]]}),
+        Case("LogicalAnd", {"x": ["bool", [64, 512]], "y": ["bool", [64, 512]]}),
+        Case("LogicalOr", {"x": ["bool", [64, 512]], "y": ["bool", [64, 512]]}),
+        Case("Select", {"condition": ["bool", [64, 32, 256]], "x": x, "y": x}),
+        Case("SelectV2", {"condition": ["bool", [64, 32, 256]], "t": x, "e": x}),
+        Case("SelectV2", {"condition": ["bool", [64, 32, 256]], "t": x, "e": _c(0.0)}),
+        Case("SelectV2", {"condition": ["bool", [1, 1, 256]], "t": x, "e": _c(0.0)}),
+        Case("SelectV2", {"condition": ["bool", [64, 32, 256]], "t": _f(1, 32, 256), "e": _f(64, 32, 1)}),
+        Case("SelectV2", {"condition": ["bool", []], "t": x, "e": x}),
+        Case("BiasAdd", {"value": x, "bias": row}),
+        Case("BiasAdd", {"value": _f(16, 64, 64, 64), "bias": _f(64)}),
+        Case("BiasAddGrad", {"out_backprop": x}),
+        Case("BiasAddGrad", {"out_backprop": _f(16, 64, 64, 64)}),
+        Case("Softmax", {"logits": _f(16, 4, 128, 128)}),
+        Case("Softmax", {"logits": _f(2048, 2000)}),
+        Case("LogSoftmax", {"logits": _f(2048, 2000)}),
+        Case(
+            "SparseSoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": ["int32", [2048]]}
+        ),
+        Case("SoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": _f(2048, 2000)}),
+        Case("SoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": _f(1, 2000)}),
+        Case("L2Loss", {"t": x}),
+        Case("LRN", {"input": _f(16, 32, 32, 64)}),
+        Case(
+            "LRNGrad",
+            {
+                "input_grads": _f(16, 32, 32, 64),
+                "input_image": _f(16, 32, 32, 64),
+                "output_image": _f(16, 32, 32, 64),
+            },
+        ),
+        Case("CheckNumerics", {"tensor": x}, {"message": "m"}),
+        Case("PreventGradient", {"input": x}),
+        Case("StopGradient", {"input": x}),
+        Case("Identity", {"input": x}),
+        Case("IdentityN", {"input": [x, row]}),
+        Case("Snapshot", {"input": x}),
+        Case("DeepCopy", {"x": x}),
+        Case("Reshape", {"tensor": x, "shape": _i([64, 8192])}),
+        Case("ExpandDims", {"input": x, "axis": _i(0)}),
+        Case("Squeeze", {"input": _f(64, 1, 256)}),
+        Case("EnsureShape", {"input": x}, {"shape": [64, 32, 256]}),
+        Case("Shape", {"input": x}),
+        Case("ShapeN", {"input": [x, row]}),
+        Case("Size", {"input": x}),
+        Case("Rank", {"input": x}),
+        Case("Cumsum", {"x": x, "axis": _i(1)}),
+        Case("Cumprod", {"x": x, "axis": _i(1)}),
+    ]
+    return cases
+
+
+def _reductions() -> list[Case]:
+    cases = []
+    x = _f(32, 24, 24, 96)
+    for op in ("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm"):
+        for axes in ([0, 1, 2], [1, 2], [3], [0], [0, 1, 2, 3], [0, 2], [1, 3], [], [-1]):
+            for keep in (True, False):
+                cases.append(
+                    Case(op, {"input": x, "axis": {"const": axes, "dtype": "int32"}}, {"keep_dims": keep})
+                )
+    cases += [
+        Case("Sum", {"input": _f(8, 4, 6, 5, 7, 32), "axis": _i([0, 2, 4])}, {"keep_dims": True}),
+        Case("Sum", {"input": _f(8, 4, 6, 5, 7, 32), "axis": _i([1, 3, 5])}, {"keep_dims": False}),
+        Case("Sum", {"input": _f(1, 1, 64, 32), "axis": _i([0, 1])}, {"keep_dims": False}),
+        Case("Mean", {"input": _f(64, 1, 32), "axis": _i([1])}, {"keep_dims": True}),
+        Case("All", {"input": ["bool", [64, 512]], "axis": _i([0])}),
+        Case("Any", {"input": ["bool", [64, 512]], "axis": _i([1])}),
+        Case("ArgMax", {"input": x, "dimension": _i(3)}),
+        Case("ArgMin", {"input": x, "dimension": _i(3)}),
+        Case("TopKV2", {"input": _f(256, 512), "k": _i(5)}),
+        Case("InTopKV2", {"predictions": _f(256, 512), "targets": ["int32", [256]], "k": _i(5)}),
+    ]
+    return cases
+
+
+def _matrices() -> list[Case]:
+    def mm(m: int, k: int, n: int, ta: bool = False, tb: bool = False) -> Case:
+        return Case(
+            "MatMul",
+            {"a": _f(k, m) if ta else _f(m, k), "b": _f(n, k) if tb else _f(k, n)},
+            {"transpose_a": ta, "transpose_b": tb},
+        )
+
+    def bmm(batch: list[int], m: int, k: int, n: int, ax: bool = False, ay: bool = False) -> Case:
+        return Case(
+            "BatchMatMulV2",
+            {"x": _f(*batch, *((k, m) if ax else (m, k))), "y": _f(*batch, *((n, k) if ay else (k, n)))},
+            {"adj_x": ax, "adj_y": ay},
+        )
+
+    return [
+        mm(8192, 1024, 1024),
+        mm(1024, 8192, 1024, ta=True),
+        mm(8192, 1024, 1024, tb=True),
+        mm(64, 256, 1024),
+        mm(1, 1024, 512),
+        mm(512, 1024, 1),
+        mm(2048, 256, 2000),
+        Case("MatMul", {"a": ["float16", [256, 512]], "b": ["float16", [512, 128]]}),
+        Case("MatMul", {"a": ["bfloat16", [256, 512]], "b": ["bfloat16", [512, 128]]}),
+        Case("MatMul", {"a": ["bfloat16", [512, 256]], "b": ["bfloat16", [512, 128]]}, {"transpose_a": True}),
+        bmm([16, 4], 128, 64, 128),
+        bmm([16, 4], 128, 64, 128, ax=True),
+        bmm([16, 4], 128, 64, 128, ay=True),
+        Case("BatchMatMulV2", {"x": ["float16", [8, 64, 64]], "y": ["float16", [8, 64, 64]]}),
+        Case("BatchMatMulV2", {"x": ["bfloat16", [8, 64, 64]], "y": ["bfloat16", [8, 64, 64]]}),
+        Case("BatchMatMulV2", {"x": _f(16, 1, 256, 256), "y": _f(16, 128, 256, 64)}),
+        Case("BatchMatMulV2", {"x": _f(16, 128, 256), "y": _f(256, 768)}),
+        Case("BatchMatMul", {"x": _f(16, 128, 256), "y": _f(16, 256, 128)}),
+        Case("Einsum", {"inputs": [_f(16, 128, 256), _f(256, 4, 64)]}, {"equation": "abc,cde->abde"}),
+        Case("Einsum", {"inputs": [_f(16, 128, 4, 64), _f(16, 128, 4, 64)]}, {"equation": "aecd,abcd->acbe"}),
+        Case(
+            "Einsum", {"inputs": [_f(16, 4, 128, 128), _f(16, 128, 4, 64)]}, {"equation": "acbe,aecd->abcd"}
+        ),
+        Case("Einsum", {"inputs": [_f(16, 128, 4, 64), _f(4, 64, 256)]}, {"equation": "abcd,cde->abe"}),
+    ]
+
+
+def _layout() -> list[Case]:
+    x = _f(16, 128, 4, 64)
+    return [
+        Case("Transpose", {"x": x, "perm": _i([0, 2, 1, 3])}),
+        Case("Transpose", {"x": x, "perm": _i([0, 1, 2, 3])}),
+        Case("Transpose", {"x": _f(64, 1, 100, 64), "perm": _i([1, 0, 2, 3])}),
+        Case("ConjugateTranspose", {"x": x, "perm": _i([0, 2, 1, 3])}),
+        Case("ConcatV2", {"values": [_f(64, 256), _f(64, 256)], "axis": _i(1)}),
+        Case("ConcatV2", {"values": [_f(64, 256), _f(0, 256)], "axis": _i(0)}),
+        Case("Pack", {"values": [_f(64, 256)]}, {"axis": 0}),
+        Case("Pack", {"values": [_f(64, 256), _f(64, 256)]}, {"axis": 1}),
+        Case("Unpack", {"value": _f(2, 64, 256)}, {"num": 2, "axis": 0}),
+        Case("Unpack", {"value": _f(64, 2, 256)}, {"num": 2, "axis": 1}),
+        Case("Unpack", {"value": _f(1, 64, 256)}, {"num": 1, "axis": 0}),
+        Case("Split", {"axis": _i(1), "value": _f(64, 1024)}, {"num_split": 4}),
+        Case("Split", {"axis": _i(0), "value": _f(64, 1024)}, {"num_split": 4}),
+        Case("Split", {"axis": _i(0), "value": _f(64, 1024)}, {"num_split": 1}),
+        Case(
+            "SplitV", {"value": _f(64, 1024), "size_splits": _i([256, 768]), "axis": _i(1)}, {"num_split": 2}
+        ),
+        Case("SplitV", {"value": _f(64, 1024), "size_splits": _i([16, 48]), "axis": _i(0)}, {"num_split": 2}),
+        Case("Slice", {"input": _f(32, 49, 49, 96), "begin": _i([0, 0, 0, 0]), "size": _i([32, 48, 48, 96])}),
+        Case("Slice", {"input": _f(32, 49, 96), "begin": _i([0, 0, 0]), "size": _i([32, 49, 96])}),
+        Case("Slice", {"input": _f(32, 49, 96), "begin": _i([8, 0, 0]), "size": _i([16, 49, 96])}),
+        Case(
+            "StridedSlice",
+            {"input": _f(100, 64, 256), "begin": _i([-1]), "end": _i([0]), "strides": _i([1])},
+            {"shrink_axis_mask": 1, "end_mask": 1},
+        ),
+        Case(
+            "StridedSlice",
+            {"input": _f(100, 64, 256), "begin": _i([3]), "end": _i([4]), "strides": _i([1])},
+            {"shrink_axis_mask": 1},
+        ),
+        Case(
+            "StridedSlice", {"input": _f(100, 64, 256), "begin": _i([2]), "end": _i([10]), "strides": _i([1])}
+        ),
+        Case(
+            "StridedSlice",
+            {"input": _f(100, 64, 256), "begin": _i([0, 2]), "end": _i([100, 10]), "strides": _i([1, 1])},
+        ),
+        Case(
+            "StridedSlice",
+            {"input": _f(100, 64, 256), "begin": _i([0]), "end": _i([100]), "strides": _i([1])},
+        ),
+        Case("StridedSlice", {"input": _f(64, 255), "begin": _i([3]), "end": _i([10]), "strides": _i([1])}),
+        Case(
+            "StridedSliceGrad",
+            {
+                "shape": _i([100, 64, 256]),
+                "begin": _i([3]),
+                "end": _i([4]),
+                "strides": _i([1]),
+                "dy": _f(64, 256),
+            },
+            {"shrink_axis_mask": 1},
+        ),
+        Case("Pad", {"input": _f(32, 48, 48, 96), "paddings": _i([[0, 0], [0, 1], [0, 1], [0, 0]])}),
+        Case("Pad", {"input": _f(32, 48, 96), "paddings": _i([[0, 0], [0, 0], [0, 0]])}),
+        Case(
+            "PadV2",
+            {
+                "input": _f(32, 48, 48, 96),
+                "paddings": _i([[0, 0], [0, 1], [0, 1], [0, 0]]),
+                "constant_values": _c(1.0),
+            },
+        ),
+        Case(
+            "MirrorPad",
+            {"input": _f(32, 48, 48, 96), "paddings": _i([[0, 0], [1, 1], [1, 1], [0, 0]])},
+            {"mode": "REFLECT"},
+        ),
+        Case(
+            "MirrorPadGrad",
+            {"input": _f(32, 50, 50, 96), "paddings": _i([[0, 0], [1, 1], [1, 1], [0, 0]])},
+            {"mode": "REFLECT"},
+        ),
+        Case("Tile", {"input": _f(1, 1, 1, 96), "multiples": _i([32, 48, 48, 1])}),
+        Case("Tile", {"input": _f(32, 48, 96), "multiples": _i([1, 1, 1])}),
+        Case("BroadcastTo", {"input": _f(1, 1, 96), "shape": _i([32, 48, 96])}),
+        Case("BroadcastTo", {"input": _f(32, 48, 96), "shape": _i([32, 48, 96])}),
+        Case("Fill", {"dims": _i([64, 256]), "value": _f()}),
+        Case("Range", {"start": ["int32", []], "limit": _i(1000), "delta": _i(1)}),
+        Case(
+            "OneHot",
+            {"indices": ["int32", [2048]], "depth": _i(1000), "on_value": _c(1.0), "off_value": _c(0.0)},
+        ),
+        Case("GatherV2", {"params": _f(2000, 256), "indices": ["int32", [16, 128]], "axis": _i(0)}),
+        Case("GatherV2", {"params": _f(64, 2000), "indices": ["int32", [128]], "axis": _i(1)}),
+        Case(
+            "GatherV2",
+            {"params": _f(16, 200, 64), "indices": ["int32", [16, 128]], "axis": _i(1)},
+            {"batch_dims": 1},
+        ),
+        Case("Gather", {"params": _f(2000, 256), "indices": ["int32", [16, 128]]}),
+        Case("GatherNd", {"params": _f(200, 256), "indices": ["int32", [128, 1]]}),
+        Case("ScatterNd", {"indices": ["int32", [128, 1]], "updates": _f(128, 256), "shape": _i([200, 256])}),
+        Case(
+            "TensorScatterUpdate",
+            {"tensor": _f(200, 256), "indices": ["int32", [128, 1]], "updates": _f(128, 256)},
+        ),
+        Case(
+            "TensorScatterAdd",
+            {"tensor": _f(200, 256), "indices": ["int32", [128, 1]], "updates": _f(128, 256)},
+        ),
+        Case(
+            "UnsortedSegmentSum",
+            {"data": _f(2048, 256), "segment_ids": ["int32", [2048]], "num_segments": _i(2000)},
+        ),
+        Case(
+            "UnsortedSegmentMax",
+            {"data": _f(2048, 256), "segment_ids": ["int32", [2048]], "num_segments": _i(2000)},
+        ),
+        Case(
+            "SegmentSum",
+            {"data": _f(2048, 256), "segment_ids": {"const": list(range(2048)), "dtype": "int32"}},
+        ),
+        Case("ReverseV2", {"tensor": _f(64, 100, 64), "axis": _i([1])}),
+        Case("ReverseV2", {"tensor": _f(64, 100, 64), "axis": _i([])}),
+        Case("ReverseSequence", {"input": _f(64, 100, 64), "seq_lengths": ["int32", [64]]}, {"seq_dim": 1}),
+        Case("Roll", {"input": _f(64, 100, 64), "shift": _i(2), "axis": _i(1)}),
+        Case(
+            "SpaceToBatchND",
+            {"input": _f(8, 32, 32, 16), "block_shape": _i([2, 2]), "paddings": _i([[0, 0], [0, 0]])},
+        ),
+        Case(
+            "BatchToSpaceND",
+            {"input": _f(8, 32, 32, 16), "block_shape": _i([2, 2]), "crops": _i([[0, 0], [0, 0]])},
+        ),
+        Case("SpaceToDepth", {"input": _f(8, 32, 32, 16)}, {"block_size": 2}),
+        Case("DepthToSpace", {"input": _f(8, 32, 32, 16)}, {"block_size": 2}),
+        Case("ResizeBilinear", {"images": _f(8, 32, 32, 16), "size": _i([64, 64])}),
+        Case("ResizeBilinear", {"images": _f(8, 32, 32, 16), "size": _i([32, 32])}),
+        Case("ResizeBilinearGrad", {"grads": _f(8, 64, 64, 16), "original_image": _f(8, 32, 32, 16)}),
+        Case("ResizeNearestNeighbor", {"images": _f(8, 32, 32, 16), "size": _i([64, 64])}),
+        Case("ResizeNearestNeighborGrad", {"grads": _f(8, 64, 64, 16), "size": _i([32, 32])}),
+        Case("ResizeBicubic", {"images": _f(8, 32, 32, 16), "size": _i([64, 64])}),
+        Case(
+            "ExtractImagePatches",
+            {"images": _f(8, 32, 32, 16)},
+            {"ksizes": [1, 3, 3, 1], "strides": [1, 1, 1, 1], "rates": [1, 1, 1, 1], "padding": "SAME"},
+        ),
+        Case("MatrixBandPart", {"input": _f(16, 128, 128), "num_lower": _i(-1), "num_upper": _i(0)}),
+        Case(
+            "MatrixDiagV3",
+            {
+                "diagonal": _f(16, 128),
+                "k": _i(0),
+                "num_rows": _i(-1),
+                "num_cols": _i(-1),
+                "padding_value": _c(0.0),
+            },
+        ),
+        Case("Where", {"condition": ["bool", [64, 512]]}),
+    ]
+
+
+def _normalisation_and_random() -> list[Case]:
+    x, c = _f(32, 24, 24, 64), _f(64)
+    training = {"is_training": True}
+    seeds = {"key": ["uint64", [1]], "counter": {"const": [1, 2], "dtype": "uint64"}, "alg": _i(1)}
+    return [
+        Case("FusedBatchNormV3", {"x": x, "scale": c, "offset": c, "mean": c, "variance": c}, training),
+        Case(
+            "FusedBatchNormV3",
+            {"x": x, "scale": c, "offset": c, "mean": c, "variance": c},
+            {"is_training": False},
+        ),
+        Case(
+            "FusedBatchNormGradV3",
+            {
+                "y_backprop": x,
+                "x": x,
+                "scale": c,
+                "reserve_space_1": c,
+                "reserve_space_2": c,
+                "reserve_space_3": c,
+            },
+            training,
+        ),
+        Case(
+            "FusedBatchNormGradV3",
+            {
+                "y_backprop": x,
+                "x": x,
+                "scale": c,
+                "reserve_space_1": c,
+                "reserve_space_2": c,
+                "reserve_space_3": c,
+            },
+            {"is_training": False},
+        ),
+        Case("StatelessRandomUniformV2", {"shape": _i([16, 4, 128, 128]), **seeds}),
+        Case("StatelessRandomNormalV2", {"shape": _i([16, 4, 128, 128]), **seeds}),
+        Case("StatelessTruncatedNormalV2", {"shape": _i([16, 4, 128, 128]), **seeds}),
+        Case(
+            "StatelessRandomUniformIntV2",
+            {"shape": _i([16, 4, 128]), **seeds, "minval": _i(0), "maxval": _i(9)},
+        ),
+        Case("StatelessRandomUniform", {"shape": _i([16, 4, 128, 128]), "seed": ["int32", [2]]}),
+        Case("StatelessRandomGetKeyCounter", {"seed": ["int32", [2]]}),
+        Case("RandomUniform", {"shape": _i([16, 4, 128, 128])}, {"dtype": "float32"}),
+        Case("RandomStandardNormal", {"shape": _i([16, 4, 128, 128])}, {"dtype": "float32"}),
+        Case("TruncatedNormal", {"shape": _i([16, 4, 128, 128])}, {"dtype": "float32"}),
+        *_variables_and_lists(),
+        *_fused(),
+        Case(
+            "LSTMBlockCell",
+            {
+                "x": _f(64, 128),
+                "cs_prev": _f(64, 256),
+                "h_prev": _f(64, 256),
+                "w": _f(384, 1024),
+                "wci": _f(256),
+                "wcf": _f(256),
+                "wco": _f(256),
+                "b": _f(1024),
+            },
+        ),
+        Case(
+            "GRUBlockCell",
+            {
+                "x": _f(64, 128),
+                "h_prev": _f(64, 256),
+                "w_ru": _f(384, 512),
+                "w_c": _f(384, 256),
+                "b_ru": _f(512),
+                "b_c": _f(256),
+            },
+        ),
+    ]
+
+
+def _variables_and_lists() -> list[Case]:
+    v, g, lr = {"variable": _f(512, 256)}, _f(512, 256), _c(0.1)
+    rows, ids = _f(64, 256), ["int32", [64]]
+    types = {"dtype": "float32"}
+    elements = {"element_dtype": "float32"}
+    return [
+        Case("ReadVariableOp", {"resource": v}, types),
+        Case("AssignVariableOp", {"resource": v, "value": g}),
+        Case("AssignAddVariableOp", {"resource": v, "value": g}),
+        Case("AssignSubVariableOp", {"resource": v, "value": g}),
+        Case("VariableShape", {"input": v}),
+        Case("ResourceGather", {"resource": v, "indices": ids}, types),
+        Case("ResourceScatterAdd", {"resource": v, "indices": ids, "updates": rows}),
+        Case("ResourceApplyGradientDescent", {"var": v, "alpha": lr, "delta": g}),
+        Case("ResourceApplyMomentum", {"var": v, "accum": v, "lr": lr, "grad": g, "momentum": lr}),
+        Case("ResourceApplyKerasMomentum", {"var": v, "accum": v, "lr": lr, "grad": g, "momentum": lr}),
+        Case("ResourceApplyAdagradV2", {"var": v, "accum": v, "lr": lr, "epsilon": lr, "grad": g}),
+        Case(
+            "ResourceApplyRMSProp",
+            {"var": v, "ms": v, "mom": v, "lr": lr, "rho": lr, "momentum": lr, "epsilon": lr, "grad": g},
+        ),
+        Case(
+            "ResourceApplyAdam",
+            {
+                "var": v,
+                "m": v,
+                "v": v,
+                "beta1_power": lr,
+                "beta2_power": lr,
+                "lr": lr,
+                "beta1": lr,
+                "beta2": lr,
+                "epsilon": lr,
+                "grad": g,
+            },
+        ),
+        Case(
+            "ResourceApplyFtrl",
+            {
+                "var": v,
+                "accum": v,
+                "linear": v,
+                "grad": g,
+                "lr": lr,
+                "l1": lr,
+                "l2": lr,
+                "lr_power": _c(-0.5),
+            },
+        ),
+        Case(
+            "ResourceSparseApplyAdagradV2",
+            {"var": v, "accum": v, "lr": lr, "epsilon": lr, "grad": rows, "indices": ids},
+        ),
+        Case("TensorListFromTensor", {"tensor": _f(100, 64, 64), "element_shape": _i([64, 64])}),
+        Case("TensorListReserve", {"element_shape": _i([64, 64]), "num_elements": ["int32", []]}, elements),
+        Case("EmptyTensorList", {"element_shape": ["int32", [2]], "max_num_elements": _i(-1)}, elements),
+    ]
+
+
+def _fused() -> list[Case]:
+    """What Grappler makes of a graph."""
+    x, f, b, y = _f(16, 32, 32, 64), _f(3, 3, 64, 128), _f(128), _f(16, 32, 32, 128)
+    attrs = {
+        "strides": [1, 1, 1, 1],
+        "padding": "SAME",
+        "num_args": 1,
+        "explicit_paddings": [],
+        "data_format": "NHWC",
+        "filter_format": "HWIO",
+        "dilations": [1, 1, 1, 1],
+        "use_cudnn_on_gpu": True,
+        "epsilon": 0.0,
+        "leakyrelu_alpha": 0.2,
+    }
+    ops = {"transpose_a": False, "transpose_b": False, "epsilon": 0.0, "leakyrelu_alpha": 0.2}
+    return [
+        Case(
+            "_FusedConv2D",
+            {"input": x, "filter": f, "args": [b], "host_args": []},
+            {**attrs, "fused_ops": ["BiasAdd"]},
+        ),
+        Case(
+            "_FusedConv2D",
+            {"input": x, "filter": f, "args": [b], "host_args": []},
+            {**attrs, "fused_ops": ["BiasAdd", "Relu"]},
+        ),
+        Case(
+            "_FusedMatMul",
+            {"a": _f(64, 256), "b": _f(256, 512), "args": [_f(512)]},
+            {**ops, "fused_ops": ["BiasAdd"]},
+        ),
+        Case(
+            "_FusedMatMul",
+            {"a": _f(64, 256), "b": _f(256, 512), "args": [_f(512)]},
+            {**ops, "fused_ops": ["BiasAdd", "Relu"]},
+        ),
+        Case("_UnaryOpsComposition", {"x": _f(64, 256)}, {"op_names": ["Neg", "Exp"]}),
+        Case(
+            "Conv2D",
+            {"input": x, "filter": f},
+            {"strides": [1, 1, 1, 1], "padding": "EXPLICIT", "explicit_paddings": [0, 0, 1, 1, 2, 2, 0, 0]},
+        ),
+        Case(
+            "Conv2D",
+            {"input": x, "filter": f},
+            {"strides": [1, 1, 1, 1], "padding": "SAME", "dilations": [1, 2, 2, 1]},
+        ),
+        Case(
+            "Conv2D", {"input": x, "filter": _f(3, 3, 16, 128)}, {"strides": [1, 1, 1, 1], "padding": "SAME"}
+        ),
+        Case(
+            "Conv2D",
+            {"input": ["float16", x[1]], "filter": ["float16", f[1]]},
+            {"strides": [1, 1, 1, 1], "padding": "SAME"},
+        ),
+        Case(
+            "Conv2D",
+            {"input": ["bfloat16", x[1]], "filter": ["bfloat16", f[1]]},
+            {"strides": [1, 1, 1, 1], "padding": "SAME"},
+        ),
+        Case(
+            "Conv2DBackpropInput",
+            {"input_sizes": _i(x[1]), "filter": ["float16", f[1]], "out_backprop": ["float16", y[1]]},
+            {"strides": [1, 1, 1, 1], "padding": "SAME"},
+        ),
+        Case(
+            "Conv2DBackpropFilter",
+            {"input": ["float16", x[1]], "filter_sizes": _i(f[1]), "out_backprop": ["float16", y[1]]},
+            {"strides": [1, 1, 1, 1], "padding": "SAME"},
+        ),
+        Case("Relu", {"features": ["float16", [64, 512]]}),
+        Case("Sum", {"input": ["float16", [64, 32, 256]], "axis": _i([0, 1])}),
+        Case("Mean", {"input": ["float16", [64, 32, 256]], "axis": _i([2])}),
+        Case("Softmax", {"logits": ["float16", [64, 512]]}),
+        Case("LogSoftmax", {"logits": ["float16", [64, 512]]}),
+        Case("BiasAddGrad", {"out_backprop": ["float16", [64, 32, 64]]}),
+        Case(
+            "FusedBatchNormV3",
+            {
+                "x": ["float16", [32, 24, 24, 64]],
+                "scale": _f(64),
+                "offset": _f(64),
+                "mean": _f(64),
+                "variance": _f(64),
+            },
+            {"is_training": True},
+        ),
+    ]
+
+
+CASES = [
+    *_convolutions(),
+    *_pools(),
+    *_elementwise(),
+    *_reductions(),
+    *_matrices(),
+    *_layout(),
+    *_normalisation_and_random(),
+]

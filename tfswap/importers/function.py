@@ -42,21 +42,13 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     }
     if shapes:
         graph_def = bind_shapes(graph_def, func_graph, shapes)
-    return prune(
-        import_graph_def(
-            graph_def,
-            feeds=[t.op.name for t in func_graph.inputs],
-            fetches=[t.name for t in func_graph.outputs],
-            targets=[o.name for o in func_graph.control_outputs],
-        )
+    graph = import_graph_def(
+        graph_def,
+        feeds=[t.op.name for t in func_graph.inputs],
+        fetches=[t.name for t in func_graph.outputs],
+        targets=[o.name for o in func_graph.control_outputs],
     )
-
-
-def prune(graph: Graph) -> Graph:
-    """Drop the nodes that nothing fetched needs, feeds aside: TensorFlow never runs them."""
-    live = graph.live_nodes() | set(graph.feeds)
-    for name in [n.name for n in graph if n not in live]:
-        del graph._nodes[name]
+    graph.prune()
     return graph
 
 

@@ -7,6 +7,7 @@ references stay serialised. Shapes come from `_output_shapes`, which TensorFlow 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_shape_pb2
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_pb2, tensor_shape_pb2
 
 # Ops of TensorFlow 1's lowered loops: they make the graph cyclic, and a node in them runs many times.
 LOOP_FRAMES = frozenset(
@@ -29,6 +30,9 @@ LOOP_FRAMES = frozenset(
         "RefNextIteration",
     )
 )
+
+# Elements of an integer constant up to which its values are kept: axes, permutations, paddings of a tensor.
+SMALL_CONSTANT = 16
 
 
 def import_graph_def(
@@ -64,6 +68,8 @@ def import_graph_def(
         node = graph.add(proto.op, proto.name, attrs=attrs, device=proto.device)
         node.outputs = _output_types(proto.op, attrs, shapes if isinstance(shapes, tuple) else ())
         by_name[proto.name] = node
+        if proto.op == "Const" and node.outputs[0].dtype in ("int32", "int64"):
+            _note_small_constant(graph, node, proto.attr["value"].tensor)
         pending.append((node, proto.input))
     for node, names in pending:
         inputs, controls = [], []
@@ -85,6 +91,16 @@ def import_graph_def(
     rest.versions.CopyFrom(graph_def.versions)
     graph.library = Opaque("GraphDef", rest.SerializeToString(deterministic=True))
     return graph
+
+
+def _note_small_constant(graph: Graph, node: Node, tensor: tensor_pb2.TensorProto) -> None:
+    count = node.outputs[0].num_elements
+    if count is None:
+        count = math.prod(d.size for d in tensor.tensor_shape.dim)
+    if count <= SMALL_CONSTANT:
+        from tensorflow.python.framework import tensor_util
+
+        graph.small_constants[node] = tuple(tensor_util.MakeNdarray(tensor).ravel().tolist())
 
 
 def _find(nodes: dict[str, Node], name: str, where: str) -> Node:

@@ -92,6 +92,7 @@ class Graph:
         fetches: the tensors that the caller gets back, in order.
         targets: nodes that must run although nothing is fetched from them.
         library: functions that nodes call by name, and the graph's versions; opaque.
+        small_constants: flat values of the small integer constants (axes, permutations, sizes).
     """
 
     def __init__(self) -> None:
@@ -100,6 +101,7 @@ class Graph:
         self.fetches: list[Output] = []
         self.targets: list[Node] = []
         self.library: Opaque | None = None
+        self.small_constants: dict[Node, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -175,7 +177,17 @@ class Graph:
                 raise ValueError(f"{node.name!r} can't be removed: {other.name!r} uses it")
         if any(f.node is node for f in self.fetches) or node in self.targets or node in self.feeds:
             raise ValueError(f"{node.name!r} can't be removed: it is fed, fetched or a target")
+        self._discard(node)
+
+    def prune(self) -> None:
+        """Drop the nodes that neither a fetch nor a target needs, feeds aside: TensorFlow never runs them."""
+        live = self.live_nodes() | set(self.feeds)
+        for node in [n for n in self if n not in live]:
+            self._discard(node)
+
+    def _discard(self, node: Node) -> None:
         del self._nodes[node.name]
+        self.small_constants.pop(node, None)
 
     def copy(self) -> Graph:
         """A graph of fresh nodes; attributes and types, which never change, are shared."""
@@ -191,6 +203,7 @@ class Graph:
         twin.fetches = [Output(twins[f.node], f.index) for f in self.fetches]
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
+        twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         return twin
 
     def topological(self) -> list[Node]:

@@ -272,8 +272,8 @@ _TRAITS: dict[str, Trait] = {
     "TensorListSplit": _LIST,
     "TensorListStack": _LIST,
     "TensorListConcatLists": _LIST,
-    # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops are
-    # too: their seed is an input.
+    # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops
+    # are too: their seed is an input.
     "Abs": _PURE,
     "Acos": _PURE,
     "Acosh": _PURE,
@@ -324,6 +324,7 @@ _TRAITS: dict[str, Trait] = {
     "ClipByValue": _PURE,
     "Complex": _PURE,
     "Concat": _PURE,
+    "ConcatOffset": _PURE,
     "ConcatV2": _PURE,
     "Conj": _PURE,
     "ConjugateTranspose": _PURE,

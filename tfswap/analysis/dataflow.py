@@ -1,0 +1,227 @@
+"""The step as the allocator sees it: kernels that allocate and read values, in index form for speed.
+
+A *value* is one buffer's worth of data: a kernel's fresh output together with every view of it, or one
+version of a variable. Views, constants, feeds and variable reads neither allocate nor hold more than the
+values behind them, so they are *free* nodes: TensorFlow may run them whenever it likes. All other nodes are
+*kernels*, and get a place in the order.
+
+Invariant: pure function of the graph and the device; everything is indexed by position in the graph's
+topological order (nodes) or by creation (values).
+
+Not handled: the insides of functional control flow, whose nodes count as kernels that allocate their outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfswap.analysis import kernels
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.planner.allocator import round_up
+
+PERSISTENT = -1
+"""Producer of a value that is there before the step: a variable, an argument, a constant."""
+
+
+class Value(NamedTuple):
+    """One buffer's worth of data.
+
+    Attributes:
+        tensor: the tensor that first holds it.
+        nbytes: unrounded bytes.
+        producer: index of the kernel that makes it, or PERSISTENT.
+    """
+
+    tensor: Output
+    nbytes: int
+    producer: int
+
+
+class Update(NamedTuple):
+    """A kernel's write to a variable: `old` version becomes `new`, in place or by adopting `adopted`'s buffer."""
+
+    old: int
+    new: int
+    adopted: int | None
+
+
+@dataclass
+class Dataflow:
+    """The facts. Lists indexed by node hold empty tuples for free nodes.
+
+    Attributes:
+        nodes: live nodes in topological order.
+        deps: per node, indices of the nodes that must run before it (data and control, and the readers of a
+            variable's old version before the write that would otherwise have to copy it).
+        is_kernel: per node, whether it has a place in the order.
+        reads: per node, the values that its inputs hold, once per edge.
+        makes: per node, (output index, value) for outputs with a buffer of their own.
+        forwards: per node, (value made, candidate values read), as `KernelMemory.forward`.
+        events: per node, as `KernelMemory.events`.
+        updates: per node, its writes to variables.
+        values: all values.
+        fetched: values that the caller gets, held until the step has ended.
+        value_of: the value that a (node, output index) holds; missing where it holds none.
+        inexact: kernels whose memory is known by an upper bound only.
+        place: index of each node by name.
+    """
+
+    nodes: list[Node]
+    deps: list[tuple[int, ...]] = field(default_factory=list)
+    is_kernel: list[bool] = field(default_factory=list)
+    reads: list[tuple[int, ...]] = field(default_factory=list)
+    makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    forwards: list[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=list)
+    events: list[tuple[kernels.Event, ...]] = field(default_factory=list)
+    updates: list[tuple[Update, ...]] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    fetched: frozenset[int] = frozenset()
+    value_of: dict[tuple[Node, int], int] = field(default_factory=dict)
+    inexact: list[int] = field(default_factory=list)
+    place: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Rounded bytes of variables, arguments and constants."""
+        updated = {u.new for us in self.updates for u in us}
+        return sum(
+            round_up(v.nbytes) for i, v in enumerate(self.values) if v.producer == PERSISTENT and i not in updated
+        )
+
+
+def analyse_dataflow(graph: Graph, device: DeviceModel) -> Dataflow:
+    """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count 0 here."""
+    return _Builder(graph, device).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, device: DeviceModel):
+        self.graph = graph
+        self.feeds = set(graph.feeds)
+        self.device = device
+        self.flow = Dataflow(graph.topological())
+        self.flow.place = {node.name: i for i, node in enumerate(self.flow.nodes)}
+        self.index = {node: i for i, node in enumerate(self.flow.nodes)}
+        self.version: dict[int, int] = {}  # current value of the variable that a resource value stands for
+        self.readers: dict[int, list[int]] = {}  # kernels that read a variable's version, by value
+
+    def build(self) -> Dataflow:
+        flow = self.flow
+        for i, node in enumerate(flow.nodes):
+            self._node(i, node)
+        flow.fetched = frozenset(
+            v for f in self.graph.fetches if (v := flow.value_of.get((f.node, f.index))) is not None
+        )
+        self._order_writes_after_reads()
+        return flow
+
+    def _value(self, output: Output, nbytes: int, producer: int) -> int:
+        self.flow.values.append(Value(output, nbytes, producer))
+        return len(self.flow.values) - 1
+
+    def _node(self, i: int, node: Node) -> None:
+        flow = self.flow
+        memory = kernels.kernel_memory(
+            node.op,
+            node.attrs,
+            [t.type for t in node.inputs],
+            node.outputs,
+            self.device,
+            {p: c for p, t in enumerate(node.inputs) if (c := self.graph.small_constants.get(t.node)) is not None},
+        )
+        inputs = [flow.value_of.get((t.node, t.index), -1) for t in node.inputs]
+        free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
+        deps = {self.index[t.node] for t in node.inputs}
+        deps.update(self.index[c] for c in node.controls)
+        flow.deps.append(tuple(sorted(deps)))
+        flow.is_kernel.append(not free)
+        if not memory.exact and not free:
+            flow.inexact.append(i)
+        makes: list[tuple[int, int]] = []
+        aliases = dict(memory.alias)
+        for o, kind in enumerate(node.outputs):
+            if o in aliases and inputs[aliases[o]] >= 0:
+                viewed = inputs[aliases[o]]
+                if kind.dtype != "resource" and node.inputs[aliases[o]].type.dtype == "resource":
+                    viewed = self._variable_version(viewed, node.out(o))
+                flow.value_of[node, o] = viewed
+            elif free and not node.inputs:  # an argument, a constant, or a variable's handle
+                flow.value_of[node, o] = self._value(node.out(o), kind.nbytes or 0, PERSISTENT)
+            elif not free:
+                value = self._value(node.out(o), kind.nbytes or 0, i)
+                flow.value_of[node, o] = value
+                makes.append((o, value))
+        flow.makes.append(tuple(makes))
+        if free:
+            flow.reads.append(())
+            flow.forwards.append(())
+            flow.events.append(())
+            flow.updates.append(())
+            return
+        reads = tuple(v for v in inputs if v >= 0)
+        flow.reads.append(reads)
+        for v in reads:
+            if v in self.readers:
+                self.readers[v].append(i)
+        made = dict(makes)
+        flow.forwards.append(
+            tuple(
+                (made[o], tuple(inputs[c] for c in candidates if inputs[c] >= 0))
+                for o, candidates in memory.forward
+                if o in made
+            )
+        )
+        flow.events.append(memory.events)
+        flow.updates.append(self._updates(memory, inputs, i, node))
+
+    def _variable_version(self, resource: int, output: Output) -> int:
+        """The value that a read of the variable behind `resource` sees now."""
+        if resource not in self.version:
+            self.version[resource] = self._value(output, output.type.nbytes or 0, PERSISTENT)
+            self.readers[self.version[resource]] = []
+        return self.version[resource]
+
+    def _updates(self, memory: kernels.KernelMemory, inputs: list[int], i: int, node: Node) -> tuple[Update, ...]:
+        writes = [(inputs[r], None) for r in memory.updates]
+        if memory.retains:
+            writes.append((inputs[0], inputs[memory.retains[0]]))
+        result = []
+        for resource, adopted in writes:
+            if resource < 0:
+                continue
+            source = node.inputs[memory.retains[0] if adopted is not None else -1]
+            old = self.version.get(resource)
+            if old is None:
+                old = self._variable_version(resource, source)
+            new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)
+            self.version[resource] = new
+            self.readers[new] = []
+            result.append(Update(old, new, adopted))
+        return tuple(result)
+
+    def _order_writes_after_reads(self) -> None:
+        """Let every write wait for the readers of the version that it ends, where that makes no cycle.
+
+        A read still held when its variable is updated would make the update copy the variable.
+        """
+        flow = self.flow
+        users: list[list[int]] = [[] for _ in flow.nodes]
+        for i, deps in enumerate(flow.deps):
+            for d in deps:
+                users[d].append(i)
+        for i, updates in enumerate(flow.updates):
+            if not updates:
+                continue
+            after = {i}
+            pending = [i]
+            while pending:
+                for user in users[pending.pop()]:
+                    if user not in after:
+                        after.add(user)
+                        pending.append(user)
+            extra = {r for u in updates for r in self.readers[u.old] if r not in after and r != i}
+            flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
+            for r in extra:
+                users[r].append(i)

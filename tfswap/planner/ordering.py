@@ -1,0 +1,176 @@
+"""In which order the kernels run: the cheapest tactic, since an order moves no bytes.
+
+Several orders are made and the simulator's live peak chooses: the traced order; the traced order with what
+only allocates moved to just before its first reader; and that with weight updates as soon as their gradient
+is there, so that gradients do not pile up, and with kernels that free at least what they allocate run at
+once. These are SuperNeurons' liveness order (section 3.2) and list scheduling for peak memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.planner.schedule import build_schedule
+from tfswap.planner.simulate import Ledger, simulate_memory
+
+PEAK_TIE = 1.01
+"""Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
+
+
+def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
+    """Kernels in the order with the lowest live peak.
+
+    Orders within PEAK_TIE of the lowest count as equal, and the one that holds least over the whole step's
+    time wins: it leaves least to be moved when the limit is below all of them.
+
+    Args:
+        cost_s: seconds per node.
+    """
+    traced = traced_order(flow)
+    demand = demand_order(flow, traced)
+    early = early_update_order(flow, demand)
+    candidates = [traced, demand, early, greedy_order(flow, demand), greedy_order(flow, early)]
+    judged = []
+    for rank, order in enumerate(candidates):
+        kernels = [i for i in order if flow.is_kernel[i]]
+        memory = simulate_memory(flow, build_schedule(kernels, ()), arena=Ledger())
+        held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
+        judged.append((memory.peak_bytes, held, rank, kernels))
+    lowest = min(judged)[0]
+    return min((j for j in judged if j[0] <= lowest * PEAK_TIE), key=lambda j: j[1:3])[3]
+
+
+def traced_order(flow: Dataflow) -> list[int]:
+    """All nodes, each as soon as the trace's own numbering and the dependencies allow."""
+    return _list_schedule(flow, list(range(len(flow.nodes))), lambda _: False)
+
+
+def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
+    """`base`, but a node that reads nothing made in the step waits until something needs it."""
+    heavy_input = [
+        any(flow.values[v].producer != PERSISTENT for v in flow.reads[i]) for i in range(len(flow.nodes))
+    ]
+    lazy = [flow.is_kernel[i] and not heavy_input[i] and not flow.updates[i] for i in range(len(flow.nodes))]
+    result: list[int] = []
+    done = [False] * len(flow.nodes)
+    rank = _ranks(base)
+    for i in base:
+        if not lazy[i]:
+            _visit(flow, i, rank, done, result)
+    for i in base:
+        _visit(flow, i, rank, done, result)
+    return result
+
+
+def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
+    """`base`, but each write to a variable comes as soon as the last thing that others need too is there."""
+    users: list[list[int]] = [[] for _ in flow.nodes]
+    for i, deps in enumerate(flow.deps):
+        for d in deps:
+            users[d].append(i)
+    fetched = {flow.values[v].producer for v in flow.fetched}
+    rank = _ranks(base)
+    # The optimiser's arithmetic: element by element, and leading to nothing but writes. What comes before
+    # it, the kernel that makes the gradient, keeps its place.
+    optimiser = [False] * len(flow.nodes)
+    for i in reversed(base):
+        if flow.updates[i]:
+            optimiser[i] = True
+        elif i not in fetched and users[i] and (flow.forwards[i] or not flow.is_kernel[i]):
+            optimiser[i] = all(optimiser[u] or not (flow.is_kernel[u] or users[u]) for u in users[i])
+    last = [-1] * len(flow.nodes)  # place in `base` of the last ancestor that is not the optimiser's
+    due: dict[int, list[int]] = {}
+    for i in base:
+        last[i] = max((last[d] if optimiser[d] else rank[d] for d in flow.deps[i]), default=-1)
+        if flow.updates[i]:
+            due.setdefault(last[i], []).append(i)
+    result: list[int] = []
+    done = [False] * len(flow.nodes)
+    for i in base:
+        _visit(flow, i, rank, done, result)
+        for write in due.get(rank[i], ()):
+            _visit(flow, write, rank, done, result)
+    return result
+
+
+def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
+    """`base`, but a ready kernel that frees at least what it allocates runs at once."""
+    unread = [0] * len(flow.values)
+    for reads in flow.reads:
+        for v in reads:
+            unread[v] += 1
+
+    def shrinks(i: int) -> bool:
+        if not flow.is_kernel[i]:
+            return True
+        freed = sum(
+            flow.values[v].nbytes
+            for v in set(flow.reads[i])
+            if flow.values[v].producer != PERSISTENT
+            and v not in flow.fetched
+            and unread[v] == flow.reads[i].count(v)
+        )
+        return sum(flow.values[v].nbytes for _, v in flow.makes[i]) <= freed
+
+    def ran(i: int) -> None:
+        for v in flow.reads[i]:
+            unread[v] -= 1
+
+    return _list_schedule(flow, base, shrinks, ran)
+
+
+def _ranks(order: Sequence[int]) -> list[int]:
+    rank = [0] * len(order)
+    for position, i in enumerate(order):
+        rank[i] = position
+    return rank
+
+
+def _visit(flow: Dataflow, root: int, rank: list[int], done: list[bool], result: list[int]) -> None:
+    """Append `root` after whatever it still waits for, depth first."""
+    if done[root]:
+        return
+    stack = [root]
+    while stack:
+        i = stack[-1]
+        if done[i]:
+            stack.pop()
+            continue
+        missing = [d for d in flow.deps[i] if not done[d]]
+        if missing:
+            stack += sorted(missing, key=rank.__getitem__, reverse=True)
+        else:
+            done[i] = True
+            result.append(i)
+            stack.pop()
+
+
+def _list_schedule(
+    flow: Dataflow,
+    base: Sequence[int],
+    urgent: Callable[[int], bool],
+    ran: Callable[[int], None] = lambda _: None,
+) -> list[int]:
+    """Repeatedly the ready node that comes first in `base`; those found `urgent` when they get ready first."""
+    rank = _ranks(base)
+    waiting = [len(deps) for deps in flow.deps]
+    users: list[list[int]] = [[] for _ in flow.nodes]
+    for i, deps in enumerate(flow.deps):
+        for d in deps:
+            users[d].append(i)
+    ready: list[tuple[bool, int]] = []
+    for i, count in enumerate(waiting):
+        if not count:
+            heapq.heappush(ready, (not urgent(i), rank[i]))
+    result: list[int] = []
+    while ready:
+        i = base[heapq.heappop(ready)[1]]
+        result.append(i)
+        ran(i)
+        for user in users[i]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, (not urgent(user), rank[user]))
+    return result

@@ -1,0 +1,136 @@
+"""The plan: a frozen, deterministic value that says what a rewritten step does. Saved as JSON.
+
+A plan names nodes and tensors of one graph and carries that graph's structural fingerprint, so that it can be
+applied later, on another machine or by another process, and is refused on any other graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfswap.errors import InvalidModel
+from tfswap.ir.graph import Graph
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Absence:
+    """One stay of a tensor in host memory. Positions count kernels in `Plan.order`.
+
+    Attributes:
+        tensor: the tensor's name ("node:0").
+        nbytes: its bytes.
+        out: kernel after which the copy out starts; None when the host copy is there already.
+        release: kernel before which the device buffer is let go.
+        back: kernel before which a buffer is allocated again and the copy in starts.
+        use: kernel before which that copy must have ended: the first that reads the tensor again.
+    """
+
+    tensor: str
+    nbytes: int
+    out: int | None
+    release: int
+    back: int
+    use: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do to a step so that it fits.
+
+    Attributes:
+        fingerprint: of the graph that the plan was made for.
+        limit_bytes: the limit that it was made under; None when only measured, not limited.
+        order: names of the kernels in the order in which they run; empty when nothing is changed.
+        absences: what is swapped, and when.
+        baseline_peak_bytes: predicted peak of the unoptimised step.
+        planned_peak_bytes: predicted peak under this plan.
+        persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
+        host_bytes: the most host memory that swapped tensors take at once.
+        time_ratio: predicted step time over that of the unoptimised step.
+        solver: who made it.
+    """
+
+    fingerprint: str
+    limit_bytes: int | None
+    order: tuple[str, ...]
+    absences: tuple[Absence, ...]
+    baseline_peak_bytes: int
+    planned_peak_bytes: int
+    persistent_bytes: int
+    host_bytes: int
+    time_ratio: float
+    solver: str
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.order
+
+    def to_json(self) -> str:
+        """The plan as JSON text, the same for the same plan, byte for byte."""
+        content = {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote. Raises InvalidModel on anything else."""
+        try:
+            content = json.loads(text)
+            version = content.pop("format")
+            if version != FORMAT_VERSION:
+                raise InvalidModel(
+                    f"this plan has format {version}, and this tfswap reads {FORMAT_VERSION}: make the plan anew"
+                )
+            content["order"] = tuple(content["order"])
+            content["absences"] = tuple(Absence(**a) for a in content["absences"])
+            return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"this is not a plan that tfswap saved: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`, whole or not at all."""
+        target = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=target.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan saved at `path`. Raises InvalidModel when there is none, naming the path."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidModel(f"no plan can be read from {os.fspath(path)!r}: {error}") from error
+        return cls.from_json(text)
+
+
+def fingerprint(graph: Graph) -> str:
+    """Structural fingerprint: ops, wiring, types and attributes. Names of nodes do not count."""
+    number: dict[object, int] = {}
+    digest = hashlib.sha256()
+    for i, node in enumerate(graph.topological()):
+        number[node] = i
+        attrs = ";".join(
+            f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if type(v).__name__ == "Opaque" else f"{k}={v!r}"
+            for k, v in sorted(node.attrs.items())
+            if not k.startswith("_")
+        )
+        inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
+        controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
+        types = ",".join(map(str, node.outputs))
+        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{node.device}\n".encode())
+    digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
+    digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""A schedule: the one total order in which a planned step's kernels and copies start.
+
+It is what a plan says, what the simulator judges and what the passes turn into nodes and control edges. The
+swap contract is split in two at each end, so that every allocation and release has its place in the order:
+
+    RUN n        kernel n runs
+    OUT v        the copy of value v to host memory starts; the copy holds v's buffer
+    RELEASE v    waits until that copy has ended, then lets go of the buffer
+    IN v         allocates a fresh buffer and starts the copy back
+    AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+RUN = "run"
+OUT = "swap_out"
+RELEASE = "release"
+IN = "swap_in"
+AWAIT = "await"
+
+
+class Step(NamedTuple):
+    """`subject` is a node's index for RUN, a value's for the others."""
+
+    kind: str
+    subject: int
+
+
+class Interval(NamedTuple):
+    """One absence of a value from device memory, as positions in the order of kernels.
+
+    The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
+    kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
+    value's first absence has one; later ones, with `out` None, find their copy in host memory already).
+    """
+
+    value: int
+    out: int | None
+    release: int
+    back: int
+    use: int
+
+
+def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[Step]:
+    """The schedule that runs the kernels in `order` and moves values as `absences` say.
+
+    Copies that start at one position start in the order of their deadlines.
+    """
+    before: dict[int, list[tuple[int, int, int, Step]]] = {}
+
+    def put(position: int, rank: int, deadline: int, kind: str, value: int) -> None:
+        before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
+
+    for a in absences:
+        if a.out is not None:
+            put(a.out + 1, 0, a.release, OUT, a.value)
+            put(a.release, 1, a.use, RELEASE, a.value)
+        put(a.back, 2, a.use, IN, a.value)
+        put(a.use, 3, a.use, AWAIT, a.value)
+    steps: list[Step] = []
+    for position, node in enumerate(order):
+        if position in before:
+            steps += [entry[3] for entry in sorted(before[position])]
+        steps.append(Step(RUN, node))
+    return steps

@@ -1,0 +1,362 @@
+"""Judges any schedule, whoever made it: its peak in the real allocator's terms, and its time on three lanes.
+
+Memory follows the executor and the allocator to the byte: outputs are allocated when a kernel runs, an input
+is let go when its last reader has run, a kernel takes over an input that nobody else holds. Time is the
+compute lane, which the schedule's total order makes serial, and one copy lane in each direction.
+
+Invariant: no solver has a say in it; the same schedule gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.planner.allocator import Arena, round_up
+from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Step
+
+MAX_REPEATS = 3
+
+
+class Allocator(Protocol):
+    in_use_bytes: int
+    peak_bytes: int
+
+    def allocate(self, size_bytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+
+class Ledger:
+    """Counts bytes as if memory never fragmented: the live bytes, rounded."""
+
+    def __init__(self) -> None:
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self._sizes: list[int] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        if size_bytes <= 0:
+            return -1
+        rounded = round_up(size_bytes)
+        self._sizes.append(rounded)
+        self.in_use_bytes += rounded
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return len(self._sizes) - 1
+
+    def free(self, address: int) -> None:
+        if address >= 0:
+            self.in_use_bytes -= self._sizes[address]
+
+
+@dataclass
+class Memory:
+    """What a schedule does to device memory.
+
+    Attributes:
+        peak_bytes: the allocator's peak.
+        peak_step: index in the schedule of the step at which it is reached.
+        during_bytes: per step, the most in use while it runs (first repeat).
+        host_peak_bytes: the most held in host memory at once.
+        host_bytes: bytes that travel out, and in.
+        alive_at_peak: values in device memory at the peak.
+    """
+
+    peak_bytes: int
+    peak_step: int
+    during_bytes: list[int]
+    host_peak_bytes: int
+    out_bytes: int
+    in_bytes: int
+    alive_at_peak: list[int]
+    forwarded: list[tuple[int, int]]
+
+
+class _Buffer:
+    __slots__ = ("address", "pins", "refs")
+
+    def __init__(self, address: int, refs: int, pins: int = 0):
+        self.address = address
+        self.refs = refs
+        self.pins = pins
+
+
+class _Replay:
+    """One machine: buffers by value, an allocator, and what the step's repeats leave behind."""
+
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, resident_bytes: int):
+        self.flow = flow
+        self.steps = steps
+        self.arena = arena
+        self.refs = self._count_reads()
+        self.persistent: dict[int, _Buffer] = {}
+        self.forwarded: list[tuple[int, int]] = []
+        self.changed = False
+        updated = {u.new for us in flow.updates for u in us}
+        for v, value in enumerate(flow.values):
+            if value.producer == PERSISTENT and v not in updated:
+                self.persistent[v] = _Buffer(arena.allocate(value.nbytes), 0, 1)
+        arena.allocate(resident_bytes - arena.in_use_bytes)
+
+    def _count_reads(self) -> list[list[int]]:
+        """Per value, the reads of its original and of each fresh buffer that comes back, in order."""
+        refs = [[0] for _ in self.flow.values]
+        reads = self.flow.reads
+        for kind, subject in self.steps:
+            if kind == RUN:
+                for v in reads[subject]:
+                    refs[v][-1] += 1
+            elif kind == AWAIT:
+                refs[subject].append(0)
+        for v in self.flow.fetched:
+            refs[v][0] += 1
+        return refs
+
+    def repeat(self, trace: list[int] | None) -> int:
+        """Run the schedule once; returns the index of the step with the highest use."""
+        flow, arena, counts = self.flow, self.arena, self.refs
+        buffers: dict[int, _Buffer] = {}
+        for v, buffer in self.persistent.items():
+            buffer.refs = counts[v][0]
+            buffers[v] = buffer
+        held: dict[int, _Buffer] = {}
+        coming: dict[int, _Buffer] = {}
+        returned = dict.fromkeys((s.subject for s in self.steps if s.kind == IN), 0)
+        peak_step, peak = 0, -1
+        allocate, free = arena.allocate, arena.free
+        values = flow.values
+        for number, (kind, subject) in enumerate(self.steps):
+            arena.peak_bytes = arena.in_use_bytes
+            if kind == RUN:
+                self._run(subject, buffers)
+            elif kind == OUT:
+                held[subject] = buffers[subject]
+                buffers[subject].refs += 1
+            elif kind == RELEASE:
+                buffer = held.pop(subject)
+                buffer.refs -= 1
+                if not buffer.refs and not buffer.pins:
+                    free(buffer.address)
+            elif kind == IN:
+                returned[subject] += 1
+                coming[subject] = _Buffer(
+                    allocate(values[subject].nbytes), counts[subject][returned[subject]]
+                )
+            else:
+                buffers[subject] = coming.pop(subject)
+            if arena.peak_bytes > peak:
+                peak, peak_step = arena.peak_bytes, number
+            if trace is not None:
+                trace.append(arena.peak_bytes)
+        self.peak = peak
+        # The caller lets go of what was fetched; what a fetch shares with a variable stays.
+        for v in sorted(flow.fetched):
+            buffer = buffers[v]
+            buffer.refs -= 1
+            if not buffer.refs and not buffer.pins:
+                free(buffer.address)
+        for us in flow.updates:
+            for u in us:
+                self._carry_over(u.old, u.new, buffers)
+        return peak_step
+
+    def _carry_over(self, old: int, new: int, buffers: dict[int, _Buffer]) -> None:
+        """The next repeat starts from the variable's newest version."""
+        first = next(v for v in self._versions(old) if v in self.persistent)
+        if self.persistent[first] is not buffers[new]:
+            self.changed = True
+            self.persistent[first] = buffers[new]
+
+    def _versions(self, value: int) -> list[int]:
+        if not hasattr(self, "_older"):
+            self._older = {u.new: u.old for us in self.flow.updates for u in us}
+        chain = [value]
+        while chain[-1] in self._older:
+            chain.append(self._older[chain[-1]])
+        return chain
+
+    def _run(self, i: int, buffers: dict[int, _Buffer]) -> None:
+        flow = self.flow
+        allocate, free = self.arena.allocate, self.arena.free
+        made = dict(flow.makes[i])
+        forwards = dict(flow.forwards[i])
+        counts, values = self.refs, flow.values
+        temps: list[int] = []
+        for update in flow.updates[i]:
+            old = buffers[update.old]
+            if update.adopted is None and old.refs > flow.reads[i].count(update.old):
+                buffers[update.new] = _Buffer(
+                    allocate(values[update.new].nbytes), counts[update.new][0], 1
+                )
+                old.pins -= 1
+                self.changed = True
+        for event, amount in flow.events[i]:
+            if event == "out":
+                v = made.get(amount)
+                if v is None:
+                    continue
+                buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v][0])
+            elif event == "temp":
+                temps.append(allocate(amount))
+            elif event == "free":
+                free(temps[amount])
+                temps[amount] = -1
+        for v in made.values():
+            if v not in buffers:
+                buffers[v] = _Buffer(-1, counts[v][0])
+        for update in flow.updates[i]:
+            self._commit(update, buffers, counts)
+        for address in reversed(temps):
+            free(address)
+        for v in flow.reads[i]:
+            buffer = buffers[v]
+            buffer.refs -= 1
+            if not buffer.refs and not buffer.pins:
+                free(buffer.address)
+        for v in made.values():
+            buffer = buffers[v]
+            if not buffer.refs and not buffer.pins:
+                free(buffer.address)
+
+    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, _Buffer], refs: int) -> _Buffer:
+        for c in candidates:
+            source = buffers[c]
+            if source.refs == 1 and not source.pins and source.address >= 0:
+                self.forwarded.append((v, c))
+                taken = _Buffer(source.address, refs)
+                source.address = -1
+                return taken
+        return _Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
+
+    def _commit(self, update, buffers: dict[int, _Buffer], counts: list[list[int]]) -> None:  # noqa: ANN001
+        old = buffers[update.old]
+        if update.adopted is None:
+            if update.new not in buffers:  # in place
+                old.refs += counts[update.new][0]
+                buffers[update.new] = old
+            elif not old.refs and not old.pins:
+                self.arena.free(old.address)
+            return
+        adopted = buffers[update.adopted]
+        adopted.pins += 1
+        adopted.refs += counts[update.new][0]
+        buffers[update.new] = adopted
+        old.pins -= 1
+        if not old.refs and not old.pins:
+            self.arena.free(old.address)
+
+
+def simulate_memory(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    *,
+    resident_bytes: int = 0,
+    arena: Allocator | None = None,
+    detail: bool = False,
+) -> Memory:
+    """Replay `steps` through the allocator.
+
+    Args:
+        resident_bytes: bytes in use before the step; what exceeds the step's own variables, arguments and
+            constants belongs to somebody else and is there throughout.
+        arena: the allocator; by default a BFC arena without bound. `Ledger()` gives live bytes.
+        detail: also list what is alive at the peak.
+    """
+    replay = _Replay(flow, steps, Arena() if arena is None else arena, resident_bytes)
+    during: list[int] = []
+    peak_step = replay.repeat(during)
+    peak = replay.peak
+    forwarded = list(replay.forwarded)
+    for _ in range(MAX_REPEATS - 1):
+        if not replay.changed:
+            break
+        step = replay.repeat(None)
+        if replay.peak > peak:
+            peak, peak_step = replay.peak, step
+    host, host_peak, out_bytes, in_bytes = 0, 0, 0, 0
+    last_in = {s.subject: n for n, s in enumerate(steps) if s.kind == AWAIT}
+    for n, (kind, subject) in enumerate(steps):
+        if kind == OUT:
+            host += round_up(flow.values[subject].nbytes)
+            out_bytes += flow.values[subject].nbytes
+            host_peak = max(host_peak, host)
+        elif kind == IN:
+            in_bytes += flow.values[subject].nbytes
+        elif kind == AWAIT and last_in[subject] == n:
+            host -= round_up(flow.values[subject].nbytes)
+    alive = _alive_at(flow, steps, peak_step) if detail else []
+    return Memory(peak, peak_step, during, host_peak, out_bytes, in_bytes, alive, forwarded)
+
+
+def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
+    """Values whose buffers are in device memory during step `at`, the largest first."""
+    last_read: dict[tuple[int, int], int] = {}
+    instance = dict.fromkeys(range(len(flow.values)), 0)
+    for n, (kind, subject) in enumerate(steps):
+        if kind == RUN:
+            for v in flow.reads[subject]:
+                last_read[v, instance[v]] = n
+        elif kind == RELEASE:
+            last_read[subject, 0] = max(n, last_read.get((subject, 0), n))
+        elif kind == AWAIT:
+            instance[subject] += 1
+    alive: set[int] = set()
+    instance = dict.fromkeys(instance, 0)
+    for n, (kind, subject) in enumerate(steps[: at + 1]):
+        if kind == RUN:
+            alive.update(v for _, v in flow.makes[subject])
+        elif kind == IN:
+            alive.add(subject)
+        elif kind == AWAIT:
+            instance[subject] += 1
+        if n < at and kind in (RUN, RELEASE):
+            touched = flow.reads[subject] if kind == RUN else (subject,)
+            made = [v for _, v in flow.makes[subject]] if kind == RUN else []
+            for v in (*touched, *made):
+                if v not in flow.fetched and last_read.get((v, instance[v]), -1) <= n:
+                    alive.discard(v)
+    persistent = {v for v, value in enumerate(flow.values) if value.producer == PERSISTENT}
+    return sorted(alive | persistent, key=lambda v: (-flow.values[v].nbytes, v))
+
+
+@dataclass
+class Timing:
+    """What a schedule costs.
+
+    Attributes:
+        total_s: from the first kernel's start to the last one's end.
+        compute_s: the kernels alone.
+        stall_s: time that the compute lane waits for copies.
+    """
+
+    total_s: float
+    compute_s: float
+    stall_s: float
+
+
+def simulate_time(
+    flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float], out_bytes_per_s: float, in_bytes_per_s: float
+) -> Timing:
+    """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute."""
+    now = compute = 0.0
+    out_free = in_free = 0.0
+    out_end: dict[int, float] = {}
+    in_end: dict[int, float] = {}
+    for kind, subject in steps:
+        if kind == RUN:
+            now += cost_s[subject]
+            compute += cost_s[subject]
+        elif kind == OUT:
+            out_free = max(out_free, now) + flow.values[subject].nbytes / out_bytes_per_s
+            out_end[subject] = out_free
+        elif kind == RELEASE:
+            now = max(now, out_end[subject])
+        elif kind == IN:
+            start = max(in_free, now, out_end[subject])
+            in_free = start + flow.values[subject].nbytes / in_bytes_per_s
+            in_end[subject] = in_free
+        else:
+            now = max(now, in_end[subject])
+    return Timing(now, compute, now - compute)

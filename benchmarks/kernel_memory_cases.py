@@ -98,21 +98,23 @@ def _pools() -> list[Case]:
 
 
 _UNARY = [
-    "Neg", "Exp", "Log", "Log1p", "Expm1", "Sqrt", "Rsqrt", "Square", "Abs", "Sign", "Tanh", "Sigmoid", "Erf",
-    "Erfc", "Sin", "Cos", "Reciprocal", "Inv", "Round", "Floor", "Ceil", "Rint", "Erfinv", "Lgamma", "Digamma", "Atan", "Asin",
-    "Ndtri", "IsFinite", "IsNan", "IsInf", "Tan", "Sinh", "Cosh", "Acos", "Acosh", "Asinh", "Atanh", "OnesLike", "ZerosLike", "Invert", "Bucketize"
+    "Neg", "Exp", "Log", "Log1p", "Expm1", "Sqrt", "Rsqrt", "Square", "Abs", "Sign", "Tanh", "Sigmoid",
+    "Erf", "Erfc", "Sin", "Cos", "Reciprocal", "Inv", "Round", "Floor", "Ceil", "Rint", "Erfinv", "Lgamma",
+    "Digamma", "Atan", "Asin", "Ndtri", "IsFinite", "IsNan", "IsInf", "Tan", "Sinh", "Cosh", "Acos",
+    "Acosh", "Asinh", "Atanh", "OnesLike", "ZerosLike",
 ]  # fmt: skip
 _FEATURES = ["Relu", "Relu6", "Elu", "Selu", "Softplus", "Softsign", "LeakyRelu"]
 _BINARY = [
-    "AddV2", "Add", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Maximum", "Minimum", "Pow", "FloorDiv", "FloorMod", "Mod",
-    "SquaredDifference", "Xdivy", "Xlogy", "Xlog1py", "Atan2", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "TruncateDiv", 
+    "AddV2", "Add", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Maximum", "Minimum", "Pow",
+    "FloorDiv", "FloorMod", "Mod", "SquaredDifference", "Xdivy", "Xlogy", "Xlog1py", "Atan2", "Greater",
+    "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "TruncateDiv",
 ]  # fmt: skip
 _UNARY_GRADS = ["SqrtGrad", "RsqrtGrad", "TanhGrad", "SigmoidGrad", "ReciprocalGrad", "InvGrad"]
 
 
 def _elementwise() -> list[Case]:
     x, row, scalar = _f(64, 32, 256), _f(256), _f()
-    cases = [Case(op, {"x": x}) for op in _UNARY if op not in ("Invert", "Bucketize")]
+    cases = [Case(op, {"x": x}) for op in _UNARY]
     cases += [Case(op, {"features": x}) for op in _FEATURES]
     for op in _BINARY:
         a, b = ("y", "x") if op == "Atan2" else ("x", "y")
@@ -641,7 +643,46 @@ def _fused() -> list[Case]:
     ]
 
 
+def _views() -> list[Case]:
+    """Pieces of the first dimension: shared where they are aligned, copied where not."""
+
+    def piece(shape: list[int], begin: list[int], size: list[int]) -> Case:
+        return Case("Slice", {"input": _f(*shape), "begin": _i(begin), "size": _i(size)})
+
+    def stride(shape: list[int], begin: list[int], end: list[int], strides: list[int], **masks: int) -> Case:
+        inputs = {"input": _f(*shape), "begin": _i(begin), "end": _i(end), "strides": _i(strides)}
+        return Case("StridedSlice", inputs, masks)
+
+    return [
+        piece([64, 8], [0, 0], [32, 8]),
+        piece([64, 8], [2, 0], [32, 8]),
+        piece([64, 4], [16, 0], [32, 4]),
+        piece([4096], [64], [1024]),
+        piece([4096], [8], [1024]),
+        piece([4096], [16], [1000]),
+        piece([4096], [3], [1024]),
+        stride([4096], [64], [1024], [1]),
+        stride([4096], [3], [1024], [1]),
+        stride([64, 64], [0], [64], [2]),
+        stride([64, 64], [0, 0], [0, 3], [1, 1], begin_mask=1, end_mask=1),
+        stride([64, 64], [0, 0], [0, 0], [1, 1], begin_mask=3, end_mask=3, new_axis_mask=1),
+        stride([64, 64], [3, 0], [4, 64], [1, 1], shrink_axis_mask=1),
+        Case("Split", {"axis": _i(0), "value": _f(64, 8)}, {"num_split": 4}),
+        Case("Split", {"axis": _i(0), "value": _f(64, 4)}, {"num_split": 4}),
+        Case("Split", {"axis": _i(0), "value": _f(64, 3)}, {"num_split": 4}),
+        Case("Unpack", {"value": _f(16, 8)}, {"num": 16, "axis": 0}),
+        Case("Unpack", {"value": _f(16, 4)}, {"num": 16, "axis": 0}),
+        Case("Unpack", {"value": _f(16, 16)}, {"num": 16, "axis": 1}),
+        Case("SplitV", {"value": _f(64, 64), "size_splits": _i([32, 32]), "axis": _i(1)}, {"num_split": 2}),
+        Case("SplitV", {"value": _f(64, 4), "size_splits": _i([16, 48]), "axis": _i(0)}, {"num_split": 2}),
+        Case("Transpose", {"x": _f(16, 4, 128, 128), "perm": _i([0, 1, 3, 2])}),
+        Case("Transpose", {"x": _f(16, 4, 128, 128), "perm": _i([0, 1, 2, 3])}),
+        Case("ConcatOffset", {"concat_dim": _i(1), "shape": [["int32", [2]], ["int32", [2]]]}),
+    ]
+
+
 CASES = [
+    *_views(),
     *_convolutions(),
     *_pools(),
     *_elementwise(),

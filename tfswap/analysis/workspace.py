@@ -234,7 +234,7 @@ def reduction(facts: Facts) -> Events:
 
 
 def _partial_rows(facts: Facts, kind: TensorType) -> int:
-    """redux_functor.h, ReduceOuterDimensions: bytes of partial sums, if rows are narrow; wide ones have none."""
+    """redux_functor.h, ReduceOuterDimensions: bytes of partial sums; wide rows have none."""
     shape = known_shape(kind) or ()
     threads = facts.device.intra_op_threads
     inner = shape[-1] if shape else 0
@@ -412,12 +412,15 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
     kept = _without_ones(result)
     if kept not in (_without_ones((rows, *source[1:])), _without_ones(source[1:])):
         return False, True
-    begin = facts.values.get(1)
-    if begin and inner % _TENSOR_ALIGN_BYTES:
-        start = begin[0] % source[0] if source[0] else 0
-        return (start * inner) % _TENSOR_ALIGN_BYTES == 0 and (rows * inner) % _TENSOR_ALIGN_BYTES == 0, False
+    if len(source) == 1:
+        begin = facts.values.get(1)
+        if begin is None:
+            return False, False
+        size = _element_bytes(facts.inputs[0])
+        start = begin[0] % source[0]
+        return start * size % _TENSOR_ALIGN_BYTES == 0 == rows * size % _TENSOR_ALIGN_BYTES, True
     if inner % _TENSOR_ALIGN_BYTES:
-        return False, False
+        return False, True
     strides = facts.values.get(3)
     certain = rows == 1 or 2 * rows > source[0] or (strides is not None and strides[0] == 1)
     return strides is None or strides[0] == 1, certain
@@ -428,20 +431,27 @@ def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_split_view(facts: Facts) -> tuple[bool, bool]:
-    """split_op.cc, split_v_op.cc, unpack_op.cc: aligned pieces along the first dimension are shared."""
-    source = next(
-        (kind for kind in facts.inputs if kind.dtype not in ("int32", "int64") and kind.shape), None
-    )
-    source = source or facts.inputs[0]
+    """split_op.cc, split_v_op.cc: aligned pieces along the first dimension are shared."""
+    source = facts.inputs[0] if facts.inputs[0].shape else facts.inputs[1]  # Split takes its axis first
     shape, piece = known_shape(source), known_shape(facts.outputs[0])
-    if shape is None or piece is None or not shape:
+    if not shape or piece is None:
         return False, False
     if len(facts.outputs) == 1:
         return True, True
-    along_first = shape[1:] == piece[1:] if len(piece) == len(shape) else shape[1:] == piece
-    if len(piece) == len(shape) and piece[0] == shape[0]:
-        along_first = False
+    along_first = piece[0] != shape[0] and shape[1:] == piece[1:]
     return along_first and (_inner_bytes(source) or 0) % _TENSOR_ALIGN_BYTES == 0, True
+
+
+def is_unpack_view(facts: Facts) -> tuple[bool, bool]:
+    """unpack_op.cc: aligned rows of the first dimension are shared, and a single row along any."""
+    shape = known_shape(facts.inputs[0])
+    if not shape:
+        return False, False
+    if len(facts.outputs) == 1:
+        return True, True
+    axis = facts.attrs.get("axis", 0)
+    along_first = isinstance(axis, int) and axis % len(shape) == 0
+    return along_first and (_inner_bytes(facts.inputs[0]) or 0) % _TENSOR_ALIGN_BYTES == 0, True
 
 
 def is_transpose_view(facts: Facts) -> tuple[bool, bool]:

@@ -64,7 +64,6 @@ _LIST = Trait.PURE | Trait.TENSOR_LIST
 _TRAITS: dict[str, Trait] = {
     # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
     "Bitcast": _VIEW,  # same bits under another dtype
-    "CheckNumerics": _VIEW,  # passes its input on, or fails: the check is repeated with it
     "EnsureShape": _VIEW,  # passes its input on, or fails
     "ExpandDims": _VIEW,  # shape only
     "Identity": _VIEW,  # renames
@@ -79,7 +78,7 @@ _TRAITS: dict[str, Trait] = {
     "Shape": _METADATA,
     "ShapeN": _METADATA,
     "Size": _METADATA,
-    "VariableShape": _METADATA,  # of a variable's handle
+    "VariableShape": Trait.METADATA | Trait.READS_VARIABLE,  # a variable's shape, which a write may change
     "ZerosLike": _METADATA,  # as OnesLike
     # Constants and what callers give.
     "Const": _CONST,  # its tensor lives as long as the kernel
@@ -138,6 +137,8 @@ _TRAITS: dict[str, Trait] = {
     "ResourceScatterNdSub": _WRITES,  # in place
     "ResourceSparseApplyFtrl": _WRITES,  # in place
     "ResourceSparseApplyFtrlV2": _WRITES,  # in place
+    "TemporaryVariable": _EFFECT,  # Grappler's sums in any order; tfswap turns that off
+    "DestroyTemporaryVariable": _EFFECT,  # the same
     "Variable": _READS,  # TensorFlow 1: a reference
     "VariableV2": _READS,  # TensorFlow 1: a reference
     "Assign": _WRITES,  # TensorFlow 1: through a reference
@@ -166,6 +167,7 @@ _TRAITS: dict[str, Trait] = {
     "Assert": _EFFECT,
     "Abort": _EFFECT,
     "AudioSummaryV2": _EFFECT,
+    "CheckNumerics": _EFFECT,  # passes its input on, or fails: it must not be dropped
     "CheckNumericsV2": _EFFECT,  # logs what it finds
     "CollectiveBcastRecvV2": _EFFECT,
     "CollectiveBcastSendV2": _EFFECT,
@@ -346,6 +348,7 @@ _TRAITS: dict[str, Trait] = {
     "DataFormatDimMap": _PURE,
     "DataFormatVecPermute": _PURE,
     "DenseBincount": _PURE,
+    "DeepCopy": _EFFECT,  # a copy that shares nothing, for in-place ops
     "DepthToSpace": _PURE,
     "DepthwiseConv2dNative": _PURE,
     "DepthwiseConv2dNativeBackpropFilter": _PURE,
@@ -594,6 +597,7 @@ _TRAITS: dict[str, Trait] = {
     "_FusedConv2D": _PURE,
     "_FusedDepthwiseConv2dNative": _PURE,
     "_FusedMatMul": _PURE,
+    "_UnaryOpsComposition": _PURE,
     "_MklFusedBatchMatMulV2": _PURE,
 }
 

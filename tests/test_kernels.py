@@ -1,0 +1,196 @@
+"""The model of kernels' memory against the allocator's own log, and the op tables against TensorFlow's."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfswap.analysis import kernels
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.kernels import kernel_memory, unmodelled
+from tfswap.ir import ops
+from tfswap.ir.types import TensorType
+
+ROOT = Path(__file__).resolve().parent.parent
+CPU = DeviceModel("cpu", onednn=False, intra_op_threads=2)
+IMAGE = TensorType("float32", (16, 128, 128, 64))
+POOLED = TensorType("float32", (16, 64, 64, 64))
+FILTER = TensorType("float32", (3, 3, 64, 64))
+INTS = TensorType("int32", (4,))
+
+
+def test_backward_convolutions_buffer_one_image_of_columns():
+    """Design point 11: their workspaces, at 64 MiB a tensor."""
+    columns = 128 * 128 * 3 * 3 * 64 * 4
+    for op, inputs, output in [
+        ("Conv2DBackpropInput", (INTS, FILTER, IMAGE), IMAGE),
+        ("Conv2DBackpropFilter", (IMAGE, INTS, IMAGE), FILTER),
+    ]:
+        memory = kernel_memory(op, {}, inputs, (output,), CPU)
+        assert memory.events == (("out", 0), ("temp", columns))
+        assert memory.workspace_bytes == columns
+        assert memory.exact
+
+
+def test_max_pool_grad_pools_again_before_its_output():
+    memory = kernel_memory("MaxPoolGrad", {}, (IMAGE, POOLED, POOLED), (IMAGE,), CPU)
+    assert memory.events == (("temp", POOLED.nbytes), ("temp", 2 * (POOLED.nbytes or 0)), ("out", 0))
+    assert memory.forward == ((0, (0,)),)
+
+
+def test_forwarding_needs_the_same_dtype_and_size():
+    row, flag = TensorType("float32", (64,)), TensorType("bool", IMAGE.shape)
+    assert kernel_memory("AddV2", {}, (IMAGE, IMAGE), (IMAGE,), CPU).forward == ((0, (0, 1)),)
+    assert kernel_memory("AddV2", {}, (row, IMAGE), (IMAGE,), CPU).forward == ((0, (1,)),)
+    assert kernel_memory("Greater", {}, (IMAGE, IMAGE), (flag,), CPU).forward == ()
+    unknown = TensorType("float32", (None, 64))
+    assert kernel_memory("AddV2", {}, (unknown, unknown), (unknown,), CPU).forward == ()
+
+
+def test_values_settle_what_shapes_leave_open():
+    square = TensorType("float32", (16, 4, 128, 128))
+    swapped = kernel_memory("Transpose", {}, (square, INTS), (square,), CPU, {1: (0, 1, 3, 2)})
+    same = kernel_memory("Transpose", {}, (square, INTS), (square,), CPU, {1: (0, 1, 2, 3)})
+    unsure = kernel_memory("Transpose", {}, (square, INTS), (square,), CPU)
+    assert (swapped.alias, swapped.exact) == ((), True)
+    assert (same.alias, same.exact) == (((0, 0),), True)
+    assert (unsure.alias, unsure.exact) == ((), False)
+
+
+def test_variables():
+    handle = TensorType("resource", ())
+    assert kernel_memory("AssignVariableOp", {}, (handle, IMAGE), (), CPU).retains == (1,)
+    assert kernel_memory("AssignSubVariableOp", {}, (handle, IMAGE), (), CPU).updates == (0,)
+    assert kernel_memory("ReadVariableOp", {}, (handle,), (IMAGE,), CPU).alias == ((0, 0),)
+
+
+def test_unknown_ops_allocate_their_outputs():
+    memory = kernel_memory("SomebodysOp", {}, (IMAGE,), (POOLED, IMAGE), CPU)
+    assert memory.events == (("out", 0), ("out", 1))
+    assert memory.alias == memory.forward == ()
+    assert unmodelled("SomebodysOp")
+    assert not unmodelled("Conv2D")
+
+
+def test_the_answer_is_remembered_by_what_matters():
+    first = kernel_memory("Relu", {"T": "float32"}, (IMAGE,), (IMAGE,), CPU)
+    assert kernel_memory("Relu", {"T": "float32", "_x": object()}, [IMAGE], [IMAGE], CPU) is first
+    threads = DeviceModel("cpu", intra_op_threads=64)
+    narrow = TensorType("float32", (1024, 64))
+    bias = TensorType("float32", (64,))
+    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), CPU).workspace_bytes == 512
+    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), threads).workspace_bytes == 64 * 64 * 4
+
+
+def test_unknown_shapes_are_never_exact_nor_an_error():
+    unknown = TensorType("float32", None)
+    for op in sorted(kernels._RULES):
+        memory = kernel_memory(op, {}, (unknown,) * 8, (unknown,) * 7, CPU)
+        assert memory.workspace_bytes == kernels._peak(memory.events), op
+        assert not memory.forward, op
+
+
+def _tables() -> dict[str, list[str]]:
+    """The keys of each op table as they are written: a dict that repeats one would hide it."""
+    found = {}
+    for path, name in [("tfswap/ir/ops.py", "_TRAITS"), ("tfswap/analysis/kernels.py", "_RULES")]:
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.target.id == name
+            ):
+                assert isinstance(node.value, ast.Dict)
+                found[name] = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+    return found
+
+
+def test_no_op_is_listed_twice():
+    tables = _tables()
+    assert set(tables) == {"_TRAITS", "_RULES"}
+    for names in tables.values():
+        assert len(names) == len(set(names))
+
+
+def test_every_op_with_a_memory_rule_has_traits():
+    assert sorted(op for op in kernels._RULES if not ops.is_known(op)) == []
+
+
+REGISTRY = """
+import json, sys
+import tensorflow
+from tensorflow.python.framework import op_def_registry
+found = {name: op_def_registry.get(name) for name in json.load(sys.stdin)}
+json.dump({name: None if op is None else op.is_stateful for name, op in found.items()}, sys.stdout)
+"""
+
+
+def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
+    names = sorted({name for table in _tables().values() for name in table})
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", REGISTRY],
+        input=json.dumps(names),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    registry = json.loads(ran.stdout)
+    assert [name for name, stateful in registry.items() if stateful is None] == []
+    assert [name for name, stateful in registry.items() if stateful and ops.is_pure(name)] == []
+
+
+def _benchmark(name: str):
+    folder = str(ROOT / "benchmarks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    pytest.importorskip("tensorflow")
+    tool, cases = _benchmark("kernel_memory"), _benchmark("kernel_memory_cases")
+    return tool, list(zip(cases.CASES, tool.measure(cases.CASES), strict=True))
+
+
+def test_every_case_runs(measured):
+    _, results = measured
+    assert [(case.op, result) for case, result in results if isinstance(result, str)] == []
+
+
+def test_exact_predictions_are_the_allocators_log(measured):
+    """Requests and releases, sizes and order, in each of three runs."""
+    tool, results = measured
+    device = DeviceModel("cpu", False, len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0)))
+    wrong = []
+    exact = 0
+    for case, result in results:
+        memory = result.predicted(case.op, device)
+        expected = tool.expected_run(memory, result.output_types)
+        if memory.exact:
+            exact += 1
+            if any(run != expected for run in result.runs):
+                wrong.append((case, expected, result.runs))
+        elif max(map(tool.peak, result.runs)) > tool.peak(expected):
+            wrong.append((case, expected, result.runs))
+    assert wrong == []
+    assert exact > 0.9 * len(results)
+
+
+def test_forwarding_is_as_predicted(measured):
+    tool, results = measured
+    wrong = []
+    for case, result in results:
+        forwards = tool.predicted_forwards(result.predicted(case.op, CPU))
+        if forwards != result.forwarded_from:
+            wrong.append((case, forwards, result.forwarded_from))
+    assert wrong == []

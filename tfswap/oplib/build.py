@@ -163,7 +163,7 @@ def cache_dir() -> Path:
 
 def locate(facts: TensorFlowFacts, compiler: Compiler) -> Library:
     """Where the library for this TensorFlow and compiler is, or will be."""
-    key = _sha256("\n".join([_inputs_key(facts), compiler.version]).encode())[:24]
+    key = _sha256("\n".join([_inputs_key(facts), *compiler.command, compiler.version]).encode())[:24]
     return Library(folder=cache_dir() / f"tensorflow-{facts.version}-{key}", built_for=facts.built_for)
 
 

@@ -17,12 +17,17 @@ namespace {
 // (one lock) costs under 0.1% of it.
 constexpr size_t kChunkBytes = size_t{2} << 20;
 
-// Below this a copy fits in the caches beside what the compute threads use.
-constexpr size_t kStreamFromBytes = size_t{256} << 10;
+// Below this a copy fits in a core's second-level cache, and its reader profits.
+//
+// Measured on two cores of an AMD EPYC (32 MiB of third-level cache, shared), for
+// copies of 1 to 256 MiB through a lane of one thread: 20 GB/s with streaming
+// stores, 13 GB/s with memcpy, 13 to 14 GB/s for a bare memcpy; 24 GB/s with two
+// threads. See benchmarks/copy_rate.py.
+constexpr size_t kStreamFromBytes = size_t{1} << 20;
 
 }  // namespace
 
-void CopyOut(void* to, const void* from, size_t bytes) {
+void StreamCopy(void* to, const void* from, size_t bytes) {
 #ifdef __SSE2__
   if (bytes >= kStreamFromBytes) {
     auto* out = static_cast<char*>(to);
@@ -162,7 +167,7 @@ void CopyLane::Work(int index) {
     const auto link_end = throttled ? LinkEndLocked(bytes, begin == 0) : Clock::now();
 
     lock.unlock();
-    copy_(copy->to + begin, copy->from + begin, bytes);
+    StreamCopy(copy->to + begin, copy->from + begin, bytes);
     lock.lock();
     if (throttled) WaitForLinkLocked(lock, link_end);
 

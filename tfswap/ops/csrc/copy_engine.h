@@ -31,15 +31,13 @@
 
 namespace tfswap {
 
-// From the device's arena to host memory. Large copies bypass the caches: nobody
-// reads the host side before the tensor comes back.
-void CopyOut(void* to, const void* from, size_t bytes);
+// memcpy, but a large copy's stores bypass the caches: nobody reads what went out
+// before it comes back, and what comes in is read a good while later.
+void StreamCopy(void* to, const void* from, size_t bytes);
 
 class CopyLane {
  public:
   using Clock = std::chrono::steady_clock;
-  using CopyFunction = void (*)(void* to, const void* from, size_t bytes);
-
   struct Throttle {
     double bandwidth_bytes_per_s = 0;  // 0: unlimited
     double latency_us = 0;             // per copy
@@ -51,7 +49,7 @@ class CopyLane {
     double busy_s = 0;  // from a copy's start to its end, summed over copies
   };
 
-  explicit CopyLane(CopyFunction copy) : copy_(copy) {}
+  CopyLane() = default;
   // Lanes live as long as the process: their threads are detached.
   ~CopyLane() = delete;
 
@@ -83,7 +81,6 @@ class CopyLane {
   Clock::time_point LinkEndLocked(size_t bytes, bool first_chunk);
   void WaitForLinkLocked(std::unique_lock<std::mutex>& lock, Clock::time_point end);
 
-  const CopyFunction copy_;
   mutable std::mutex mu_;
   std::condition_variable work_or_settings_;
   std::deque<std::shared_ptr<Copy>> queue_;  // copies with unclaimed chunks

@@ -63,6 +63,9 @@ class PinnedBlockSource : public BlockSource {
 
   void Free(void* block, size_t) override { allocator_->DeallocateRaw(block); }
 
+  // Pinned memory is backed from the start.
+  bool Populate(void*, size_t) override { return true; }
+
  private:
   Allocator* const allocator_;
 };

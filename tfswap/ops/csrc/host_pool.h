@@ -36,6 +36,9 @@ class BlockSource {
   // Returns null when the system has no more. `bytes` is a multiple of 2 MiB.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* block, size_t bytes) = 0;
+  // Makes the system back the whole block now instead of at first touch, where
+  // that can be done. False: it has too little memory.
+  virtual bool Populate(void* block, size_t bytes) = 0;
 };
 
 // Anonymous memory in huge pages where the system grants them.
@@ -43,6 +46,7 @@ class MmapBlockSource : public BlockSource {
  public:
   void* Allocate(size_t bytes) override;
   void Free(void* block, size_t bytes) override;
+  bool Populate(void* block, size_t bytes) override;
 };
 
 // What all pools of the process may take together.
@@ -89,7 +93,8 @@ class HostPool {
   void Free(void* piece);
 
   // Makes sure that the pool holds at least `bytes` in blocks, the missing part
-  // as one new block, so that a plan's pieces pack into it.
+  // as one new block, so that a plan's pieces pack into it. The block is populated:
+  // page faults would slow the first step's copies.
   Failure Reserve(size_t bytes);
 
   // Gives blocks with nothing in use back to the source.
@@ -114,7 +119,8 @@ class HostPool {
   };
   using Pieces = std::map<uintptr_t, Piece>;
 
-  Failure AddBlockLocked(size_t bytes);
+  Failure AddBlockLocked(size_t bytes, bool populate);
+  uint64_t ReservedBytesLocked() const;
   void* TakeLocked(size_t bytes);
   void ReleaseUnusedBlocksLocked();
 

@@ -1,14 +1,6 @@
 #include "runtime.h"
 
-#include <cstring>
-
 namespace tfswap {
-namespace {
-
-// What comes in is read by a compute op soon, so it may well stay in the caches.
-void CopyIn(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-
-}  // namespace
 
 void DeviceCopyStats::Add(uint64_t bytes, double seconds) {
   std::lock_guard<std::mutex> lock(mu_);
@@ -48,6 +40,6 @@ Runtime& Runtime::Get() {
 }
 
 Runtime::Runtime()
-    : pool_(&mmap_, &budget_), out_(new CopyLane(CopyOut)), in_(new CopyLane(CopyIn)) {}
+    : pool_(&mmap_, &budget_), out_(new CopyLane), in_(new CopyLane) {}
 
 }  // namespace tfswap

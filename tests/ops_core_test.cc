@@ -1,0 +1,248 @@
+// A stand-alone test of the framework-free core (host_pool, copy_engine), to be
+// run under the sanitizers, which TensorFlow's own binaries do not survive:
+//
+//   for s in thread address,undefined; do
+//     g++ -std=c++17 -g -O1 -Wall -Wextra -fsanitize=$s -I tfswap/ops/csrc
+//       tests/ops_core_test.cc tfswap/ops/csrc/host_pool.cc
+//       tfswap/ops/csrc/copy_engine.cc -pthread -o /tmp/core_test && /tmp/core_test
+//   done                                  (one command per line, joined)
+//
+// tests/test_ops.py builds and runs it without a sanitizer.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "copy_engine.h"
+#include "host_pool.h"
+
+namespace {
+
+using tfswap::CopyLane;
+using tfswap::HostBudget;
+using tfswap::HostPool;
+using tfswap::MmapBlockSource;
+
+#define CHECK(condition)                                                   \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition); \
+      std::exit(1);                                                        \
+    }                                                                      \
+  } while (false)
+
+void PoolReusesSplitsAndMerges() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  HostPool::Failure failure;
+  std::mt19937 random(7);
+  std::vector<std::pair<unsigned char*, size_t>> live;
+  for (int round = 0; round < 3000; ++round) {
+    if (live.size() < 40 && random() % 2 == 0) {
+      const size_t bytes = 1 + random() % (size_t{1} << 20);
+      auto* piece = static_cast<unsigned char*>(pool.Allocate(bytes, &failure));
+      CHECK(failure == HostPool::Failure::kNone);
+      CHECK(reinterpret_cast<uintptr_t>(piece) % HostPool::kAlignment == 0);
+      std::memset(piece, static_cast<int>(bytes % 251), bytes);
+      live.emplace_back(piece, bytes);
+    } else if (!live.empty()) {
+      std::swap(live[random() % live.size()], live.back());
+      const auto [piece, bytes] = live.back();
+      // Nobody else was given these bytes.
+      for (size_t i = 0; i < bytes; i += 97) CHECK(piece[i] == bytes % 251);
+      pool.Free(piece);
+      live.pop_back();
+    }
+    if (round % 100 == 0) CHECK(pool.CheckInvariant().empty());
+  }
+  // At most 40 MiB were live at once: one block must have done.
+  CHECK(pool.reserved_bytes() == HostPool::kDefaultBlockBytes);
+  for (const auto& piece : live) pool.Free(piece.first);
+  CHECK(pool.CheckInvariant().empty());
+  CHECK(budget.usage().in_use_bytes == 0);
+  pool.ReleaseUnusedBlocks();
+  CHECK(budget.usage().reserved_bytes == 0);
+}
+
+void PoolTakesTheBestFit() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  HostPool::Failure failure;
+  void* large = pool.Allocate(8192, &failure);
+  void* wall = pool.Allocate(256, &failure);
+  void* small = pool.Allocate(1024, &failure);
+  void* wall2 = pool.Allocate(256, &failure);
+  pool.Free(large);
+  pool.Free(small);
+  void* fitting = pool.Allocate(1000, &failure);
+  CHECK(fitting == small);
+  for (void* piece : {wall, wall2, fitting}) pool.Free(piece);
+}
+
+void PoolKeepsTheLimit() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  HostPool::Failure failure;
+  const size_t two_mib = HostPool::kBlockMultiple;
+  budget.SetLimit(3 * two_mib);
+  void* first = pool.Allocate(two_mib, &failure);  // less than a default block
+  CHECK(first != nullptr);
+  CHECK(pool.Allocate(3 * two_mib, &failure) == nullptr);
+  CHECK(failure == HostPool::Failure::kLimit);
+  CHECK(budget.usage().reserved_bytes == two_mib);
+  CHECK(pool.Reserve(4 * two_mib) == HostPool::Failure::kLimit);
+  pool.Free(first);
+  // Only after the small block went back is there room for one of this size.
+  void* whole = pool.Allocate(3 * two_mib, &failure);
+  CHECK(whole != nullptr);
+  CHECK(budget.usage().reserved_bytes == 3 * two_mib);
+  pool.Free(whole);
+  budget.SetLimit(HostBudget::kUnlimited);
+  CHECK(pool.Allocate(SIZE_MAX - 4096, &failure) == nullptr);
+  CHECK(failure == HostPool::Failure::kSystem);
+  CHECK(pool.Reserve(10 * two_mib) == HostPool::Failure::kNone);
+  CHECK(pool.reserved_bytes() == 10 * two_mib);
+}
+
+void PoolFromManyThreads() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&pool, t] {
+      std::mt19937 random(t);
+      HostPool::Failure failure;
+      for (int i = 0; i < 500; ++i) {
+        const size_t bytes = 1 + random() % 100000;
+        auto* piece = static_cast<unsigned char*>(pool.Allocate(bytes, &failure));
+        std::memset(piece, t, bytes);
+        CHECK(piece[bytes - 1] == t);
+        pool.Free(piece);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(pool.CheckInvariant().empty());
+  CHECK(budget.usage().in_use_bytes == 0);
+}
+
+// Every size around the boundaries of lines, streaming and chunks, misaligned too.
+void LaneCopiesEveryByte() {
+  auto* lane = new CopyLane;
+  const size_t chunk = size_t{2} << 20;
+  for (const int threads : {1, 3, 2, 1}) {
+    lane->SetThreads(threads);
+    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{63}, chunk / 2 - 1, chunk / 2 + 77,
+                               chunk, chunk + 1, 3 * chunk + 12345}) {
+      for (const size_t shift : {0, 1, 60}) {
+        std::vector<unsigned char> from(bytes + 64);
+        std::vector<unsigned char> to(bytes + 128, 0xEE);
+        for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31);
+        std::atomic<bool> ended{false};
+        lane->Submit(to.data() + shift, from.data(), bytes, [&] { ended = true; });
+        while (!ended) std::this_thread::yield();
+        CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
+        CHECK(shift == 0 || to[shift - 1] == 0xEE);
+        CHECK(to[shift + bytes] == 0xEE);
+      }
+    }
+  }
+}
+
+void LaneKeepsItsOrder() {
+  auto* lane = new CopyLane;
+  std::vector<char> from(1000), to(1000);
+  std::vector<int> ended;  // written by the lane's one thread
+  std::atomic<int> count{0};
+  for (int i = 0; i < 200; ++i) {
+    lane->Submit(to.data(), from.data(), from.size(), [&, i] {
+      ended.push_back(i);
+      ++count;
+    });
+  }
+  while (count < 200) std::this_thread::yield();
+  for (int i = 0; i < 200; ++i) CHECK(ended[i] == i);
+  CHECK(lane->stats().copies == 200);
+  CHECK(lane->stats().bytes == 200 * 1000);
+}
+
+// A copy that would take hours ends when the throttle is lifted.
+void LaneNoticesANewThrottle() {
+  auto* lane = new CopyLane;
+  lane->SetThrottle({1000.0, 0});
+  std::vector<char> from(size_t{8} << 20, 5), to(size_t{8} << 20);
+  std::atomic<bool> ended{false};
+  lane->Submit(to.data(), from.data(), from.size(), [&] { ended = true; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(!ended);
+  lane->SetThrottle({});
+  while (!ended) std::this_thread::yield();
+  CHECK(to == from);
+}
+
+// The link is serial: however many threads, copies never beat the bandwidth.
+void LaneIsASerialLink() {
+  auto* lane = new CopyLane;
+  lane->SetThreads(2);
+  const double bandwidth = 400e6;
+  lane->SetThrottle({bandwidth, 1000});
+  std::vector<char> from(size_t{4} << 20), to(size_t{4} << 20);
+  std::atomic<int> count{0};
+  const auto start = CopyLane::Clock::now();
+  for (int i = 0; i < 4; ++i) {
+    lane->Submit(to.data(), from.data(), from.size(), [&] { ++count; });
+  }
+  while (count < 4) std::this_thread::yield();
+  const double taken = std::chrono::duration<double>(CopyLane::Clock::now() - start).count();
+  CHECK(taken >= 4 * (static_cast<double>(from.size()) / bandwidth + 1e-3));
+}
+
+void LaneFromManyThreads() {
+  auto* lane = new CopyLane;
+  lane->SetThreads(2);
+  std::atomic<int> count{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        auto* data = new std::vector<char>(20000 + i, static_cast<char>(t));
+        auto* copy = new std::vector<char>(data->size());
+        lane->Submit(copy->data(), data->data(), data->size(), [&count, data, copy] {
+          CHECK(*data == *copy);
+          delete data;
+          delete copy;
+          ++count;
+        });
+        if (i % 10 == 0) lane->SetThreads(1 + i % 3);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  while (count < 150) std::this_thread::yield();
+}
+
+}  // namespace
+
+int main() {
+  PoolReusesSplitsAndMerges();
+  PoolTakesTheBestFit();
+  PoolKeepsTheLimit();
+  PoolFromManyThreads();
+  LaneCopiesEveryByte();
+  LaneKeepsItsOrder();
+  LaneNoticesANewThrottle();
+  LaneIsASerialLink();
+  LaneFromManyThreads();
+  std::puts("ok");
+  return 0;
+}

@@ -1,0 +1,858 @@
+"""The swap ops: values, memory, failure and cancellation, and how the library is built.
+
+What needs its own allocator, environment or cache runs in a process of its own. No test compares with
+an absolute time: a copy that must not end yet is throttled to take hours, and the test lifts the
+throttle when it is done; else pytest's timeout tells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import tfswap.ops as ops  # noqa: E402 needs TensorFlow
+from tfswap.errors import OpLibraryError  # noqa: E402
+from tfswap.oplib import build, names  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+
+# At this rate a copy of one chunk takes over half an hour: for a test, for ever.
+STUCK_BYTES_PER_S = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings():
+    ops.reset_stats()
+    yield
+    ops.configure(host_memory_limit=None, copy_threads=1, bandwidth_bytes_per_s=None, latency_us=0.0)
+    assert eventually(lambda: ops.stats().pool_in_use_bytes == 0), "a test leaked host memory"
+
+
+def eventually(condition, timeout_s: float = 60.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def there_and_back(x, shape=None):
+    handle = ops.swap_out(x)
+    with tf.control_dependencies([ops.release(handle)]):
+        tensor, ticket = ops.swap_in(handle, x.dtype, shape)
+    return ops.await_copy(tensor, ticket)
+
+
+def run_python(code: str, *, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh Python; `env` is added to the environment."""
+    process = start_python(code, **env)
+    out, err = process.communicate()
+    if check:
+        assert process.returncode == 0, err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start_python(code: str, **env: str) -> subprocess.Popen[str]:
+    base = {key: value for key, value in os.environ.items() if not key.startswith("TFSWAP_COPY")}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**base, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def last_json(run: subprocess.CompletedProcess[str]):
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+# ---------------------------------------------------------------------------------------------------
+# Values
+
+
+def any_bits(dtype, shape) -> np.ndarray:
+    """An array whose bytes are arbitrary where the type allows it: NaN payloads, denormals, all."""
+    numpy_type = np.dtype(dtype.as_numpy_dtype)
+    random = np.random.default_rng(5)
+    if dtype == tf.bool:
+        return random.integers(0, 2, shape).astype(bool)
+    if dtype == tf.dtypes.experimental.int4:  # four bits in each byte
+        return random.integers(0, 8, shape).astype(numpy_type)
+    count = int(np.prod(shape))
+    data = random.integers(0, 256, count * numpy_type.itemsize, dtype=np.uint8).tobytes()
+    return np.frombuffer(data, numpy_type).reshape(shape)
+
+
+DTYPES = [
+    tf.bfloat16,
+    tf.bool,
+    tf.complex128,
+    tf.complex64,
+    tf.dtypes.experimental.float8_e4m3fn,
+    tf.dtypes.experimental.int4,
+    tf.float16,
+    tf.float32,
+    tf.float64,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.int8,
+    tf.uint16,
+    tf.uint32,
+    tf.uint64,
+    tf.uint8,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_every_bit_comes_back(dtype):
+    step = tf.function(there_and_back, input_signature=[tf.TensorSpec(None, dtype)])
+    for shape in [(), (1,), (7,), (0,), (3, 0, 5), (33, 65), (2, 3, 5, 7), (3 * MIB // 2 + 1,)]:
+        x = any_bits(dtype, shape)
+        ops.reset_stats()
+        y = step(tf.constant(x, dtype)).numpy()
+        assert y.dtype == x.dtype
+        assert y.shape == x.shape
+        assert y.tobytes() == x.tobytes()
+        # It really travelled.
+        assert ops.stats().out_bytes == ops.stats().in_bytes == x.nbytes
+
+
+def test_signalling_nans_keep_their_payload():
+    bits = np.array([0x7F800001, 0xFFC12345, 0x7FFFFFFF, 0x80000000, 0x00000001], np.uint32)
+    y = tf.function(there_and_back)(tf.constant(bits.view(np.float32)))
+    assert y.numpy().view(np.uint32).tolist() == bits.tolist()
+
+
+def test_each_swap_in_makes_its_own_tensor():
+    @tf.function
+    def step(x):
+        handle = ops.swap_out(x)
+        ops.release(handle)
+        tickets = [ops.swap_in(handle, x.dtype) for _ in range(3)]
+        first, second, third = (ops.await_copy(tensor, ticket) for tensor, ticket in tickets)
+        # Works in place, if it may: the others must not change.
+        return first + 1, second, third
+
+    x = tf.random.normal([513, 1025])
+    first, second, third = step(x)
+    assert np.array_equal(first, x + 1)
+    assert np.array_equal(second, x)
+    assert np.array_equal(third, x)
+    stats = ops.stats()
+    assert (stats.out_copies, stats.in_copies) == (1, 3)
+
+
+def test_swap_in_without_release_waits_for_the_copy_out():
+    # 24 MiB: many chunks, so that a copy back that does not wait reads bytes not yet written.
+    x = tf.random.normal([6, MIB])
+    expected = x.numpy().tobytes()
+
+    @tf.function
+    def step(x):
+        tensor, ticket = ops.swap_in(ops.swap_out(x), x.dtype)
+        return ops.await_copy(tensor, ticket)
+
+    ops.configure(bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(step(x)))
+    thread.start()
+    assert eventually(lambda: ops.stats().pool_in_use_bytes > 0)
+    time.sleep(0.1)
+    assert not results
+    ops.configure(bandwidth_bytes_per_s=None)
+    thread.join()
+    assert results[0].numpy().tobytes() == expected
+
+
+def test_works_on_what_later_ops_overwrite():
+    """The handle's reference keeps a later op from reusing the buffer that is being copied."""
+
+    @tf.function
+    def step(x):
+        y = x * 2
+        handle = ops.swap_out(y)
+        z = tf.nn.relu(y)  # in place, were it y's only reader
+        released = ops.release(handle)
+        with tf.control_dependencies([z, released]):
+            tensor, ticket = ops.swap_in(handle, y.dtype)
+        return z, ops.await_copy(tensor, ticket)
+
+    ops.configure(latency_us=20_000.0)
+    x = tf.random.normal([700, 700])
+    z, y = step(x)
+    assert np.array_equal(y, x * 2)
+    assert np.array_equal(z, tf.nn.relu(x * 2))
+
+
+def test_the_optimizers_leave_the_ops_alone():
+    @tf.function
+    def step():
+        x = tf.ones([100, 100])  # a constant, and two equal swaps of it: nothing to fold or merge
+        a = there_and_back(x)
+        b = there_and_back(x)
+        ops.release(ops.swap_out(x))  # nobody reads it
+        return a + b
+
+    assert np.array_equal(step(), np.full([100, 100], 2, np.float32))
+    assert (ops.stats().out_copies, ops.stats().in_copies) == (3, 2)
+
+
+def test_shapes_are_inferred():
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        handle = ops.swap_out(x)
+        tensor, ticket = ops.swap_in(handle, x.dtype)
+        assert tensor.shape.as_list() == [None, 3]
+        assert ticket.shape.as_list() == []
+        narrowed, _ = ops.swap_in(handle, x.dtype, shape=[5, None])
+        assert narrowed.shape.as_list() == [5, 3]
+        with pytest.raises(ValueError, match="must be equal"):
+            ops.swap_in(handle, x.dtype, shape=[None, 4])
+        result = ops.await_copy(tensor, ticket)
+        assert result.shape.as_list() == [None, 3]
+        return result
+
+    assert step(tf.ones([2, 3])).shape == (2, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def unknown(x):
+        result = there_and_back(x)
+        assert result.shape.rank is None
+        return result
+
+    assert unknown(tf.ones([2, 3])).shape == (2, 3)
+
+
+def test_a_saved_model_with_the_ops_runs_elsewhere(tmp_path):
+    module = tf.Module()
+    module.step = tf.function(there_and_back, input_signature=[tf.TensorSpec([None, 4])])
+    tf.saved_model.save(module, str(tmp_path))
+    run = run_python(f"""
+        import json
+        import tensorflow as tf
+        import tfswap.ops
+        model = tf.saved_model.load({str(tmp_path)!r})
+        y = model.step(tf.reshape(tf.range(12.0), [3, 4]))
+        print(json.dumps([y.numpy().tolist(), tfswap.ops.stats().in_copies]))
+    """)
+    assert last_json(run) == [np.arange(12.0).reshape(3, 4).tolist(), 1]
+
+
+# ---------------------------------------------------------------------------------------------------
+# What is refused
+
+
+@pytest.mark.parametrize("dtype", [tf.string, tf.variant, tf.resource], ids=lambda dtype: dtype.name)
+def test_types_that_are_not_plain_bytes_are_refused(dtype):
+    with tf.Graph().as_default():
+        x = tf.raw_ops.Placeholder(dtype=dtype)
+        with pytest.raises(ValueError, match=f"tfswap can't swap tensors of type {dtype.name}"):
+            ops.swap_out(x)
+    if dtype == tf.string:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="can't swap tensors of type string"):
+            ops.swap_out(tf.constant("a"))
+
+
+def test_the_wrong_type_is_refused():
+    handle = ops.swap_out(tf.ones([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"T=int32, but its handle holds.* float"):
+        ops.swap_in(handle, tf.int32)
+
+
+def test_a_tensor_that_is_not_the_tickets_is_refused():
+    handle = ops.swap_out(tf.ones([100]))
+    tensor, ticket = ops.swap_in(handle, tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not the one of its ticket"):
+        ops.await_copy(tensor + 0, ticket)
+    ops.await_copy(tensor, ticket)
+
+
+def test_other_variants_are_refused():
+    other = tf.raw_ops.TensorListReserve(element_shape=[], num_elements=1, element_dtype=tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that SwapOut returned"):
+        ops.release(other)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that SwapIn returned"):
+        ops.await_copy(tf.ones([1]), ops.swap_out(tf.ones([1])))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Device memory, on a capped BFC arena as GPUs have it
+
+ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256"}
+
+ARENA_PRELUDE = """
+import json
+import tensorflow as tf
+import tfswap.ops as ops
+MIB = 2**20
+
+def memory(what):
+    return tf.config.experimental.get_memory_info("CPU:0")[what]
+
+"""
+
+
+def run_in_arena(code: str):
+    return last_json(run_python(ARENA_PRELUDE + textwrap.dedent(code), **ARENA))
+
+
+def test_release_gives_the_buffer_back_and_swap_in_takes_it():
+    seen = run_in_arena("""
+        x = tf.random.normal([16, MIB])
+        before = memory("current")
+        handle = ops.swap_out(x)
+        del x
+        swapping = memory("current")
+        ops.release(handle)
+        released = memory("current")
+        tensor, ticket = ops.swap_in(handle, tf.float32)
+        coming = memory("current")
+        y = ops.await_copy(tensor, ticket)
+        del tensor, ticket
+        back = memory("current")
+        del handle, y
+        end = memory("current")
+        print(json.dumps([t - before for t in (swapping, released, coming, back, end)]))
+    """)
+    size = 64 * MIB
+    assert seen == [0, -size, 0, 0, -size]
+
+
+def test_a_step_fits_only_because_it_swaps():
+    """Six 48 MiB tensors live at once do not fit into 256 MiB; with three of them away they do."""
+    seen = run_in_arena("""
+        def step(swap):
+            x = tf.fill([12, MIB], 1.0)
+            kept, released = [], tf.no_op()
+            for i in range(5):
+                with tf.control_dependencies([released]):
+                    x = x * (2.0 + i)
+                if swap and i < 4:
+                    handle = ops.swap_out(x)
+                    with tf.control_dependencies([x]):
+                        kept.append(handle)
+                    # Waits for the next layer, the last other reader, as a plan has it.
+                    y = x * 1.5
+                    with tf.control_dependencies([y]):
+                        released = ops.release(handle)
+                    x = y
+                else:
+                    kept.append(x)
+            total = x
+            with tf.control_dependencies([released]):
+                total = total * 1.0
+            for handle in reversed(kept):
+                with tf.control_dependencies([total]):
+                    if handle.dtype == tf.variant:
+                        tensor, ticket = ops.swap_in(handle, tf.float32)
+                        handle = ops.await_copy(tensor, ticket)
+                    total = total + handle
+            return tf.reduce_sum(total)
+
+        @tf.function
+        def swapped():
+            return step(True)
+
+        swapped()
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        swapped()
+        print(json.dumps(memory("peak")))
+    """)
+    assert seen < 4.5 * 48 * MIB
+
+
+def test_the_peak_repeats_to_the_byte():
+    """The copy threads leave no reference behind that would keep an op from working in place."""
+    seen = run_in_arena("""
+        @tf.function
+        def step(x):
+            x = x * 2.0
+            handle = ops.swap_out(x)
+            with tf.control_dependencies([ops.release(handle)]):
+                tensor, ticket = ops.swap_in(handle, tf.float32)
+            y = ops.await_copy(tensor, ticket)
+            return tf.reduce_sum(tf.nn.relu(tf.exp(y)))  # both in place
+
+        x = tf.ones([2048])
+        step(x)
+        peaks = set()
+        for _ in range(300):
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            before = memory("current")
+            step(x)
+            peaks.add(memory("peak") - before)
+        print(json.dumps(sorted(peaks)))
+    """)
+    # One tensor at a time: the swapped one is gone before the new one is made.
+    assert seen == [8192 + 256] or seen == [8192]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Host memory
+
+
+def test_host_memory_is_reused_from_step_to_step():
+    @tf.function
+    def step(x):
+        return there_and_back(x) + there_and_back(tf.transpose(x))
+
+    x = tf.random.normal([1200, 1200])
+    step(x)
+    reserved = ops.stats().pool_reserved_bytes
+    for _ in range(100):
+        step(x)
+        assert ops.stats().pool_in_use_bytes == 0
+    stats = ops.stats()
+    assert stats.pool_reserved_bytes == reserved
+    assert stats.out_copies == stats.in_copies == 202
+    assert 0 < stats.pool_peak_bytes <= 2 * x.dtype.size * 1200 * 1200
+
+
+def test_the_host_limit_is_an_error_that_can_be_survived():
+    x = tf.random.normal([4, MIB])
+
+    @tf.function
+    def step(x):
+        first = ops.swap_out(x, name="small_enough")
+        with tf.control_dependencies([first]):
+            second = ops.swap_out(tf.concat([x, x], 0), name="too_large")
+        ops.release(first)
+        ops.release(second)
+        tensor, ticket = ops.swap_in(second, x.dtype)
+        return ops.await_copy(tensor, ticket)
+
+    ops.configure(host_memory_limit=40 * MIB)
+    for _ in range(3):
+        with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+            step(x)
+        message = str(caught.value)
+        for part in (
+            "'too_large'",
+            f"asks for {32 * MIB} bytes",
+            f"{16 * MIB} bytes are in use",
+            f"limit of {40 * MIB}",
+            "host_memory_limit=",
+        ):
+            assert part in message
+        assert eventually(lambda: ops.stats().pool_in_use_bytes == 0)
+        assert ops.stats().pool_reserved_bytes <= 40 * MIB
+
+    assert np.array_equal(there_and_back(x), x)
+    ops.configure(host_memory_limit=None)
+    assert np.array_equal(step(x), tf.concat([x, x], 0))
+
+
+def test_reserve():
+    ops.configure(host_memory_limit=0)  # gives back what earlier tests left
+    assert ops.stats().pool_reserved_bytes == 0
+    ops.configure(host_memory_limit=100 * MIB)
+    with pytest.raises(MemoryError, match="host_memory_limit=104857600"):
+        ops.reserve(101 * MIB)
+    ops.reserve(90 * MIB)
+    assert ops.stats().pool_reserved_bytes == 90 * MIB
+    ops.reserve(50 * MIB)
+    assert ops.stats().pool_reserved_bytes == 90 * MIB
+    # One piece as large as the reservation finds room in it.
+    handle = ops.swap_out(tf.zeros([90 * MIB // 4]))
+    assert ops.stats().pool_reserved_bytes == 90 * MIB
+    ops.release(handle)
+
+
+def test_settings():
+    assert ops.configuration() == ops.Configuration(None, 1, None, 0.0)
+    set_to = ops.configure(host_memory_limit=5, copy_threads=3, bandwidth_bytes_per_s=1e9, latency_us=7.0)
+    assert set_to == ops.configuration() == ops.Configuration(5, 3, 1e9, 7.0)
+    assert ops.configure(latency_us=8.0) == dataclasses.replace(set_to, latency_us=8.0)
+    for wrong in (
+        {"host_memory_limit": -1},
+        {"copy_threads": 0},
+        {"bandwidth_bytes_per_s": 0},
+        {"bandwidth_bytes_per_s": float("nan")},
+        {"latency_us": -1},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ops.configure(**wrong)
+    assert ops.configuration().copy_threads == 3
+
+
+def test_a_handle_that_is_never_released_leaks_nothing():
+    handle = ops.swap_out(tf.ones([MIB]))
+    assert ops.stats().pool_in_use_bytes == 4 * MIB
+    del handle
+    assert eventually(lambda: ops.stats().pool_in_use_bytes == 0)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Throttle, failure, cancellation
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_throttle_is_a_serial_link(threads):
+    size = 3 * MIB
+    bandwidth, latency_us = 500e6, 2000.0
+    xs = [tf.random.normal([size // 4]) for _ in range(3)]
+    ops.configure(copy_threads=threads, bandwidth_bytes_per_s=bandwidth, latency_us=latency_us)
+    start = time.monotonic()
+    handles = [ops.swap_out(x) for x in xs]
+    for handle in handles:
+        ops.release(handle)
+    taken = time.monotonic() - start
+    assert taken >= 3 * (size / bandwidth + latency_us * 1e-6)
+    assert ops.stats().release_stall_s > 0
+    for handle, x in zip(handles, xs, strict=True):
+        tensor, ticket = ops.swap_in(handle, x.dtype)
+        assert np.array_equal(ops.await_copy(tensor, ticket), x)
+
+
+def waits_in_release(x):
+    handle = ops.swap_out(x)
+    return handle, ops.release(handle)
+
+
+def waits_in_await(x):
+    handle = ops.swap_out(x)
+    tensor, ticket = ops.swap_in(handle, x.dtype)
+    return handle, ops.await_copy(tensor, ticket).op
+
+
+@pytest.mark.parametrize("wait", [waits_in_release, waits_in_await])
+def test_a_step_that_fails_does_not_wait_for_its_copies(wait):
+    @tf.function
+    def step(x, divisor):
+        handle, waiting = wait(x)
+        with tf.control_dependencies([handle]):
+            failing = 1 // divisor
+        with tf.control_dependencies([waiting]):
+            return failing + 1
+
+    x = tf.random.normal([MIB])
+    assert step(x, tf.constant(1)).numpy() == 2
+    ops.configure(bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"[Dd]ivision by zero"):
+            step(x, tf.constant(0))
+    # The copies still run, and own what they touch.
+    assert ops.stats().pool_in_use_bytes > 0
+    ops.configure(bandwidth_bytes_per_s=None)
+    assert eventually(lambda: ops.stats().pool_in_use_bytes == 0)
+    assert step(x, tf.constant(1)).numpy() == 2
+
+
+@pytest.mark.parametrize("wait", [waits_in_release, waits_in_await])
+def test_a_cancelled_step_ends(wait):
+    from tensorflow.python.eager import cancellation
+
+    @tf.function
+    def step(x):
+        _, waiting = wait(x)
+        with tf.control_dependencies([waiting]):
+            return tf.constant(1)
+
+    x = tf.random.normal([MIB])
+    manager = cancellation.CancellationManager()
+    cancelable = manager.get_cancelable_function(step.get_concrete_function(x))
+    ops.configure(bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
+    errors = []
+
+    def run():
+        try:
+            cancelable(x)
+        except tf.errors.CancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert eventually(lambda: ops.stats().pool_in_use_bytes > 0)
+    time.sleep(0.05)
+    assert not errors
+    manager.start_cancel()
+    thread.join()
+    assert len(errors) == 1
+
+
+def test_copies_that_end_while_the_step_is_cancelled():
+    """Both ends of the race between a copy and a cancellation, many times."""
+
+    @tf.function
+    def step(x, divisor):
+        waiting = [wait(x)[1] for wait in (waits_in_release, waits_in_await) for _ in range(4)]
+        failing = 1 // divisor
+        with tf.control_dependencies(waiting):
+            return failing + 1
+
+    x = tf.random.normal([50_000])
+    for i in range(200):
+        ops.configure(latency_us=float(i))
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(x, tf.constant(0))
+    ops.configure(latency_us=0.0)
+    assert step(x, tf.constant(1)).numpy() == 2
+    assert eventually(lambda: ops.stats().pool_in_use_bytes == 0)
+
+
+def test_one_inter_op_thread_is_enough():
+    """Waiting ops hold no thread, so that a step can't block itself, however busy the others are."""
+    seen = last_json(
+        run_python("""
+        import json
+        import numpy as np
+        import tensorflow as tf
+        import tfswap.ops as ops
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        ops.configure(bandwidth_bytes_per_s=300e6)
+
+        @tf.function
+        def step(x):
+            backs, products = [], []
+            for i in range(8):
+                y = x + float(i)
+                handle = ops.swap_out(y)
+                with tf.control_dependencies([ops.release(handle)]):
+                    tensor, ticket = ops.swap_in(handle, y.dtype)
+                backs.append(ops.await_copy(tensor, ticket))
+                products.append(tf.linalg.matmul(y, y))
+            return backs, products
+
+        x = tf.random.normal([600, 600])
+        backs, _ = step(x)
+        same = all(np.array_equal(back, x + float(i)) for i, back in enumerate(backs))
+        print(json.dumps([same, ops.stats().in_copies]))
+    """)
+    )
+    assert seen == [True, 8]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Building and loading
+
+IMPORT_AND_SWAP = """
+import json
+import tensorflow as tf
+import tfswap.ops as ops
+handle = ops.swap_out(tf.ones([10]))
+ops.release(handle)
+print(json.dumps([ops.stats().out_copies, str(ops.status().library), ops.status().loaded]))
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(textwrap.dedent(text))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def quick_compiler(tmp_path):
+    """A "compiler" that hands out the library of this process, and notes each link."""
+    return script(
+        tmp_path / "quick++",
+        f"""\
+        #!/bin/sh
+        [ "$1" = --version ] && {{ echo "quick 1.0"; exit 0; }}
+        for word; do [ "$previous" = -o ] && out=$word; previous=$word; done
+        case " $* " in
+          *" -shared "*) echo link >> {tmp_path}/links; cp {ops.load().path} "$out" ;;
+          *) : > "$out" ;;
+        esac
+        """,
+    )
+
+
+def links(tmp_path: Path) -> int:
+    log = tmp_path / "links"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_two_processes_build_once_and_without_warnings(tmp_path):
+    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": "g++ -Werror"}
+    processes = [start_python(IMPORT_AND_SWAP, **env) for _ in range(2)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sum(err.count("tfswap: building its ops for TensorFlow") for _, err in outputs) == 1
+    results = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert results[0] == results[1]
+    assert results[0][0] == 1
+    folder = Path(results[0][1]).parent
+    assert sorted(path.name for path in folder.iterdir()) == ["libtfswap_ops.so", "lock", "manifest.json"]
+    for private in (folder, tmp_path / "cache"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "missing", "no manifest"])
+def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
+    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
+    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
+    assert links(tmp_path) == 1
+    if damage == "truncated":
+        os.truncate(library, library.stat().st_size // 2)
+    elif damage == "garbage":
+        library.write_bytes(b"not a library")
+    elif damage == "missing":
+        library.unlink()
+    else:
+        (library.parent / build.MANIFEST_NAME).unlink()
+    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
+    assert links(tmp_path) == 2
+    run_python(IMPORT_AND_SWAP, **env)
+    assert links(tmp_path) == 2
+
+
+def test_a_library_that_does_not_load_is_built_once_more(tmp_path, quick_compiler):
+    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
+    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
+    manifest_path = library.parent / build.MANIFEST_NAME
+    manifest = json.loads(manifest_path.read_text())
+    library.write_bytes(b"loadable somewhere else")
+    manifest["library_sha256"] = build._sha256(library.read_bytes())
+    manifest_path.write_text(json.dumps(manifest))
+    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
+    assert links(tmp_path) == 2
+
+
+def test_a_filled_cache_needs_no_compiler(tmp_path, quick_compiler):
+    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
+    run_python(IMPORT_AND_SWAP, **env)
+    shutil.rmtree(tmp_path / "bin", ignore_errors=True)
+    seen = last_json(run_python(IMPORT_AND_SWAP, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
+    assert seen[0] == 1
+    assert links(tmp_path) == 1
+
+
+FAIL_TO_IMPORT = """
+from tfswap.errors import OpLibraryError
+try:
+    import tfswap.ops
+except OpLibraryError as error:
+    print(error)
+else:
+    raise SystemExit("it loaded")
+"""
+
+
+def test_without_a_compiler_the_message_says_what_to_install(tmp_path):
+    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
+    assert "found no C++ compiler" in run.stdout
+    assert "apt-get install g++" in run.stdout
+    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
+    assert "CXX='/no/such/g++' is not on the PATH" in run.stdout
+
+
+def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
+    failing = script(
+        tmp_path / "failing++",
+        """\
+        #!/bin/sh
+        [ "$1" = --version ] && { echo "failing 1.0"; exit 0; }
+        echo "error: this can't be" >&2
+        exit 3
+        """,
+    )
+    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
+    assert "could not build its ops (exit status 3)" in run.stdout
+    assert "error: this can't be" in run.stdout
+    assert "Set CXX to a compiler that knows C++17" in run.stdout
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_cache_that_cant_be_written_is_named(tmp_path, quick_compiler):
+    (tmp_path / "file").write_text("")
+    cache = str(tmp_path / "file" / "cache")
+    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
+    assert f"can't write to {cache}" in run.stdout
+    assert "TFSWAP_CACHE_DIR" in run.stdout
+
+
+def test_without_tensorflow_the_message_says_so(tmp_path):
+    # None in sys.modules makes the import fail, as if it were not installed.
+    blocked = "import sys; sys.modules['tensorflow'] = None\n" + FAIL_TO_IMPORT
+    run = run_python(blocked, TFSWAP_CACHE_DIR=str(tmp_path))
+    assert "need TensorFlow" in run.stdout
+    assert "pip install" in run.stdout
+
+
+def test_status_and_names_build_nothing(tmp_path):
+    run = run_python(
+        """
+        import json, sys
+        from tfswap.oplib import load, names
+        assert "tensorflow" not in sys.modules
+        status = load.status()
+        print(json.dumps([names.SWAP_OUT, status.built, status.loaded, status.error]))
+        """,
+        TFSWAP_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    assert last_json(run) == ["Tfswap>SwapOut", False, False, ""]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_status_when_loaded():
+    status = ops.status()
+    assert status.loaded
+    assert status.built
+    assert status.error == ""
+    assert status.tensorflow_version == tf.version.VERSION
+    assert status.library == ops.load().path
+
+
+def test_the_names_are_those_registered():
+    from tensorflow.python.framework import op_def_registry
+
+    for name in names.ALL:
+        op_def = op_def_registry.get(name)
+        assert op_def is not None
+        assert op_def.is_stateful
+    assert len(names.ALL) == 4
+
+
+def test_the_environment_throttles():
+    run = run_python(
+        """
+        import json
+        import tfswap.ops as ops
+        now = ops.configuration()
+        print(json.dumps([now.bandwidth_bytes_per_s, now.latency_us]))
+        """,
+        TFSWAP_COPY_BANDWIDTH="2.5e9",
+        TFSWAP_COPY_LATENCY_US="15",
+    )
+    assert last_json(run) == [2.5e9, 15.0]
+    run = run_python(FAIL_TO_IMPORT, TFSWAP_COPY_BANDWIDTH="12GB/s")
+    assert "TFSWAP_COPY_BANDWIDTH='12GB/s' must be a number of bytes per second" in run.stdout
+
+
+def test_the_stamp_is_compared(monkeypatch):
+    from tfswap.oplib import load
+
+    path = ops.load().path
+    with pytest.raises(OpLibraryError, match=r"was built for TensorFlow .* but this is TensorFlow 1\.0"):
+        load._open(build.Library(folder=path.parent, built_for="1.0"))
+
+
+def test_the_core_without_tensorflow(tmp_path):
+    """The C++ test of pool and lanes. Its own comment tells how to run it under the sanitizers."""
+    sources = [ROOT / "tests" / "ops_core_test.cc"]
+    sources += [build.SOURCE_DIR / name for name in ("host_pool.cc", "copy_engine.cc")]
+    program = tmp_path / "core_test"
+    command = [*build.find_compiler().command, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command += ["-I", str(build.SOURCE_DIR), *map(str, sources), "-pthread", "-o", str(program)]
+    subprocess.run(command, check=True)
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == "ok\n"

@@ -54,6 +54,16 @@ def _temporaries_after_output(sizes: Sequence[int], exact: bool = True) -> Event
 
 _UNKNOWN: Events = ((OUT0,), False)
 
+_ONEDNN_SCRATCH_BYTES = 64 << 10
+"""A thread's scratchpad in oneDNN's kernels: 12 KiB measured for convolutions, 34 for products; a bound."""
+
+
+def _onednn(facts: Facts, temporaries: Sequence[int] = ()) -> Events:
+    """oneDNN's kernels lay out their own scratchpads, by CPU and version: bounded, never exact."""
+    scratch = _ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads
+    return _temporaries_after_output([*temporaries, scratch], exact=False)
+
+
 # --- convolutions --------------------------------------------------------------------------------------
 
 _WORKING_SET_BYTES = 30 << 20  # conv_grad_*_ops: the L3 cache that image shards are sized for
@@ -68,11 +78,19 @@ def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ..
 def conv2d(facts: Facts) -> Events:
     """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts, facts.inputs[0], facts.inputs[1], facts.outputs[0])
+        return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
     image, kernel = facts.inputs[0], facts.inputs[1]
     if image.shape and kernel.shape and image.shape[-1] != kernel.shape[2]:  # groups: split, and put together
-        return _temporaries_after_output([t.nbytes or 0 for t in (image, kernel, facts.outputs[0])])
-    return (OUT0,), not facts.device.onednn
+        copies = [kind.nbytes or 0 for kind in (image, kernel, facts.outputs[0])]
+        return _temporaries_after_output(copies, exact=not facts.device.onednn)
+    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
+
+
+def conv3d(facts: Facts) -> Events:
+    """conv_ops_3d.cc: Eigen's cuboid convolution, whose packing is outside the arena."""
+    if facts.device.kind == "gpu":
+        return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
+    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
 
 
 def conv2d_backprop_input(facts: Facts) -> Events:
@@ -81,15 +99,15 @@ def conv2d_backprop_input(facts: Facts) -> Events:
     if kernel is None or gradient is None:
         return _UNKNOWN
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts, facts.outputs[0], facts.inputs[1], facts.inputs[2])
-    if facts.device.onednn:
-        return _UNKNOWN
+        return _gpu_convolution(facts.outputs[0], facts.inputs[1], facts.inputs[2])
+    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+        return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
     work = pixels * channels + window * channels + pixels * window
     parallel = gradient[0] == 1 or work // facts.device.intra_op_threads >= _THREAD_WORK_BYTES // size
     shard = 1 if parallel else _ceil_div(_WORKING_SET_BYTES // size, work)
-    return _temporaries_after_output([shard * pixels * window * size])
+    return _temporaries_after_output([shard * pixels * window * size], exact=not facts.device.onednn)
 
 
 def conv2d_backprop_filter(facts: Facts) -> Events:
@@ -98,23 +116,22 @@ def conv2d_backprop_filter(facts: Facts) -> Events:
     if kernel is None or gradient is None:
         return _UNKNOWN
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts, facts.inputs[0], facts.outputs[0], facts.inputs[2])
-    if facts.device.onednn:
-        return _UNKNOWN
+        return _gpu_convolution(facts.inputs[0], facts.outputs[0], facts.inputs[2])
+    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+        return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
     work = pixels * window + pixels * channels + window * channels
     shard = _ceil_div(_WORKING_SET_BYTES // size, work)
-    return _temporaries_after_output([shard * pixels * window * size])
+    return _temporaries_after_output([shard * pixels * window * size], exact=not facts.device.onednn)
 
 
-def _gpu_convolution(facts: Facts, image: TensorType, kernel: TensorType, result: TensorType) -> Events:
+def _gpu_convolution(image: TensorType, kernel: TensorType, result: TensorType) -> Events:
     """cuDNN picks its algorithm, and so its workspace, when it first runs, within what the arena has left.
 
     Not knowable here. This counts the copies that TensorFlow itself makes where cuDNN wants NCHW and the
     graph is NHWC (conv_ops_gpu.h): image, filter and result once each.
     """
-    del facts
     sizes = [kind.nbytes or 0 for kind in (image, kernel, result)]
     return _temporaries_after_output(sizes, exact=False)
 
@@ -172,6 +189,13 @@ def depthwise_backprop_filter(facts: Facts) -> Events:
 
 
 # --- pooling -------------------------------------------------------------------------------------------
+
+
+def max_pool(facts: Facts) -> Events:
+    """maxpooling_op.cc takes nothing; oneDNN remembers where each maximum was, a byte each."""
+    if facts.device.kind == "cpu" and facts.device.onednn:
+        return _onednn(facts, [facts.outputs[0].num_elements or 0])
+    return (OUT0,), facts.device.kind == "cpu"
 
 
 def max_pool_grad(facts: Facts) -> Events:
@@ -260,6 +284,8 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
     """fused_batch_norm_op.cc: a row or two of coefficients, and partial sums three times or twice."""
     outs = tuple(("out", index) for index in range(len(facts.outputs)))
     channels = facts.inputs[2].nbytes
+    if channels is not None and facts.device.onednn:
+        return (*outs, *[("temp", channels)] * 3), False
     if channels is None or facts.device.kind == "gpu":
         return outs, False
     training = bool(facts.attrs.get("is_training", True))
@@ -277,13 +303,15 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
 
 def matmul(facts: Facts) -> Events:
     """matmul_op_impl.h: 16-bit floats are widened to float32, both inputs and the result."""
-    if facts.device.kind == "cpu" and facts.outputs[0].dtype in ("float16", "bfloat16"):
-        kinds = (facts.inputs[0], facts.inputs[1], facts.outputs[0])
-        counts = [kind.num_elements for kind in kinds]
+    if facts.device.kind == "gpu":
+        return _UNKNOWN
+    if facts.outputs[0].dtype in ("float16", "bfloat16"):
+        counts = [kind.num_elements for kind in (facts.inputs[0], facts.inputs[1], facts.outputs[0])]
         if None in counts:
             return _UNKNOWN
-        return _temporaries_after_output([4 * count for count in counts if count is not None])
-    return (OUT0,), facts.device.kind == "cpu" and not facts.device.onednn
+        widened = [4 * count for count in counts if count is not None]
+        return _temporaries_after_output(widened, exact=not facts.device.onednn)
+    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
 
 
 _BATCH, _FREE, _CONTRACT, _REDUCE = range(4)
@@ -294,6 +322,13 @@ def einsum(facts: Facts) -> Events:
 
     Exact for equations without an ellipsis or repeated labels; the rest is taken as all copies made.
     """
+    events, exact = _einsum(facts)
+    if facts.device.kind == "cpu" and facts.device.onednn:
+        return (*events, ("temp", _ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads)), False
+    return events, exact
+
+
+def _einsum(facts: Facts) -> Events:
     equation = facts.attrs.get("equation")
     shapes = [known_shape(kind) for kind in facts.inputs]
     if not isinstance(equation, bytes) or None in shapes or facts.outputs[0].nbytes is None:

@@ -34,6 +34,9 @@ class Trait(Flag):
     """Its result depends on when it runs relative to writes of a variable."""
     WRITES_VARIABLE = auto()
     """Changes a variable."""
+    COPY_ON_READ = auto()
+    """Turns its variable's copy-on-read mode on, for good: from then on every ReadVariableOp and every dense
+    update of that variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess)."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
@@ -55,6 +58,8 @@ _FETCH = Trait.FETCH
 _HANDLE = Trait.HANDLE
 _READS = Trait.READS_VARIABLE
 _WRITES = Trait.WRITES_VARIABLE
+_SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
+_SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
 _EFFECT = Trait.SIDE_EFFECT
 _CALL = Trait.CALLS
@@ -96,8 +101,8 @@ _TRAITS: dict[str, Trait] = {
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
     "_ReadVariablesOp": _READS,  # several at once
-    "ResourceGather": _READS,  # rows; turns on copy-on-read: later ReadVariableOps copy
-    "ResourceGatherNd": _READS,  # as ResourceGather
+    "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
+    "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
     "AssignVariableOp": _WRITES,  # adopts its value's buffer and drops the old one
     "AssignAddVariableOp": _WRITES,  # in place
     "AssignSubVariableOp": _WRITES,  # in place
@@ -117,26 +122,26 @@ _TRAITS: dict[str, Trait] = {
     "ResourceApplyPowerSign": _WRITES,  # in place
     "ResourceApplyProximalGradientDescent": _WRITES,  # in place
     "ResourceApplyRMSProp": _WRITES,  # in place
-    "ResourceScatterAdd": _WRITES,  # in place
-    "ResourceScatterDiv": _WRITES,  # in place
-    "ResourceScatterMax": _WRITES,  # in place
-    "ResourceScatterMin": _WRITES,  # in place
-    "ResourceScatterMul": _WRITES,  # in place
-    "ResourceScatterSub": _WRITES,  # in place
-    "ResourceScatterUpdate": _WRITES,  # in place
-    "ResourceSparseApplyAdadelta": _WRITES,  # in place
-    "ResourceSparseApplyAdagrad": _WRITES,  # in place
-    "ResourceSparseApplyAdagradV2": _WRITES,  # in place
-    "ResourceSparseApplyKerasMomentum": _WRITES,  # in place
-    "ResourceSparseApplyMomentum": _WRITES,  # in place
-    "ResourceSparseApplyRMSProp": _WRITES,  # in place
+    "ResourceScatterAdd": _SPARSE_WRITES,  # in place
+    "ResourceScatterDiv": _SPARSE_WRITES,  # in place
+    "ResourceScatterMax": _SPARSE_WRITES,  # in place
+    "ResourceScatterMin": _SPARSE_WRITES,  # in place
+    "ResourceScatterMul": _SPARSE_WRITES,  # in place
+    "ResourceScatterSub": _SPARSE_WRITES,  # in place
+    "ResourceScatterUpdate": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyAdadelta": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyAdagrad": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyAdagradV2": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyKerasMomentum": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyMomentum": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyRMSProp": _SPARSE_WRITES,  # in place
     "ResourceStridedSliceAssign": _WRITES,  # in place
     "DestroyResourceOp": _EFFECT,  # frees the variable
-    "ResourceScatterNdAdd": _WRITES,  # in place
-    "ResourceScatterNdUpdate": _WRITES,  # in place
-    "ResourceScatterNdSub": _WRITES,  # in place
-    "ResourceSparseApplyFtrl": _WRITES,  # in place
-    "ResourceSparseApplyFtrlV2": _WRITES,  # in place
+    "ResourceScatterNdAdd": _SPARSE_WRITES,  # in place
+    "ResourceScatterNdUpdate": _SPARSE_WRITES,  # in place
+    "ResourceScatterNdSub": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyFtrl": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyFtrlV2": _SPARSE_WRITES,  # in place
     "TemporaryVariable": _EFFECT,  # Grappler's sums in any order; tfswap turns that off
     "DestroyTemporaryVariable": _EFFECT,  # the same
     "Variable": _READS,  # TensorFlow 1: a reference
@@ -657,6 +662,11 @@ def reads_variable(op: str) -> bool:
 def writes_variable(op: str) -> bool:
     """Whether the op changes a variable."""
     return Trait.WRITES_VARIABLE in traits(op)
+
+
+def turns_on_copy_on_read(op: str) -> bool:
+    """Whether the op makes every later read and dense update of its variable a copy."""
+    return Trait.COPY_ON_READ in traits(op)
 
 
 def is_random(op: str) -> bool:

@@ -53,8 +53,9 @@ class Dataflow:
 
     Attributes:
         nodes: live nodes in topological order.
-        deps: per node, indices of the nodes that must run before it (data and control, and the readers of a
-            variable's old version before the write that would otherwise have to copy it).
+        own_deps: per node, indices of the nodes that must run before it: data and control.
+        deps: these, and for a write the readers of the version that it ends: it would have to copy the
+            variable for them.
         is_kernel: per node, whether it has a place in the order.
         reads: per node, the values that its inputs hold, once per edge.
         makes: per node, (output index, value) for outputs with a buffer of their own.
@@ -81,6 +82,7 @@ class Dataflow:
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict)
     inexact: list[int] = field(default_factory=list)
     place: dict[str, int] = field(default_factory=dict)
+    own_deps: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def persistent_bytes(self) -> int:
@@ -207,6 +209,7 @@ class _Builder:
         A read still held when its variable is updated would make the update copy the variable.
         """
         flow = self.flow
+        flow.own_deps = list(flow.deps)
         users: list[list[int]] = [[] for _ in flow.nodes]
         for i, deps in enumerate(flow.deps):
             for d in deps:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
-from tfswap.ops import names
+from tfswap.oplib import names
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 
@@ -76,7 +76,7 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
     assert travel.handle is not None
     if kind == RELEASE:
         return graph.add(
-            names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), attrs={"T": dtype}, device=device
+            names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), device=device
         )
     if kind == IN:
         shape = source.type.shape

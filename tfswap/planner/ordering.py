@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.ir.ops import reads_metadata_only
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import Ledger, simulate_memory
 
@@ -43,8 +44,11 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
 
 
 def traced_order(flow: Dataflow) -> list[int]:
-    """All nodes, each as soon as the trace's own numbering and the dependencies allow."""
-    return _list_schedule(flow, list(range(len(flow.nodes))), lambda _: False)
+    """All nodes, each as soon as the trace's own numbering and the dependencies allow.
+
+    Kernels that read shapes only run at once: left for later they would hold the whole tensor.
+    """
+    return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: reads_metadata_only(flow.nodes[i].op))
 
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
@@ -103,7 +107,7 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
             unread[v] += 1
 
     def shrinks(i: int) -> bool:
-        if not flow.is_kernel[i]:
+        if not flow.is_kernel[i] or reads_metadata_only(flow.nodes[i].op):
             return True
         freed = sum(
             flow.values[v].nbytes

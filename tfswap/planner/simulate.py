@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
 from tfswap.planner.allocator import Arena, round_up
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Step
 
@@ -108,6 +108,8 @@ class _Replay:
             if kind == RUN:
                 for v in reads[subject]:
                     refs[v][-1] += 1
+            elif kind == OUT:  # its own edge first, then the handle that it makes: held until RELEASE
+                refs[subject][-1] += 1
             elif kind == AWAIT:
                 refs[subject].append(0)
         for v in self.flow.fetched:
@@ -133,7 +135,6 @@ class _Replay:
                 self._run(subject, buffers)
             elif kind == OUT:
                 held[subject] = buffers[subject]
-                buffers[subject].refs += 1
             elif kind == RELEASE:
                 buffer = held.pop(subject)
                 buffer.refs -= 1
@@ -178,6 +179,10 @@ class _Replay:
         return chain
 
     def _run(self, i: int, buffers: dict[int, _Buffer]) -> None:
+        self._finish(i, buffers, self._begin(i, buffers))
+
+    def _begin(self, i: int, buffers: dict[int, _Buffer]) -> list[int]:
+        """A kernel starts: what it allocates. Returns its temporaries."""
         flow = self.flow
         allocate, free = self.arena.allocate, self.arena.free
         made = dict(flow.makes[i])
@@ -187,17 +192,14 @@ class _Replay:
         for update in flow.updates[i]:
             old = buffers[update.old]
             if update.adopted is None and old.refs > flow.reads[i].count(update.old):
-                buffers[update.new] = _Buffer(
-                    allocate(values[update.new].nbytes), counts[update.new][0], 1
-                )
+                buffers[update.new] = _Buffer(allocate(values[update.new].nbytes), counts[update.new][0], 1)
                 old.pins -= 1
                 self.changed = True
         for event, amount in flow.events[i]:
             if event == "out":
                 v = made.get(amount)
-                if v is None:
-                    continue
-                buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v][0])
+                if v is not None:
+                    buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v][0])
             elif event == "temp":
                 temps.append(allocate(amount))
             elif event == "free":
@@ -206,19 +208,22 @@ class _Replay:
         for v in made.values():
             if v not in buffers:
                 buffers[v] = _Buffer(-1, counts[v][0])
+        return temps
+
+    def _finish(self, i: int, buffers: dict[int, _Buffer], temps: list[int]) -> None:
+        """A kernel ends: its temporaries go, variables change, and inputs that it read last are let go."""
+        flow, free = self.flow, self.arena.free
         for update in flow.updates[i]:
-            self._commit(update, buffers, counts)
+            self._commit(update, buffers, self.refs)
         for address in reversed(temps):
             free(address)
-        for v in flow.reads[i]:
+        for v in (*flow.reads[i], *(v for _, v in flow.makes[i])):
             buffer = buffers[v]
-            buffer.refs -= 1
+            if flow.values[v].producer != i:
+                buffer.refs -= 1
             if not buffer.refs and not buffer.pins:
                 free(buffer.address)
-        for v in made.values():
-            buffer = buffers[v]
-            if not buffer.refs and not buffer.pins:
-                free(buffer.address)
+                buffer.address = -1
 
     def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, _Buffer], refs: int) -> _Buffer:
         for c in candidates:
@@ -230,7 +235,7 @@ class _Replay:
                 return taken
         return _Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
 
-    def _commit(self, update, buffers: dict[int, _Buffer], counts: list[list[int]]) -> None:  # noqa: ANN001
+    def _commit(self, update: Update, buffers: dict[int, _Buffer], counts: list[list[int]]) -> None:
         old = buffers[update.old]
         if update.adopted is None:
             if update.new not in buffers:  # in place

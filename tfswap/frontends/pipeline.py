@@ -1,0 +1,188 @@
+"""The road from a graph to a rewritten graph that every front end takes: facts, plan, passes, verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.ir.graph import Graph
+from tfswap.passes.order import apply_order
+from tfswap.passes.swap import apply_swaps
+from tfswap.passes.verify import verify
+from tfswap.planner.baseline import simulate_baseline
+from tfswap.planner.plan import Absence, Plan, fingerprint
+from tfswap.planner.planner import Candidate, Planner
+from tfswap.report.report import Report, make_report
+from tfswap.sizes import format_bytes, parse_limit
+
+TACTICS = ("swap",)
+BASELINE_SPREAD = 1.1
+"""An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
+predicted peak by this much is left to chance."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may ask for, besides the limit.
+
+    Attributes:
+        tactics: subset of TACTICS; ordering is always on.
+        host_limit_bytes: the most host memory for swapped tensors; None for no limit.
+        keep: names of tensors that must stay ("node:0").
+    """
+
+    tactics: tuple[str, ...] = TACTICS
+    host_limit_bytes: int | None = None
+    keep: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = [t for t in self.tactics if t not in TACTICS]
+        if unknown:
+            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
+
+
+class Optimizer:
+    """One graph on its way: its facts, its planner, and what was decided.
+
+    Args:
+        graph: the step, with every size bound.
+        device: where it runs.
+        resident_bytes: bytes in use in the arena before the step, or 0 where unknown.
+        extra_margin_bytes: kept free besides, since a run has shown the need.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceModel,
+        options: Options | None = None,
+        *,
+        resident_bytes: int = 0,
+        extra_margin_bytes: int = 0,
+    ):
+        self.options = options or Options()
+        self.graph = graph
+        self.device = device
+        self.extra_margin_bytes = extra_margin_bytes
+        _require_sizes(graph)
+        self.flow: Dataflow = analyse_dataflow(graph, device)
+        values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
+        self.planner = Planner(
+            self.flow,
+            device,
+            resident_bytes=resident_bytes,
+            keep=frozenset(values[name] for name in self.options.keep if name in values),
+            host_limit_bytes=self.options.host_limit_bytes,
+            swap="swap" in self.options.tactics,
+        )
+        self.resident_bytes = max(resident_bytes, self.flow.persistent_bytes)
+        self.baseline_peak_bytes = simulate_baseline(
+            self.flow, self.planner.cost_s, device.inter_op_threads, resident_bytes=resident_bytes
+        )
+
+    def plan(self, limit: int | str | None) -> Plan:
+        """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none."""
+        limit_bytes = None if limit is None else parse_limit(limit, self.baseline_peak_bytes)
+        if limit_bytes is None or limit_bytes >= self.baseline_peak_bytes * BASELINE_SPREAD:
+            return self._freeze(limit_bytes, None)
+        aim = limit_bytes - self.extra_margin_bytes
+        found = self.planner.candidate(aim)
+        if found is None:
+            raise self._infeasible(limit_bytes)
+        return self._freeze(limit_bytes, found)
+
+    def floor_bytes(self) -> int:
+        return self.planner.floor_bytes() + self.extra_margin_bytes
+
+    def _infeasible(self, limit_bytes: int) -> InfeasibleMemoryLimit:
+        floor = self.floor_bytes()
+        host = self.options.host_limit_bytes
+        return InfeasibleMemoryLimit(
+            f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
+            f"{floor} ({format_bytes(floor)}): {format_bytes(self.resident_bytes)} are there throughout "
+            "(variables, arguments, constants, other tensors), the rest is what its largest kernels need at once"
+            + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
+            + f". Ask for memory_limit={floor} or more, or make the batch smaller.",
+            floor_bytes=floor,
+            limit_bytes=limit_bytes,
+        )
+
+    def _freeze(self, limit_bytes: int | None, found: Candidate | None) -> Plan:
+        problem = self.planner.problem
+        names = [node.name for node in self.flow.nodes]
+        if found is None:
+            return Plan(
+                fingerprint(self.graph),
+                limit_bytes,
+                (),
+                (),
+                self.baseline_peak_bytes,
+                self.baseline_peak_bytes,
+                self.resident_bytes,
+                0,
+                1.0,
+                "none",
+            )
+        return Plan(
+            fingerprint=fingerprint(self.graph),
+            limit_bytes=limit_bytes,
+            order=tuple(names[i] for i in problem.order),
+            absences=tuple(
+                Absence(
+                    self.flow.values[a.value].tensor.name,
+                    self.flow.values[a.value].nbytes,
+                    a.out,
+                    a.release,
+                    a.back,
+                    a.use,
+                )
+                for a in found.intervals
+            ),
+            baseline_peak_bytes=self.baseline_peak_bytes,
+            planned_peak_bytes=found.peak_bytes + self.extra_margin_bytes,
+            persistent_bytes=self.resident_bytes,
+            host_bytes=found.memory.host_peak_bytes,
+            time_ratio=round(found.timing.total_s / found.timing.compute_s, 6) if found.timing.compute_s else 1.0,
+            solver="furthest",
+        )
+
+    def rewrite(self, plan: Plan) -> Graph:
+        """A new graph that carries out `plan`. Raises InvalidModel when the plan is another graph's."""
+        return rewrite(self.graph, self.flow, plan)
+
+    def report(self, plan: Plan, locate: Callable[[str], str | None] = lambda _: None) -> Report:
+        """What was found and decided."""
+        return make_report(self.flow, self.planner, plan, self.floor_bytes, locate)
+
+
+def rewrite(graph: Graph, flow: Dataflow, plan: Plan) -> Graph:
+    """`graph` with `plan` carried out, as a new graph; `flow` holds the facts of `graph`."""
+    if plan.fingerprint != fingerprint(graph):
+        raise InvalidModel(
+            "this plan was made for another graph (its fingerprint differs): plan again for this one, or load "
+            "the plan that was made for it"
+        )
+    made = graph.copy()
+    if plan.changes_nothing:
+        return made
+    chain = apply_swaps(made, flow, plan)
+    apply_order(made, chain)
+    made.prune()
+    verify(made)
+    return made
+
+
+def _require_sizes(graph: Graph) -> None:
+    """Refuse a graph with a tensor whose bytes are unknown: a plan for it would be a guess."""
+    live = graph.live_nodes()
+    unknown = [t for n in graph if n in live for t in (n.out(i) for i in range(len(n.outputs))) if t.type.nbytes is None]
+    if unknown:
+        first = unknown[0]
+        raise UnsupportedGraph(
+            f"the size of {first.name!r} ({first.node.op}, {first.type}) is not known before the step runs, nor "
+            f"are {len(unknown) - 1} others: give the sizes of the inputs (batch_size= or input_shapes=, or call "
+            "the function with tensors of full shape)"
+        )

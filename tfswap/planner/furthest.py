@@ -1,0 +1,121 @@
+"""The default solver: swap what is needed furthest in the future, and only when memory runs short.
+
+Belady's rule over the order: going forward, whenever the live bytes pass the target, the value whose next use
+is furthest away leaves until that use. A second pass spends what the target leaves over on the copies: a
+buffer is released as late as memory allows and the copy out needs, and brought back as early as memory allows
+and the copy in needs, so that copies hide behind kernels.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from tfswap.planner.problem import Gap, Problem
+from tfswap.planner.schedule import Interval
+
+PREFETCH_SLACK = 1.5
+"""Copies are given this many times the time that they should take: a model of time is only a model."""
+
+
+def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
+    """What must be absent, and when, for at most `target_bytes` to be live; None when that can't be had."""
+    chosen = _evict(problem, target_bytes)
+    if chosen is None:
+        return None
+    return place_copies(problem, chosen, target_bytes)
+
+
+def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
+    over = problem.live_bytes - target_bytes
+    gaps = problem.gaps
+    ends = [0] * len(over)  # bytes that come back at each position
+    waiting: list[tuple[int, int, int]] = []
+    opened = absent = 0
+    chosen: list[Gap] = []
+    for position in range(len(over)):
+        absent -= ends[position]
+        while opened < len(gaps) and gaps[opened].start < position:
+            gap = gaps[opened]
+            heapq.heappush(waiting, (-gap.end, -gap.nbytes, opened))
+            opened += 1
+        while over[position] - absent > 0:
+            if not waiting:
+                return None
+            gap = gaps[heapq.heappop(waiting)[2]]
+            if gap.end <= position:
+                return None  # the furthest next use is now: nothing else can leave
+            chosen.append(gap)
+            absent += gap.nbytes
+            ends[gap.end] += gap.nbytes
+    return _trim(problem, chosen, target_bytes)
+
+
+def _trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
+    """Give back what later choices made needless, the costliest first."""
+    live = _live_without(problem, chosen)
+    kept = []
+    for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
+        inside = live[gap.start + 1 : gap.end]
+        if inside.max() + gap.nbytes <= target_bytes:
+            inside += gap.nbytes
+        else:
+            kept.append(gap)
+    return kept
+
+
+def _live_without(problem: Problem, absent: list[Gap]) -> np.ndarray:
+    change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
+    for gap in absent:
+        change[gap.start + 1] -= gap.nbytes
+        change[gap.end] += gap.nbytes
+    return problem.live_bytes + np.cumsum(change[:-1])
+
+
+def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Interval]:
+    """Say when each copy starts and when its buffer goes, within `target_bytes`."""
+    slack = target_bytes - _live_without(problem, chosen)
+    starts = problem.starts_s
+    release: dict[Gap, int] = {}
+    lane = 0.0
+    first_gap: dict[int, Gap] = {}
+    for gap in sorted(chosen, key=lambda g: (g.start, g.end, g.value)):
+        first_gap.setdefault(gap.value, gap)
+    outgoing = sorted(first_gap.values(), key=lambda g: (g.made, g.end, g.value))
+    for gap in outgoing:
+        lane = max(lane, starts[gap.made + 1]) + PREFETCH_SLACK * gap.nbytes / problem.rates.out_bytes_per_s
+        first, last = gap.start + 1, min(gap.end, int(np.searchsorted(starts, lane)))
+        tight = np.flatnonzero(slack[first:last] < gap.nbytes)
+        stop = first + int(tight[0]) if len(tight) else max(first, last)
+        slack[first:stop] -= gap.nbytes
+        release[gap] = stop
+    result = []
+    lane = float("inf")
+    for gap in sorted(chosen, key=lambda g: (-g.end, -g.start, g.value)):
+        first = release.get(gap, gap.start + 1)
+        finish = min(lane, starts[gap.end])
+        lane = finish - PREFETCH_SLACK * gap.nbytes / problem.rates.in_bytes_per_s
+        wanted = max(first, int(np.searchsorted(starts, lane, side="right")) - 1)
+        tight = np.flatnonzero(slack[wanted : gap.end] < gap.nbytes)
+        back = wanted + int(tight[-1]) + 1 if len(tight) else wanted
+        back = min(back, gap.end)
+        slack[back : gap.end] -= gap.nbytes
+        lane = min(lane, starts[back])
+        is_first = first_gap[gap.value] is gap
+        if back > first or not is_first:
+            result.append(Interval(gap.value, gap.made if is_first else None, first, back, gap.end))
+    return _repair(result)
+
+
+def _repair(intervals: list[Interval]) -> list[Interval]:
+    """A value whose first absence fell away (it could stay after all) starts its copy at the next one."""
+    result: list[Interval] = []
+    seen: set[int] = set()
+    for interval in sorted(intervals, key=lambda a: (a.use, a.value)):
+        if interval.value not in seen and interval.out is None:
+            # The host has no copy yet: copy just before the buffer goes.
+            interval = interval._replace(out=interval.release - 1)
+        seen.add(interval.value)
+        result.append(interval)
+    return result

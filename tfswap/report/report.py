@@ -1,0 +1,212 @@
+"""What tfswap found in a step and decided, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.planner.plan import Plan
+from tfswap.planner.planner import Planner
+from tfswap.planner.problem import MIN_SWAP_BYTES
+from tfswap.planner.schedule import build_schedule
+from tfswap.planner.simulate import simulate_memory
+from tfswap.sizes import format_bytes
+
+ROWS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor: what was decided, and why.
+
+    Attributes:
+        name: TensorFlow's name of it.
+        op: the op that makes it.
+        nbytes: its bytes.
+        gap: positions in the order between which it waits, or None.
+        tactic: "keep" or "swap".
+        reason: why that tactic.
+        cost_bytes: bytes that travel for it in a step.
+        source: the user's own line that made it, where TensorFlow knows it.
+    """
+
+    name: str
+    op: str
+    nbytes: int
+    gap: tuple[int, int] | None
+    tactic: str
+    reason: str
+    cost_bytes: int
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of one planned step, all in bytes where not said otherwise.
+
+    Attributes:
+        baseline_peak_bytes: predicted peak of the unoptimised step.
+        planned_peak_bytes: predicted peak of the step as planned.
+        memory_limit_bytes: what the user asked for; None for no limit.
+        persistent_bytes: there throughout: variables, slots, arguments, constants, others' tensors.
+        time_ratio: predicted step time over the unoptimised one's.
+        host_bytes: the most host memory in use at once.
+        kernels: how many kernels the order fixes.
+        rows: one per tensor that was considered, the largest first.
+        alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
+        unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
+    """
+
+    baseline_peak_bytes: int
+    planned_peak_bytes: int
+    memory_limit_bytes: int | None
+    persistent_bytes: int
+    time_ratio: float
+    host_bytes: int
+    kernels: int
+    rows: tuple[TensorRow, ...]
+    alive_at_peak: tuple[tuple[str, int], ...]
+    unmodelled: tuple[str, ...]
+    _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
+
+    @cached_property
+    def floor_bytes(self) -> int:
+        """The smallest limit that the planner reaches: at it the step runs, below it it is refused."""
+        return self._floor()
+
+    @property
+    def swapped(self) -> tuple[TensorRow, ...]:
+        return tuple(row for row in self.rows if row.tactic == "swap")
+
+    def to_json(self) -> str:
+        """All figures as JSON text."""
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "_floor"}
+        content["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        content["floor_bytes"] = self.floor_bytes
+        return json.dumps(content, indent=1, sort_keys=True)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The figures that matter, as (label, text)."""
+        limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
+        moved = sum(row.cost_bytes for row in self.rows)
+        return [
+            ("memory limit", limit),
+            ("peak before", format_bytes(self.baseline_peak_bytes)),
+            ("peak planned", format_bytes(self.planned_peak_bytes)),
+            ("always there", format_bytes(self.persistent_bytes)),
+            ("smallest limit", format_bytes(self.floor_bytes)),
+            ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
+            ("host memory", format_bytes(self.host_bytes)),
+            ("predicted time", f"x{self.time_ratio:.2f}"),
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"{label + ':':<16}{text}" for label, text in self.summary()]
+        shown = self.rows[:ROWS_SHOWN]
+        if shown:
+            lines += ["", f"{'bytes':>12}  {'tactic':<6}  tensor"]
+            lines += [
+                f"{format_bytes(row.nbytes):>12}  {row.tactic:<6}  {row.name} ({row.reason})" for row in shown
+            ]
+            if len(self.rows) > len(shown):
+                lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in self.summary())
+        body = "".join(
+            f"<tr><td>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td>{html.escape(r.name)}</td>"
+            f"<td>{html.escape(r.reason)}</td></tr>"
+            for r in self.rows[:ROWS_SHOWN]
+        )
+        return (
+            f"<table>{head}</table><table><tr><th>bytes</th><th>tactic</th><th>tensor</th><th>reason</th></tr>"
+            f"{body}</table>"
+        )
+
+
+def make_report(
+    flow: Dataflow,
+    planner: Planner,
+    plan: Plan,
+    floor: Callable[[], int],
+    locate: Callable[[str], str | None],
+) -> Report:
+    """The report of `plan`, made by `planner` from the facts `flow`."""
+    values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
+    absences: dict[int, list] = {}
+    for absence in plan.absences:
+        absences.setdefault(values[absence.tensor], []).append(absence)
+    alive = _alive_at_peak(flow, planner, plan, values)
+    rows = _rows(flow, planner, absences, locate)
+    unmodelled = tuple(
+        f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact
+    )
+    return Report(
+        baseline_peak_bytes=plan.baseline_peak_bytes,
+        planned_peak_bytes=plan.planned_peak_bytes,
+        memory_limit_bytes=plan.limit_bytes,
+        persistent_bytes=plan.persistent_bytes,
+        time_ratio=plan.time_ratio,
+        host_bytes=plan.host_bytes,
+        kernels=len(plan.order),
+        rows=tuple(rows),
+        alive_at_peak=alive,
+        unmodelled=unmodelled,
+        _floor=floor,
+    )
+
+
+def _alive_at_peak(
+    flow: Dataflow, planner: Planner, plan: Plan, values: dict[str, int]
+) -> tuple[tuple[str, int], ...]:
+    from tfswap.passes.swap import to_interval
+
+    intervals = [to_interval(a, values) for a in plan.absences]
+    steps = build_schedule(planner.problem.order, intervals)
+    memory = simulate_memory(flow, steps, resident_bytes=planner.resident_bytes, detail=True)
+    return tuple(
+        (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
+    )
+
+
+def _rows(
+    flow: Dataflow, planner: Planner, absences: dict[int, list], locate: Callable[[str], str | None]
+) -> list[TensorRow]:
+    gaps: dict[int, tuple[int, int]] = {}
+    for gap in planner.problem.gaps:
+        if gap.value not in gaps or gap.end - gap.start > gaps[gap.value][1] - gaps[gap.value][0]:
+            gaps[gap.value] = (gap.start, gap.end)
+    rows = []
+    for v, value in enumerate(flow.values):
+        if value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES:
+            continue
+        away: Sequence = absences.get(v, ())
+        if away:
+            reason = f"waits from kernel {away[0].release} to {away[-1].use} of {len(planner.problem.order)}"
+            cost = value.nbytes * (len(away) + sum(a.out is not None for a in away))
+        else:
+            reason = planner.problem.refusals.get(v) or (
+                "memory suffices without" if v in gaps else "never waits between two uses"
+            )
+            cost = 0
+        node = value.tensor.node
+        rows.append(
+            TensorRow(
+                value.tensor.name,
+                node.op,
+                value.nbytes,
+                gaps.get(v),
+                "swap" if away else "keep",
+                reason,
+                cost,
+                locate(node.name),
+            )
+        )
+    rows.sort(key=lambda row: (row.tactic != "swap", -row.nbytes, row.name))
+    return rows

@@ -57,7 +57,7 @@ class Measurement(NamedTuple):
     input_types: tuple[TensorType, ...]
     output_types: tuple[TensorType, ...]
     runs: tuple[tuple[tuple[str, int], ...], ...]
-    forwarded_from: tuple[int, ...]  # inputs whose buffer an output took over when it was free to take
+    forwarded_from: tuple[int, ...]  # inputs whose buffer was taken over when nobody else held it
 
     def predicted(self, op: str, device: DeviceModel) -> KernelMemory:
         return kernel_memory(op, self.attrs, self.input_types, self.output_types, device, self.values)
@@ -208,11 +208,13 @@ def _measure_case(case: Case, log: Path) -> dict[str, Any]:
     del results
     record["runs"] = [_run_events(program.function, program.arguments, log) for _ in range(_REPEATS)]
     asked = min(sum(kind == "+" for kind, _ in run) for run in record["runs"])
-    sizes = {(t.dtype.name, _product(t.shape)) for t in outputs}
     del outputs
+    sizes = {size for run in record["runs"] for kind, size in run if kind == "+"}
     forwarded: list[int] = []
     for position, spec in enumerate(_flatten(case.inputs)):
-        if isinstance(spec, dict) or (spec[0], _product(spec[1])) not in sizes or spec[0].startswith("uint"):
+        if isinstance(spec, dict) or spec[0] in _CANNOT_BE_COPIED:
+            continue
+        if tf.dtypes.as_dtype(spec[0]).size * _product(spec[1]) not in sizes:
             continue
         fresh = _Program(case, position)
         fresh.function(*fresh.arguments)
@@ -237,6 +239,7 @@ def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
     return results
 
 
+_CANNOT_BE_COPIED = frozenset({"uint64"})
 _DTYPE_ATTRS = frozenset({"T", "dtype", "DstT", "out_type", "element_dtype", "type"})
 
 
@@ -328,7 +331,7 @@ def peak(run: Sequence[tuple[str, int]]) -> int:
 
 
 def predicted_forwards(memory: KernelMemory) -> tuple[int, ...]:
-    return tuple(sorted({c for _, candidates in memory.forward for c in candidates}))
+    return tuple(sorted({c for _, candidates in (*memory.forward, *memory.temp_forward) for c in candidates}))
 
 
 def _jsonable(value: Any) -> Any:

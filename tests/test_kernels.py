@@ -43,6 +43,7 @@ def test_max_pool_grad_pools_again_before_its_output():
     memory = kernel_memory("MaxPoolGrad", {}, (IMAGE, POOLED, POOLED), (IMAGE,), CPU)
     assert memory.events == (("temp", POOLED.nbytes), ("temp", 2 * (POOLED.nbytes or 0)), ("out", 0))
     assert memory.forward == ((0, (0,)),)
+    assert memory.temp_forward == ((0, (1,)),)
 
 
 def test_forwarding_needs_the_same_dtype_and_size():

@@ -55,6 +55,8 @@ class KernelMemory(NamedTuple):
             its copy-on-read mode is on (ops.turns_on_copy_on_read), the kernel first allocates a copy of
             the variable's size, and drops the old buffer, which a held read keeps.
         exact: False where the above is an upper bound.
+        temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
+            buffer of a dying input, and then there is no "temp" event for it.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -64,6 +66,7 @@ class KernelMemory(NamedTuple):
     retains: tuple[int, ...] = ()
     updates: tuple[int, ...] = ()
     exact: bool = True
+    temp_forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 Rule = Callable[[Facts], KernelMemory]
@@ -243,6 +246,13 @@ def _fused_batch_norm(facts: Facts) -> KernelMemory:
         return _with_events((*_outs(len(facts.outputs)), ("temp", row), ("temp", row)), exact=False)
     forward = (*_candidates(facts, 1, (3,)), *_candidates(facts, 2, (4,)))
     return KernelMemory(forward=forward, events=_outs(len(facts.outputs)))
+
+
+def _max_pool_grad(facts: Facts) -> KernelMemory:
+    """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image."""
+    events, exact = workspace.max_pool_grad(facts)
+    memory = _with_events(events, forward=_candidates(facts, 0, (0,)), exact=exact)
+    return memory._replace(temp_forward=((0, (1,)),) if memory.workspace_bytes else ())
 
 
 def _lstm_block_cell(facts: Facts) -> KernelMemory:
@@ -465,7 +475,7 @@ _RULES: dict[str, _Entry] = {
     "Conv3D": _Entry(_events_rule(workspace.conv3d)),
     "MaxPool": _Entry(_events_rule(workspace.max_pool)),
     "MaxPool3D": _Entry(_events_rule(workspace.max_pool)),
-    "MaxPoolGrad": _Entry(_events_rule(workspace.max_pool_grad, forward=(0,))),
+    "MaxPoolGrad": _Entry(_max_pool_grad),
     "MirrorPadGrad": _Entry(_events_rule(workspace.mirror_pad_grad)),
     "Pad": _Entry(_pad),
     "PadV2": _Entry(_pad),

@@ -1,0 +1,24 @@
+"""tfswap: train TensorFlow models that do not fit in device memory, under one byte limit.
+
+Importing this changes nothing in TensorFlow, and does not import it until something needs it.
+"""
+
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
+from tfswap.frontends.function import OptimizedFunction, optimize
+from tfswap.planner.plan import Absence, Plan
+from tfswap.report.report import Report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Absence",
+    "InfeasibleMemoryLimit",
+    "InvalidModel",
+    "OpLibraryError",
+    "OptimizedFunction",
+    "Plan",
+    "Report",
+    "TfswapError",
+    "UnsupportedGraph",
+    "optimize",
+]

@@ -7,7 +7,7 @@ these bits is the same function with Grappler off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
+
+# Frames of these packages are not the user's own lines.
+LIBRARY_PATHS = ("/tensorflow/", "/keras/", "/tfswap/")
 
 
 def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
@@ -91,3 +94,18 @@ def bind_shapes(
         if node.name in inferred:
             node.attr["_output_shapes"].CopyFrom(inferred[node.name])
     return result
+
+
+def source_lines(concrete: Any) -> Callable[[str], str | None]:
+    """A look-up from a node's name to the user's own line that made it ("model.py:12"), or None."""
+    operations = concrete.graph
+
+    def locate(name: str) -> str | None:
+        try:
+            traceback = operations.get_operation_by_name(name).traceback
+        except (KeyError, ValueError):
+            return None
+        frames = [f for f in traceback or () if not any(part in f.filename for part in LIBRARY_PATHS)]
+        return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+    return locate

@@ -1,0 +1,70 @@
+"""Did TensorFlow run what was planned? Checked in the graphs that it says it executed.
+
+TensorFlow's optimizers may prune, merge and reorder; a plan that fits on paper is worth nothing if its nodes
+or edges are gone. The first call of a rewritten function is run with graph collection on, and every planned
+node, and every edge between two of them, is looked up in what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfswap.oplib import names
+from tfswap.passes.verify import VerificationError
+
+
+def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
+    """Call the rewritten ConcreteFunction and raise VerificationError if TensorFlow ran another graph.
+
+    When graph collection is already on it is the user's, and is left alone: then there is no audit. Nor is
+    there one while a graph is being built, when nothing runs.
+    """
+    from tensorflow.python.eager import context
+
+    state = context.context()
+    if not state.executing_eagerly() or getattr(state, "_collect_graphs", False):
+        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+    with context.collect_graphs(optimized=True) as graphs:
+        result = function._call_flat(inputs, captured_inputs=function.captured_inputs)
+    audit(function.graph.as_graph_def(), graphs)
+    return result
+
+
+def audit(planned: Any, executed: Sequence[Any]) -> int:
+    """Compare a planned GraphDef with the executed ones; returns the number of edges found.
+
+    Raises:
+        VerificationError: a swap node, or a control edge of the order, did not survive.
+    """
+    ran: dict[str, Any] = {}
+    for graph in executed:
+        for node in graph.node:
+            ran[node.name] = node
+    return _compare(planned, ran)
+
+
+def _compare(planned: Any, ran: dict[str, Any]) -> int:
+    found = 0
+    for node in planned.node:
+        if node.op not in names.ALL and not any(i.startswith("^") for i in node.input):
+            continue
+        executed = ran.get(node.name)
+        if executed is None:
+            if node.op in names.ALL:
+                raise VerificationError(
+                    f"TensorFlow's optimizers removed the planned node {node.name!r}: the limit would not hold. "
+                    "Please report this, with your TensorFlow's version."
+                )
+            continue
+        kept = set(executed.input)
+        for source in node.input:
+            if not source.startswith("^") or source[1:] not in ran:
+                continue
+            if source not in kept and not any(i.partition(":")[0] == source[1:] for i in kept):
+                raise VerificationError(
+                    f"TensorFlow's optimizers removed the planned edge {source[1:]!r} -> {node.name!r}: the limit "
+                    "would not hold. Please report this, with your TensorFlow's version."
+                )
+            found += 1
+    return found

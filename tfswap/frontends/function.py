@@ -1,0 +1,319 @@
+"""`tfswap.optimize`: a `tf.function` that keeps its device memory under a byte limit.
+
+Each trace of the function is planned and rewritten once, at its first call, and called as before from then
+on: the rewritten ConcreteFunction has the trace's own signature and captures.
+
+Not handled: gradients taken outside of the decorated function. A call that a tape watches runs the function as
+it was traced, with a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.frontends import machine
+from tfswap.frontends.audit import audited_call
+from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
+from tfswap.planner.plan import Plan
+from tfswap.report.report import Report
+from tfswap.sizes import format_bytes, parse_limit
+
+log = logging.getLogger("tfswap")
+
+
+@dataclass
+class _Optimised:
+    """One trace, planned for arguments up to certain shapes."""
+
+    shapes: tuple[tuple[int, ...] | None, ...]
+    function: Any
+    optimizer: Optimizer
+    plan: Plan
+    report: Report
+    audited: bool = False
+
+    def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
+        """Whether arguments of these shapes are no larger than what was planned for."""
+        return all(
+            made is None or (len(made) == len(got or ()) and all(g <= m for g, m in zip(got or (), made, strict=True)))
+            for made, got in zip(self.shapes, shapes, strict=True)
+        )
+
+
+class OptimizedFunction:
+    """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps."""
+
+    def __init__(
+        self,
+        function: Any,
+        memory_limit: int | str | None,
+        options: Options,
+        plan: Plan | None,
+        mode: str,
+        on_exceeded: str,
+    ):
+        self._function = function
+        self._memory_limit = memory_limit
+        self._options = options
+        self._given_plan = plan
+        self._mode = mode
+        self._on_exceeded = on_exceeded
+        self._margin_bytes = 0
+        self._lock = threading.RLock()
+        self._made: dict[Any, list[_Optimised]] = {}
+        self._latest: _Optimised | None = None
+        self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        concrete = self._trace(args, kwargs)
+        inputs = self._flat_inputs(concrete, args, kwargs)
+        made = self._optimised(concrete, inputs)
+        return self._run(made, inputs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if instance not in self._bound:
+            self._bound[instance] = OptimizedFunction(
+                self._function.__get__(instance, owner),
+                self._memory_limit,
+                self._options,
+                self._given_plan,
+                self._mode,
+                self._on_exceeded,
+            )
+        return self._bound[instance]
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The Python function that is traced."""
+        return self._function.python_function
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        """The rewritten ConcreteFunction for these arguments or specs, as `tf.function`'s method of that name."""
+        concrete = self._function.get_concrete_function(*args, **kwargs)
+        known = [t for t in concrete.inputs if t.dtype.name != "resource"]
+        open_ = [t.name for t in known if not t.shape.is_fully_defined()]
+        if open_ and concrete not in self._made:
+            raise UnsupportedGraph(
+                f"{self.__name__}: the arguments {', '.join(open_)} have open dimensions, and a plan needs "
+                "sizes: call the function once with real tensors, or give specs with full shapes"
+            )
+        if concrete in self._made:
+            return self._made[concrete][-1].function
+        return self._optimised(concrete, [t for t in concrete.inputs if t not in _captured(concrete)]).function
+
+    def report(self) -> Report:
+        """The report of the latest signature. Raises TfswapError before the first call."""
+        return self._require_latest().report
+
+    def plan(self) -> Plan:
+        """The plan of the latest signature. Raises TfswapError before the first call."""
+        return self._require_latest().plan
+
+    def _require_latest(self) -> _Optimised:
+        if self._latest is None:
+            raise TfswapError(
+                f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it"
+            )
+        return self._latest
+
+    def _trace(self, args: Any, kwargs: Any) -> Any:
+        # get_concrete_function() without handing the graph's ownership over on every call.
+        concrete = self._function._get_concrete_function_garbage_collected(*args, **kwargs)
+        if concrete not in self._made:
+            concrete._garbage_collector.release()
+        return concrete
+
+    @staticmethod
+    def _flat_inputs(concrete: Any, args: Any, kwargs: Any) -> list[Any]:
+        bound = concrete.function_type.bind(*args, **kwargs)
+        return concrete.function_type.unpack_inputs(bound)
+
+    def _optimised(self, concrete: Any, inputs: Sequence[Any]) -> _Optimised:
+        entries = self._made.get(concrete)
+        if entries is not None and len(entries) == 1 and _is_static(entries[0]):
+            self._latest = entries[0]
+            return entries[0]
+        shapes = tuple(_shape(t) for t in inputs)
+        with self._lock:
+            for entry in self._made.get(concrete, ()):
+                if entry.covers(shapes):
+                    self._latest = entry
+                    return entry
+            made = self._optimise(concrete, inputs, shapes)
+            self._made.setdefault(concrete, []).append(made)
+            self._latest = made
+            return made
+
+    def _optimise(self, concrete: Any, inputs: Sequence[Any], shapes: tuple[Any, ...]) -> _Optimised:
+        from tfswap.exporters.function import export_function
+        from tfswap.importers.function import import_function, source_lines
+
+        graph = import_function(concrete, inputs)
+        device, model = machine.current_device()
+        info = machine.memory_info(device)
+        optimizer = Optimizer(
+            graph,
+            model,
+            self._options,
+            resident_bytes=info.current_bytes if info else 0,
+            extra_margin_bytes=self._margin_bytes,
+        )
+        plan = self._given_plan or optimizer.plan(self._limit(device))
+        report = optimizer.report(plan, source_lines(concrete))
+        function = concrete
+        if self._mode != "analyze" and not plan.changes_nothing:
+            if plan.absences:
+                import tfswap.ops
+
+                tfswap.ops.reserve(plan.host_bytes)
+            function = export_function(optimizer.rewrite(plan), concrete)
+            log.info(
+                "tfswap: %s: peak %s -> %s (limit %s), %d tensors swapped",
+                self.__name__,
+                format_bytes(plan.baseline_peak_bytes),
+                format_bytes(plan.planned_peak_bytes),
+                format_bytes(plan.limit_bytes or 0),
+                len({a.tensor for a in plan.absences}),
+            )
+        static = all(t.shape.is_fully_defined() for t in concrete.inputs[: len(shapes)] if t.dtype.name != "resource")
+        return _Optimised((None,) * len(shapes) if static else shapes, function, optimizer, plan, report)
+
+    def _limit(self, device: str) -> int | str:
+        if self._memory_limit is not None:
+            return self._memory_limit
+        limit = machine.device_limit_bytes(device)
+        if limit is None:
+            raise TfswapError(
+                f"memory_limit is not given and {device}'s allocator has no limit of its own: "
+                'say how much the step may take, such as memory_limit="6GiB"'
+            )
+        return limit
+
+    def _run(self, made: _Optimised, inputs: Sequence[Any]) -> Any:
+        function = made.function
+        if function is not None and made.plan.changes_nothing or self._mode == "analyze":
+            return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        if not made.audited:
+            made.audited = True
+            return self._watched(made, lambda: audited_call(function, inputs))
+        return self._watched(made, lambda: function._call_flat(inputs, captured_inputs=function.captured_inputs))
+
+    def _watched(self, made: _Optimised, call: Callable[[], Any]) -> Any:
+        """Run a step and notice when the allocator's peak passes the plan's."""
+        device, _ = _device_once()
+        before = machine.memory_info(device)
+        result = call()
+        if before is None:
+            return result
+        after = machine.memory_info(device)
+        assert after is not None
+        limit = made.plan.limit_bytes or made.plan.planned_peak_bytes
+        if after.peak_bytes > before.peak_bytes and after.peak_bytes > limit:
+            self._exceeded(made, after.peak_bytes - limit, after.peak_bytes)
+        return result
+
+    def _exceeded(self, made: _Optimised, excess_bytes: int, peak_bytes: int) -> None:
+        message = (
+            f"tfswap: {self.__name__} peaked at {format_bytes(peak_bytes)}, {format_bytes(excess_bytes)} over its "
+            "limit: something else shares the device's memory, or a kernel took more than is known of it. The "
+            "next call is planned again with that much more room."
+        )
+        with self._lock:
+            self._margin_bytes += excess_bytes
+            for entries in self._made.values():
+                if made in entries:
+                    entries.remove(made)
+        if self._on_exceeded == "raise":
+            raise TfswapError(message)
+        log.warning(message)
+
+
+@functools.cache
+def _device_once() -> tuple[str, Any]:
+    return machine.current_device()
+
+
+def _captured(concrete: Any) -> set[Any]:
+    return {id(internal) for _, internal in concrete.graph.captures}
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    shape = getattr(tensor, "shape", None)
+    return None if shape is None or shape.rank is None else tuple(shape.as_list())
+
+
+def _is_static(entry: _Optimised) -> bool:
+    return all(shape is None for shape in entry.shapes)
+
+
+def optimize(
+    function: Any = None,
+    *,
+    memory_limit: int | str | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+    plan: Plan | None = None,
+    mode: str = "optimize",
+    on_exceeded: str = "warn",
+) -> Any:
+    """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
+
+        @tfswap.optimize(memory_limit="6GiB")
+        @tf.function
+        def train_step(x, y): ...
+
+    Args:
+        function: a `tf.function` or a Python function that one is made of; None when used as a decorator.
+        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
+            for what the device's allocator may have. It bounds the allocator's whole peak
+            (`tf.config.experimental.get_memory_info(device)["peak"]`).
+        tactics: what may be used, of ("swap",); ordering is always on, and alone with ().
+        host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
+        plan: a plan made before; applied instead of making one.
+        mode: "optimize", or "analyze" to change nothing and only report.
+        on_exceeded: "warn" or "raise" when a step's measured peak passes its limit.
+
+    Returns:
+        An `OptimizedFunction`, or a decorator that makes one.
+
+    Raises:
+        TfswapError: an argument is malformed. At the first call of a signature also InfeasibleMemoryLimit,
+            with `.floor_bytes`, before anything runs, and UnsupportedGraph.
+    """
+    if memory_limit is not None:
+        parse_limit(memory_limit, baseline_bytes=1 << 40)
+    _one_of("mode", mode, ("optimize", "analyze"))
+    _one_of("on_exceeded", on_exceeded, ("warn", "raise"))
+    host = None if host_memory_limit is None else parse_limit(host_memory_limit)
+    options = Options(tuple(tactics), host)
+
+    def decorate(target: Any) -> OptimizedFunction:
+        import tensorflow as tf
+
+        if not hasattr(target, "get_concrete_function"):
+            if not callable(target):
+                raise TfswapError(f"optimize needs a tf.function, not {target!r}")
+            target = tf.function(target)
+        if getattr(target, "_jit_compile", None):
+            raise UnsupportedGraph(
+                f"{getattr(target, '__name__', target)!s} has jit_compile=True: XLA fuses the step and hides its "
+                "tensors, so no graph rewrite can bound them. Remove jit_compile=True and decorate again."
+            )
+        return OptimizedFunction(target, memory_limit, options, plan, mode, on_exceeded)
+
+    return decorate if function is None else decorate(function)
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise TfswapError(f"{name} is {value!r}; it can be {' or '.join(map(repr, allowed))}")

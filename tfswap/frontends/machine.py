@@ -1,0 +1,63 @@
+"""Facts about the machine that TensorFlow runs on: which device a step uses, its threads, its arena."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.analysis.device import DeviceModel
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """The allocator's own figures, in bytes."""
+
+    current_bytes: int
+    peak_bytes: int
+
+
+def current_device() -> tuple[str, DeviceModel]:
+    """The device that TensorFlow places a step on, by name ("GPU:0") and as a model."""
+    import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    intra = tf.config.threading.get_intra_op_parallelism_threads() or cores
+    inter = tf.config.threading.get_inter_op_parallelism_threads() or cores
+    if tf.config.list_logical_devices("GPU"):
+        return "GPU:0", DeviceModel("gpu", False, intra, inter)
+    return "CPU:0", DeviceModel("cpu", _onednn(), intra, inter)
+
+
+def _onednn() -> bool:
+    """Whether oneDNN's kernels stand in for TensorFlow's own: on by default on x86."""
+    import platform
+
+    setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
+    if setting is not None:
+        return setting.strip().lower() not in ("0", "false")
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def memory_info(device: str) -> MemoryInfo | None:
+    """The allocator's figures; None where it keeps none (a CPU without TF_CPU_ALLOCATOR_USE_BFC=1)."""
+    import tensorflow as tf
+
+    try:
+        info: Any = tf.config.experimental.get_memory_info(device)
+    except ValueError:
+        return None
+    return MemoryInfo(info["current"], info["peak"])
+
+
+def device_limit_bytes(device: str) -> int | None:
+    """What the device's allocator may have in all; None where it has no limit."""
+    if device.startswith("CPU"):
+        mib = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
+        return int(mib) * 2**20 if mib and memory_info(device) is not None else None
+    from tensorflow.python.client import device_lib
+
+    for local in device_lib.list_local_devices():
+        if local.name.endswith(device):
+            return local.memory_limit
+    return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.analysis import kernels
+from tfswap.analysis import kernel_rules, kernels
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.kernels import kernel_memory, unmodelled
 from tfswap.ir import ops
@@ -94,7 +94,7 @@ def test_unknown_shapes_are_never_exact_nor_an_error():
     unknown = TensorType("float32", None)
     for op in sorted(kernels._RULES):
         memory = kernel_memory(op, {}, (unknown,) * 8, (unknown,) * 7, CPU)
-        assert memory.workspace_bytes == kernels._peak(memory.events), op
+        assert memory.workspace_bytes == kernel_rules.peak(memory.events), op
         assert not memory.forward, op
 
 

@@ -1,0 +1,260 @@
+"""The rules that kernels follow with the allocator: each makes a `KernelMemory` from what is known of a node.
+
+A rule is named after what the kernel does, and names the source file of TensorFlow 2.21 behind it; sizes
+of temporaries are in workspace.py. Which op follows which rule is in kernels.py, the module
+that others use.
+
+Invariant: rules are pure functions of `Facts`. Sizes are requests, unrounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tfswap.analysis import workspace
+from tfswap.analysis.workspace import Event, Facts
+from tfswap.ir.types import TensorType
+
+ALLOCATOR_GRANULE_BYTES = 256
+"""The BFC allocator rounds every request up to this."""
+
+
+class KernelMemory(NamedTuple):
+    """One kernel's dealings with the allocator.
+
+    Attributes:
+        alias: (output, input) pairs: the output keeps the input's buffer alive, always; nothing is
+            allocated for it unless `events` also has that output. An output may hold several inputs
+            (a tensor list).
+        forward: (output, candidates): the output takes over the buffer of the first candidate that nobody
+            else holds when the kernel runs, and asks for a new one (its "out" event) only if there is none.
+            Candidates already have the output's dtype and number of elements.
+        events: what the kernel asks for, in order: ("out", index) allocates an output, ("temp", bytes) a
+            temporary, ("free", k) releases the k-th temporary, ("hold", bytes) allocates what output 0 (a
+            tensor list) owns from then on. Temporaries left at the end are released when the kernel
+            returns, in reverse order. Outputs of zero bytes never reach the allocator.
+        workspace_bytes: temporaries alive at the worst moment, each rounded to the allocator's granule.
+        retains: inputs whose buffers live on after the step's own references end: a variable adopts them
+            and drops the buffer that it had.
+        updates: resource inputs whose variable is written in place; if a read of it is still held, or if
+            its copy-on-read mode is on (ops.turns_on_copy_on_read), the kernel first allocates a copy of
+            the variable's size, and drops the old buffer, which a held read keeps.
+        exact: False where the above is an upper bound.
+        temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
+            buffer of a dying input, if there is one, and its "temp" event then asks for nothing.
+    """
+
+    alias: tuple[tuple[int, int], ...] = ()
+    forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    events: tuple[Event, ...] = ()
+    workspace_bytes: int = 0
+    retains: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
+    exact: bool = True
+    temp_forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+Rule = Callable[[Facts], KernelMemory]
+
+
+# --- building blocks ---------------------------------------------------------------------------------
+
+
+def outs(count: int) -> tuple[Event, ...]:
+    return tuple(("out", index) for index in range(count))
+
+
+def _same_size(output: TensorType, candidate: TensorType) -> bool:
+    """What OpKernelContext::forward_input requires: dtype and element count; the shape may differ."""
+    if output.dtype != candidate.dtype:
+        return False
+    if output.shape == candidate.shape:
+        return output.shape is not None and None not in output.shape
+    count = output.num_elements
+    return count is not None and count == candidate.num_elements
+
+
+def candidates(facts: Facts, output: int, inputs: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    kind = facts.outputs[output]
+    fitting = tuple(i for i in inputs if i < len(facts.inputs) and _same_size(kind, facts.inputs[i]))
+    return ((output, fitting),) if fitting else ()
+
+
+def peak(events: Sequence[Event]) -> int:
+    """The most bytes of temporaries alive at once, rounded as the allocator rounds."""
+    sizes: list[int] = []
+    alive = peak = 0
+    for kind, value in events:
+        if kind == "temp":
+            rounded = -(-value // ALLOCATOR_GRANULE_BYTES) * ALLOCATOR_GRANULE_BYTES
+            sizes.append(rounded)
+            alive += rounded
+            peak = max(peak, alive)
+        elif kind == "free":
+            alive -= sizes[value]
+    return peak
+
+
+def with_events(
+    events: Sequence[Event],
+    *,
+    alias: tuple[tuple[int, int], ...] = (),
+    forward: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    exact: bool = True,
+) -> KernelMemory:
+    return KernelMemory(alias, forward, tuple(events), peak(events), (), (), exact)
+
+
+def fresh(facts: Facts) -> KernelMemory:
+    """Every output allocated, in order; nothing else. Also the default for unknown ops."""
+    return KernelMemory(events=outs(len(facts.outputs)))
+
+
+def alias_first(facts: Facts) -> KernelMemory:
+    return KernelMemory(alias=((0, 0),))
+
+
+def bitcast(facts: Facts) -> KernelMemory:
+    """bitcast_op.cc makes an empty tensor first, which asks for one element."""
+    return with_events((("temp", 4),), alias=((0, 0),))
+
+
+def alias_each(facts: Facts) -> KernelMemory:
+    return KernelMemory(alias=tuple((i, i) for i in range(len(facts.outputs))))
+
+
+def nothing(facts: Facts) -> KernelMemory:
+    """Outputs, if any, are kept by the kernel or by the runtime and cost nothing per step."""
+    return KernelMemory()
+
+
+def forwarding(*inputs: int) -> Rule:
+    """`forward_input_or_allocate_output(inputs, 0)`."""
+
+    def rule(facts: Facts) -> KernelMemory:
+        return KernelMemory(forward=candidates(facts, 0, inputs), events=(("out", 0),))
+
+    return rule
+
+
+def events_rule(
+    compute: Callable[[Facts], tuple[Sequence[Event], bool]], forward: tuple[int, ...] = ()
+) -> Rule:
+    """A rule from a function of `workspace` that gives (events, exact)."""
+
+    def rule(facts: Facts) -> KernelMemory:
+        events, exact = compute(facts)
+        return with_events(events, forward=candidates(facts, 0, forward) if forward else (), exact=exact)
+
+    return rule
+
+
+def view_or_fresh(decide: Callable[[Facts], tuple[bool, bool]], source: int = 0) -> Rule:
+    """A kernel that hands its input on where it can (decide gives (is a view, exact)), else copies."""
+
+    def rule(facts: Facts) -> KernelMemory:
+        view, exact = decide(facts)
+        count = len(facts.outputs)
+        if view:
+            return KernelMemory(alias=tuple((i, source) for i in range(count)), exact=exact)
+        return KernelMemory(events=outs(count), exact=exact)
+
+    return rule
+
+
+def add_n(facts: Facts) -> KernelMemory:
+    """aggregate_ops.h: one input is handed on; else the first input that can be reused is the sum."""
+    if len(facts.inputs) == 1:
+        return KernelMemory(alias=((0, 0),))
+    return KernelMemory(forward=candidates(facts, 0, range(len(facts.inputs))), events=(("out", 0),))
+
+
+def reduction(facts: Facts) -> KernelMemory:
+    """reduction_ops_common.h: nothing to reduce hands the input on; four or more runs transpose it first."""
+    if facts.inputs[0].num_elements == facts.outputs[0].num_elements != None:  # noqa: E711 (a chain)
+        return KernelMemory(alias=((0, 0),))
+    events, exact = workspace.reduction(facts)
+    return with_events(events, exact=exact)
+
+
+def pad(facts: Facts) -> KernelMemory:
+    """pad_op.cc: no padding hands the input on; else the paddings are copied as they are checked."""
+    if facts.inputs[0].shape == facts.outputs[0].shape is not None:
+        return KernelMemory(alias=((0, 0),))
+    rank = len(facts.outputs[0].shape or ())
+    paddings = facts.inputs[1]
+    return with_events((("temp", 2 * rank * (8 if paddings.dtype == "int64" else 4)), ("out", 0)))
+
+
+def assign(facts: Facts) -> KernelMemory:
+    """resource_variable_ops.cc: the variable adopts the value's buffer and drops its own."""
+    return KernelMemory(retains=(1,))
+
+
+def update(*resources: int) -> Rule:
+    def rule(facts: Facts) -> KernelMemory:
+        return KernelMemory(updates=resources)
+
+    return rule
+
+
+def list_holding(*inputs: int) -> Rule:
+    """A tensor list that keeps its inputs' buffers; the list itself lives on the heap."""
+
+    def rule(facts: Facts) -> KernelMemory:
+        return KernelMemory(alias=tuple((o, i) for o in range(len(facts.outputs)) for i in inputs))
+
+    return rule
+
+
+def pack(facts: Facts) -> KernelMemory:
+    """pack_op.cc: one value is only reshaped."""
+    return KernelMemory(alias=((0, 0),)) if len(facts.inputs) == 1 else fresh(facts)
+
+
+def cross_entropy(facts: Facts) -> KernelMemory:
+    """The gradient (output 1) may be written over the logits (input 0)."""
+    events, exact = workspace.softmax_cross_entropy(facts)
+    return with_events(events, forward=candidates(facts, 1, (0,)), exact=exact)
+
+
+def fused_batch_norm(facts: Facts) -> KernelMemory:
+    """fused_batch_norm_op.cc: the batch's mean and variance may be written over the running ones."""
+    if facts.device.onednn and facts.inputs[0].dtype != "float16":
+        row = facts.outputs[1].nbytes or 0
+        return with_events((*outs(len(facts.outputs)), ("temp", row), ("temp", row)), exact=False)
+    forward = (*candidates(facts, 1, (3,)), *candidates(facts, 2, (4,)))
+    return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
+
+
+def max_pool_grad(facts: Facts) -> KernelMemory:
+    """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image."""
+    events, exact = workspace.max_pool_grad(facts)
+    memory = with_events(events, forward=candidates(facts, 0, (0,)), exact=exact)
+    return memory._replace(temp_forward=((0, (1,)),) if memory.workspace_bytes else ())
+
+
+def lstm_block_cell(facts: Facts) -> KernelMemory:
+    """The old states are written over; by which outputs is not sure, but all have one size."""
+    events, _ = workspace.lstm_block_cell(facts)
+    forward = (*candidates(facts, 0, (1,)), *candidates(facts, 1, (2,)))
+    return with_events(events, forward=forward, exact=False)
+
+
+def gather_nd(facts: Facts) -> KernelMemory:
+    """gather_nd_op_cpu_impl.h: a number to report a bad index by."""
+    return with_events((("out", 0), ("temp", 4)))
+
+
+_VARIANT_BYTES = 64
+
+
+def variant_list(facts: Facts) -> KernelMemory:
+    """list_kernels.cc: a variant, whose elements come later."""
+    return KernelMemory(events=(("hold", _VARIANT_BYTES),))
+
+
+def list_from_tensor(facts: Facts) -> KernelMemory:
+    events, exact = workspace.list_from_tensor(facts)
+    return with_events(events, exact=exact)

@@ -7,7 +7,7 @@
 //       tfswap/ops/csrc/copy_engine.cc -pthread -o /tmp/core_test && /tmp/core_test
 //   done                                  (one command per line, joined)
 //
-// tests/test_ops.py builds and runs it without a sanitizer.
+// tests/test_ops_build.py builds and runs it without a sanitizer.
 
 #include <atomic>
 #include <cstdio>

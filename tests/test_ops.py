@@ -1,6 +1,6 @@
-"""The swap ops: values, memory, failure and cancellation, and how the library is built.
+"""The swap ops: values, refusals, device and host memory, throttle, failure and cancellation.
 
-What needs its own allocator, environment or cache runs in a process of its own. No test compares with
+What needs its own allocator or threads runs in a process of its own. No test compares with
 an absolute time: a copy that must not end yet is throttled to take hours, and the test lifts the
 throttle when it is done; else pytest's timeout tells.
 """
@@ -8,27 +8,19 @@ throttle when it is done; else pytest's timeout tells.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import shutil
-import stat
-import subprocess
-import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from processes import last_json, run_python
 
 tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
-from tfswap.errors import OpLibraryError  # noqa: E402
-from tfswap.oplib import build, names  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 
 # At this rate a copy of one chunk takes over half an hour: for a test, for ever.
@@ -57,30 +49,6 @@ def there_and_back(x, shape=None):
     with tf.control_dependencies([ops.release(handle)]):
         tensor, ticket = ops.swap_in(handle, x.dtype, shape)
     return ops.await_copy(tensor, ticket)
-
-
-def run_python(code: str, *, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in a fresh Python; `env` is added to the environment."""
-    process = start_python(code, **env)
-    out, err = process.communicate()
-    if check:
-        assert process.returncode == 0, err
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def start_python(code: str, **env: str) -> subprocess.Popen[str]:
-    base = {key: value for key, value in os.environ.items() if not key.startswith("TFSWAP_COPY")}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**base, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def last_json(run: subprocess.CompletedProcess[str]):
-    return json.loads(run.stdout.splitlines()[-1])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -484,13 +452,14 @@ def test_settings():
     set_to = ops.configure(host_memory_limit=5, copy_threads=3, bandwidth_bytes_per_s=1e9, latency_us=7.0)
     assert set_to == ops.configuration() == ops.Configuration(5, 3, 1e9, 7.0)
     assert ops.configure(latency_us=8.0) == dataclasses.replace(set_to, latency_us=8.0)
-    for wrong in (
+    wrongs: list[dict[str, Any]] = [
         {"host_memory_limit": -1},
         {"copy_threads": 0},
         {"bandwidth_bytes_per_s": 0},
         {"bandwidth_bytes_per_s": float("nan")},
         {"latency_us": -1},
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ops.configure(**wrong)
     assert ops.configuration().copy_threads == 3
@@ -642,220 +611,3 @@ def test_one_inter_op_thread_is_enough():
     """)
     )
     assert seen == [True, 8]
-
-
-# ---------------------------------------------------------------------------------------------------
-# Building and loading
-
-IMPORT_AND_SWAP = """
-import json
-import tensorflow as tf
-import tfswap.ops as ops
-handle = ops.swap_out(tf.ones([10]))
-ops.release(handle)
-print(json.dumps([ops.stats().out_copies, str(ops.status().library), ops.status().loaded]))
-"""
-
-
-def script(path: Path, text: str) -> Path:
-    path.write_text(textwrap.dedent(text))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-@pytest.fixture
-def quick_compiler(tmp_path):
-    """A "compiler" that hands out the library of this process, and notes each link."""
-    return script(
-        tmp_path / "quick++",
-        f"""\
-        #!/bin/sh
-        [ "$1" = --version ] && {{ echo "quick 1.0"; exit 0; }}
-        for word; do [ "$previous" = -o ] && out=$word; previous=$word; done
-        case " $* " in
-          *" -shared "*) echo link >> {tmp_path}/links; cp {ops.load().path} "$out" ;;
-          *) : > "$out" ;;
-        esac
-        """,
-    )
-
-
-def links(tmp_path: Path) -> int:
-    log = tmp_path / "links"
-    return len(log.read_text().splitlines()) if log.exists() else 0
-
-
-def test_two_processes_build_once_and_without_warnings(tmp_path):
-    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": "g++ -Werror"}
-    processes = [start_python(IMPORT_AND_SWAP, **env) for _ in range(2)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert sum(err.count("tfswap: building its ops for TensorFlow") for _, err in outputs) == 1
-    results = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-    assert results[0] == results[1]
-    assert results[0][0] == 1
-    folder = Path(results[0][1]).parent
-    assert sorted(path.name for path in folder.iterdir()) == ["libtfswap_ops.so", "lock", "manifest.json"]
-    for private in (folder, tmp_path / "cache"):
-        assert stat.S_IMODE(private.stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "missing", "no manifest"])
-def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
-    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
-    assert links(tmp_path) == 1
-    if damage == "truncated":
-        os.truncate(library, library.stat().st_size // 2)
-    elif damage == "garbage":
-        library.write_bytes(b"not a library")
-    elif damage == "missing":
-        library.unlink()
-    else:
-        (library.parent / build.MANIFEST_NAME).unlink()
-    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
-    assert links(tmp_path) == 2
-    run_python(IMPORT_AND_SWAP, **env)
-    assert links(tmp_path) == 2
-
-
-def test_a_library_that_does_not_load_is_built_once_more(tmp_path, quick_compiler):
-    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
-    manifest_path = library.parent / build.MANIFEST_NAME
-    manifest = json.loads(manifest_path.read_text())
-    library.write_bytes(b"loadable somewhere else")
-    manifest["library_sha256"] = build._sha256(library.read_bytes())
-    manifest_path.write_text(json.dumps(manifest))
-    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
-    assert links(tmp_path) == 2
-
-
-def test_a_filled_cache_needs_no_compiler(tmp_path, quick_compiler):
-    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    run_python(IMPORT_AND_SWAP, **env)
-    shutil.rmtree(tmp_path / "bin", ignore_errors=True)
-    seen = last_json(run_python(IMPORT_AND_SWAP, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
-    assert seen[0] == 1
-    assert links(tmp_path) == 1
-
-
-FAIL_TO_IMPORT = """
-from tfswap.errors import OpLibraryError
-try:
-    import tfswap.ops
-except OpLibraryError as error:
-    print(error)
-else:
-    raise SystemExit("it loaded")
-"""
-
-
-def test_without_a_compiler_the_message_says_what_to_install(tmp_path):
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
-    assert "found no C++ compiler" in run.stdout
-    assert "apt-get install g++" in run.stdout
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
-    assert "CXX='/no/such/g++' is not on the PATH" in run.stdout
-
-
-def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
-    failing = script(
-        tmp_path / "failing++",
-        """\
-        #!/bin/sh
-        [ "$1" = --version ] && { echo "failing 1.0"; exit 0; }
-        echo "error: this can't be" >&2
-        exit 3
-        """,
-    )
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
-    assert "could not build its ops (exit status 3)" in run.stdout
-    assert "error: this can't be" in run.stdout
-    assert "Set CXX to a compiler that knows C++17" in run.stdout
-    assert not list((tmp_path / "cache").rglob("*.so"))
-
-
-def test_a_cache_that_cant_be_written_is_named(tmp_path, quick_compiler):
-    (tmp_path / "file").write_text("")
-    cache = str(tmp_path / "file" / "cache")
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
-    assert f"can't write to {cache}" in run.stdout
-    assert "TFSWAP_CACHE_DIR" in run.stdout
-
-
-def test_without_tensorflow_the_message_says_so(tmp_path):
-    # None in sys.modules makes the import fail, as if it were not installed.
-    blocked = "import sys; sys.modules['tensorflow'] = None\n" + FAIL_TO_IMPORT
-    run = run_python(blocked, TFSWAP_CACHE_DIR=str(tmp_path))
-    assert "need TensorFlow" in run.stdout
-    assert "pip install" in run.stdout
-
-
-def test_status_and_names_build_nothing(tmp_path):
-    run = run_python(
-        """
-        import json, sys
-        from tfswap.oplib import load, names
-        assert "tensorflow" not in sys.modules
-        status = load.status()
-        print(json.dumps([names.SWAP_OUT, status.built, status.loaded, status.error]))
-        """,
-        TFSWAP_CACHE_DIR=str(tmp_path / "cache"),
-    )
-    assert last_json(run) == ["Tfswap>SwapOut", False, False, ""]
-    assert not (tmp_path / "cache").exists()
-
-
-def test_status_when_loaded():
-    status = ops.status()
-    assert status.loaded
-    assert status.built
-    assert status.error == ""
-    assert status.tensorflow_version == tf.version.VERSION
-    assert status.library == ops.load().path
-
-
-def test_the_names_are_those_registered():
-    from tensorflow.python.framework import op_def_registry
-
-    for name in names.ALL:
-        op_def = op_def_registry.get(name)
-        assert op_def is not None
-        assert op_def.is_stateful
-    assert len(names.ALL) == 4
-
-
-def test_the_environment_throttles():
-    run = run_python(
-        """
-        import json
-        import tfswap.ops as ops
-        now = ops.configuration()
-        print(json.dumps([now.bandwidth_bytes_per_s, now.latency_us]))
-        """,
-        TFSWAP_COPY_BANDWIDTH="2.5e9",
-        TFSWAP_COPY_LATENCY_US="15",
-    )
-    assert last_json(run) == [2.5e9, 15.0]
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_COPY_BANDWIDTH="12GB/s")
-    assert "TFSWAP_COPY_BANDWIDTH='12GB/s' must be a number of bytes per second" in run.stdout
-
-
-def test_the_stamp_is_compared(monkeypatch):
-    from tfswap.oplib import load
-
-    path = ops.load().path
-    with pytest.raises(OpLibraryError, match=r"was built for TensorFlow .* but this is TensorFlow 1\.0"):
-        load._open(build.Library(folder=path.parent, built_for="1.0"))
-
-
-def test_the_core_without_tensorflow(tmp_path):
-    """The C++ test of pool and lanes. Its own comment tells how to run it under the sanitizers."""
-    sources = [ROOT / "tests" / "ops_core_test.cc"]
-    sources += [build.SOURCE_DIR / name for name in ("host_pool.cc", "copy_engine.cc")]
-    program = tmp_path / "core_test"
-    command = [*build.find_compiler().command, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
-    command += ["-I", str(build.SOURCE_DIR), *map(str, sources), "-pthread", "-o", str(program)]
-    subprocess.run(command, check=True)
-    assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == "ok\n"

@@ -26,3 +26,6 @@ ALL: Final = frozenset(
         AWAIT,
     }
 )
+
+# (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
+ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"

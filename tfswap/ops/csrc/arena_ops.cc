@@ -22,7 +22,8 @@
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
-#include "xla/tsl/framework/bfc_allocator.h"
+#include "tensorflow/core/common_runtime/bfc_allocator.h"
+#include "tensorflow/core/common_runtime/device.h"
 
 namespace tfswap {
 namespace {
@@ -66,7 +67,7 @@ class ArenaMapOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    auto* const arena = dynamic_cast<tsl::BFCAllocator*>(
+    auto* const arena = dynamic_cast<tensorflow::BFCAllocator*>(
         ctx->get_allocator(tensorflow::AllocatorAttributes()));
     tensorflow::MemoryDump map;
     if (arena != nullptr) map = arena->RecordMemoryMap();

@@ -3,9 +3,10 @@
     python benchmarks/copy_rate.py [--threads N] [--rounds N]
 
 Prints one row per tensor size, in GB/s (10^9 bytes): memcpy between buffers that are in memory but not in
-the caches (it walks through 256 MiB; the best of all rounds), SwapOut and SwapIn as the copy lanes timed them (best round), and a whole SwapOut, Release,
-SwapIn, Await sequence called eagerly, with TensorFlow's own cost per op in it (both copies counted).
-Last the sequence's time on an empty tensor: the fixed cost of the four ops.
+the caches (it walks through 256 MiB; the best of all rounds), SwapOut and SwapIn as the copy lanes timed
+them (best round), and a whole SwapOut, Release, SwapIn, Await sequence called eagerly, with TensorFlow's
+own cost per op in it (both copies counted). Last the sequence's time on an empty tensor: the fixed cost of
+the four ops.
 
 The tensor itself is warm in the caches up to a few MiB, as one that was just computed is.
 

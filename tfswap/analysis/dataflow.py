@@ -61,12 +61,14 @@ class Dataflow:
         makes: per node, (output index, value) for outputs with a buffer of their own.
         forwards: per node, (value made, candidate values read), as `KernelMemory.forward`.
         events: per node, as `KernelMemory.events`.
+        temp_forwards: by node where there are any, (number of the temporary, candidate values read).
         updates: per node, its writes to variables.
         values: all values.
         fetched: values that the caller gets, held until the step has ended.
         value_of: the value that a (node, output index) holds; missing where it holds none.
         inexact: kernels whose memory is known by an upper bound only.
         place: index of each node by name.
+        constants: nodes that are tensors of the graph itself.
     """
 
     nodes: list[Node]
@@ -76,12 +78,14 @@ class Dataflow:
     makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     forwards: list[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=list)
     events: list[tuple[kernels.Event, ...]] = field(default_factory=list)
+    temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     updates: list[tuple[Update, ...]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     fetched: frozenset[int] = frozenset()
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict)
     inexact: list[int] = field(default_factory=list)
     place: dict[str, int] = field(default_factory=dict)
+    constants: set[Node] = field(default_factory=set)
     own_deps: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
@@ -135,6 +139,8 @@ class _Builder:
         )
         inputs = [flow.value_of.get((t.node, t.index), -1) for t in node.inputs]
         free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
+        if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
+            free = False  # a view that waits for something else holds what it views until then
         deps = {self.index[t.node] for t in node.inputs}
         deps.update(self.index[c] for c in node.controls)
         flow.deps.append(tuple(sorted(deps)))
@@ -142,7 +148,8 @@ class _Builder:
         if not memory.exact and not free:
             flow.inexact.append(i)
         makes: list[tuple[int, int]] = []
-        aliases = dict(memory.alias)
+        # A tensor list can hold several inputs: what happens to them later is followed through the first only.
+        aliases = {output: source for output, source in reversed(memory.alias)}
         for o, kind in enumerate(node.outputs):
             if o in aliases and inputs[aliases[o]] >= 0:
                 viewed = inputs[aliases[o]]
@@ -151,6 +158,8 @@ class _Builder:
                 flow.value_of[node, o] = viewed
             elif free and not node.inputs:  # an argument, a constant, or a variable's handle
                 flow.value_of[node, o] = self._value(node.out(o), kind.nbytes or 0, PERSISTENT)
+                if node not in self.feeds:
+                    flow.constants.add(node)
             elif not free:
                 value = self._value(node.out(o), kind.nbytes or 0, i)
                 flow.value_of[node, o] = value
@@ -176,6 +185,10 @@ class _Builder:
             )
         )
         flow.events.append(memory.events)
+        if memory.temp_forward:
+            flow.temp_forwards[i] = {
+                k: tuple(inputs[c] for c in candidates if inputs[c] >= 0) for k, candidates in memory.temp_forward
+            }
         flow.updates.append(self._updates(memory, inputs, i, node))
 
     def _variable_version(self, resource: int, output: Output) -> int:

@@ -248,6 +248,7 @@ _RULES: dict[str, _Entry] = {
     "SoftmaxCrossEntropyWithLogits": _Entry(rules.cross_entropy),
     "SparseSoftmaxCrossEntropyWithLogits": _Entry(rules.cross_entropy),
     # Variables (resource_variable_ops.cc, training_ops.cc). Reads share the variable's buffer.
+    "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/arena_ops.cc
     "AssignVariableOp": _Entry(rules.assign),
     "ReadVariableOp": _VIEW,
     "_ReadVariablesOp": _Entry(rules.alias_each),

@@ -109,7 +109,8 @@ class OptimizedFunction:
             )
         if concrete in self._made:
             return self._made[concrete][-1].function
-        return self._optimised(concrete, [t for t in concrete.inputs if t not in _captured(concrete)]).function
+        arguments = len(concrete.inputs) - len(concrete.captured_inputs)
+        return self._optimised(concrete, concrete.inputs[:arguments]).function
 
     def report(self) -> Report:
         """The report of the latest signature. Raises TfswapError before the first call."""
@@ -160,21 +161,20 @@ class OptimizedFunction:
 
         graph = import_function(concrete, inputs)
         device, model = machine.current_device()
-        info = machine.memory_info(device)
         optimizer = Optimizer(
             graph,
             model,
             self._options,
-            resident_bytes=info.current_bytes if info else 0,
+            resident=machine.resident(device),
             extra_margin_bytes=self._margin_bytes,
         )
         plan = self._given_plan or optimizer.plan(self._limit(device))
         report = optimizer.report(plan, source_lines(concrete))
         function = concrete
         if self._mode != "analyze" and not plan.changes_nothing:
-            if plan.absences:
-                import tfswap.ops
+            import tfswap.ops
 
+            if plan.absences:
                 tfswap.ops.reserve(plan.host_bytes)
             function = export_function(optimizer.rewrite(plan), concrete)
             log.info(
@@ -241,10 +241,6 @@ class OptimizedFunction:
 @functools.cache
 def _device_once() -> tuple[str, Any]:
     return machine.current_device()
-
-
-def _captured(concrete: Any) -> set[Any]:
-    return {id(internal) for _, internal in concrete.graph.captures}
 
 
 def _shape(tensor: Any) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,20 @@ def memory_info(device: str) -> MemoryInfo | None:
     except ValueError:
         return None
     return MemoryInfo(info["current"], info["peak"])
+
+
+def resident(device: str) -> Resident:
+    """What is in the device's arena now, chunk by chunk; nothing where the device has no BFC allocator."""
+    import tensorflow as tf
+
+    from tfswap.oplib.load import load
+
+    if memory_info(device) is None:
+        return NOTHING_KNOWN
+    with tf.init_scope(), tf.device(device):
+        rows = load().ops.tfswap_arena_map().numpy()
+    chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.tolist()))
+    return Resident(sum(size for _, size, used in chunks if used), chunks)
 
 
 def device_limit_bytes(device: str) -> int | None:

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Output
+from tfswap.ir.ops import sized_by_value
 from tfswap.passes.order import apply_order
+from tfswap.passes.settle import apply_settle
+from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.baseline import simulate_baseline
 from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
 
 TACTICS = ("swap",)
+SMALL = 1024
 BASELINE_SPREAD = 1.1
 """An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
 predicted peak by this much is left to chance."""
@@ -50,7 +55,7 @@ class Optimizer:
     Args:
         graph: the step, with every size bound.
         device: where it runs.
-        resident_bytes: bytes in use in the arena before the step, or 0 where unknown.
+        resident: what is in the arena before the step.
         extra_margin_bytes: kept free besides, since a run has shown the need.
     """
 
@@ -60,7 +65,7 @@ class Optimizer:
         device: DeviceModel,
         options: Options | None = None,
         *,
-        resident_bytes: int = 0,
+        resident: Resident = NOTHING_KNOWN,
         extra_margin_bytes: int = 0,
     ):
         self.options = options or Options()
@@ -68,19 +73,23 @@ class Optimizer:
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
         _require_sizes(graph)
-        self.flow: Dataflow = analyse_dataflow(graph, device)
+        self.settled = graph.copy()
+        apply_settle(self.settled)
+        apply_split_views(self.settled)
+        self.settled.prune()
+        self.flow: Dataflow = analyse_dataflow(self.settled, device)
         values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
         self.planner = Planner(
             self.flow,
             device,
-            resident_bytes=resident_bytes,
+            resident=resident,
             keep=frozenset(values[name] for name in self.options.keep if name in values),
             host_limit_bytes=self.options.host_limit_bytes,
             swap="swap" in self.options.tactics,
         )
-        self.resident_bytes = max(resident_bytes, self.flow.persistent_bytes)
+        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
         self.baseline_peak_bytes = simulate_baseline(
-            self.flow, self.planner.cost_s, device.inter_op_threads, resident_bytes=resident_bytes
+            self.flow, self.planner.cost_s, device.inter_op_threads, resident=resident
         )
 
     def plan(self, limit: int | str | None) -> Plan:
@@ -151,34 +160,38 @@ class Optimizer:
 
     def rewrite(self, plan: Plan) -> Graph:
         """A new graph that carries out `plan`. Raises InvalidModel when the plan is another graph's."""
-        return rewrite(self.graph, self.flow, plan)
+        if plan.fingerprint != fingerprint(self.graph):
+            raise InvalidModel(
+                "this plan was made for another graph (its fingerprint differs): plan again for this one, or "
+                "load the plan that was made for it"
+            )
+        if plan.changes_nothing:
+            return self.graph
+        made = self.settled.copy()
+        chain = apply_swaps(made, self.flow, plan)
+        apply_order(made, chain)
+        made.prune()
+        verify(made)
+        return made
 
     def report(self, plan: Plan, locate: Callable[[str], str | None] = lambda _: None) -> Report:
         """What was found and decided."""
         return make_report(self.flow, self.planner, plan, self.floor_bytes, locate)
 
 
-def rewrite(graph: Graph, flow: Dataflow, plan: Plan) -> Graph:
-    """`graph` with `plan` carried out, as a new graph; `flow` holds the facts of `graph`."""
-    if plan.fingerprint != fingerprint(graph):
-        raise InvalidModel(
-            "this plan was made for another graph (its fingerprint differs): plan again for this one, or load "
-            "the plan that was made for it"
-        )
-    made = graph.copy()
-    if plan.changes_nothing:
-        return made
-    chain = apply_swaps(made, flow, plan)
-    apply_order(made, chain)
-    made.prune()
-    verify(made)
-    return made
-
-
 def _require_sizes(graph: Graph) -> None:
     """Refuse a graph with a tensor whose bytes are unknown: a plan for it would be a guess."""
-    live = graph.live_nodes()
-    unknown = [t for n in graph if n in live for t in (n.out(i) for i in range(len(n.outputs))) if t.type.nbytes is None]
+    small: set[Output] = set()
+    unknown = []
+    for node in graph.topological():
+        grows = sized_by_value(node.op) or not all(t in small or (t.type.nbytes or SMALL) < SMALL for t in node.inputs)
+        for tensor in (node.out(i) for i in range(len(node.outputs))):
+            if tensor.type.nbytes is not None:
+                continue
+            if grows:
+                unknown.append(tensor)
+            else:  # arithmetic on shapes: a few integers, whatever they are
+                small.add(tensor)
     if unknown:
         first = unknown[0]
         raise UnsupportedGraph(

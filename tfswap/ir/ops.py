@@ -37,6 +37,10 @@ class Trait(Flag):
     COPY_ON_READ = auto()
     """Turns its variable's copy-on-read mode on, for good: from then on every ReadVariableOp and every dense
     update of that variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess)."""
+    ADOPTS = auto()
+    """The variable takes over the buffer of the value that it is given."""
+    SIZED_BY_VALUE = auto()
+    """How large its output is depends on its inputs' contents and not on their sizes."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
@@ -103,7 +107,8 @@ _TRAITS: dict[str, Trait] = {
     "_ReadVariablesOp": _READS,  # several at once
     "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
     "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
-    "AssignVariableOp": _WRITES,  # adopts its value's buffer and drops the old one
+    "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
+    "AssignVariableOp": _WRITES | Trait.ADOPTS,  # drops the old buffer
     "AssignAddVariableOp": _WRITES,  # in place
     "AssignSubVariableOp": _WRITES,  # in place
     "ResourceApplyAdaMax": _WRITES,  # in place
@@ -156,9 +161,9 @@ _TRAITS: dict[str, Trait] = {
     "RandomPoisson": _RANDOM,
     "RandomPoissonV2": _RANDOM,
     "RandomShuffle": _RANDOM,
-    "RandomStandardNormal": _RANDOM,
-    "RandomUniform": _RANDOM,
-    "RandomUniformInt": _RANDOM,
+    "RandomStandardNormal": _RANDOM | Trait.SIZED_BY_VALUE,
+    "RandomUniform": _RANDOM | Trait.SIZED_BY_VALUE,
+    "RandomUniformInt": _RANDOM | Trait.SIZED_BY_VALUE,
     "RngReadAndSkip": _RANDOM,
     "RngSkip": _RANDOM,
     "StatefulRandomBinomial": _RANDOM,
@@ -167,7 +172,7 @@ _TRAITS: dict[str, Trait] = {
     "StatefulUniform": _RANDOM,
     "StatefulUniformFullInt": _RANDOM,
     "StatefulUniformInt": _RANDOM,
-    "TruncatedNormal": _RANDOM,
+    "TruncatedNormal": _RANDOM | Trait.SIZED_BY_VALUE,
     # Side effects: what they do outside the graph must happen once.
     "Assert": _EFFECT,
     "Abort": _EFFECT,
@@ -314,7 +319,7 @@ _TRAITS: dict[str, Trait] = {
     "BiasAdd": _PURE,
     "BiasAddGrad": _PURE,
     "BiasAddV1": _PURE,
-    "Bincount": _PURE,
+    "Bincount": _PURE | Trait.SIZED_BY_VALUE,
     "BitwiseAnd": _PURE,
     "BitwiseOr": _PURE,
     "BitwiseXor": _PURE,
@@ -322,7 +327,7 @@ _TRAITS: dict[str, Trait] = {
     "BlockLSTMV2": _PURE,
     "BroadcastArgs": _PURE,
     "BroadcastGradientArgs": _PURE,
-    "BroadcastTo": _PURE,
+    "BroadcastTo": _PURE | Trait.SIZED_BY_VALUE,
     "Bucketize": _PURE,
     "Cast": _PURE,
     "Ceil": _PURE,
@@ -352,7 +357,7 @@ _TRAITS: dict[str, Trait] = {
     "CumulativeLogsumexp": _PURE,
     "DataFormatDimMap": _PURE,
     "DataFormatVecPermute": _PURE,
-    "DenseBincount": _PURE,
+    "DenseBincount": _PURE | Trait.SIZED_BY_VALUE,
     "DeepCopy": _EFFECT,  # a copy that shares nothing, for in-place ops
     "DepthToSpace": _PURE,
     "DepthwiseConv2dNative": _PURE,
@@ -384,7 +389,7 @@ _TRAITS: dict[str, Trait] = {
     "FFT2D": _PURE,
     "FakeQuantWithMinMaxArgs": _PURE,
     "FakeQuantWithMinMaxVars": _PURE,
-    "Fill": _PURE,
+    "Fill": _PURE | Trait.SIZED_BY_VALUE,
     "Fingerprint": _PURE,
     "Floor": _PURE,
     "FloorDiv": _PURE,
@@ -429,7 +434,7 @@ _TRAITS: dict[str, Trait] = {
     "Less": _PURE,
     "LessEqual": _PURE,
     "Lgamma": _PURE,
-    "LinSpace": _PURE,
+    "LinSpace": _PURE | Trait.SIZED_BY_VALUE,
     "Log": _PURE,
     "Log1p": _PURE,
     "LogMatrixDeterminant": _PURE,
@@ -472,7 +477,7 @@ _TRAITS: dict[str, Trait] = {
     "NonMaxSuppressionV3": _PURE,
     "NotEqual": _PURE,
     "NthElement": _PURE,
-    "OneHot": _PURE,
+    "OneHot": _PURE | Trait.SIZED_BY_VALUE,
     "Pack": _PURE,
     "Pad": _PURE,
     "PadV2": _PURE,
@@ -486,7 +491,7 @@ _TRAITS: dict[str, Trait] = {
     "QuantizeAndDequantizeV4": _PURE,
     "RFFT": _PURE,
     "RGBToHSV": _PURE,
-    "Range": _PURE,
+    "Range": _PURE | Trait.SIZED_BY_VALUE,
     "Real": _PURE,
     "RealDiv": _PURE,
     "Reciprocal": _PURE,
@@ -508,7 +513,7 @@ _TRAITS: dict[str, Trait] = {
     "Round": _PURE,
     "Rsqrt": _PURE,
     "RsqrtGrad": _PURE,
-    "ScatterNd": _PURE,
+    "ScatterNd": _PURE | Trait.SIZED_BY_VALUE,
     "ScatterNdNonAliasingAdd": _PURE,
     "SegmentMax": _PURE,
     "SegmentMean": _PURE,
@@ -541,7 +546,7 @@ _TRAITS: dict[str, Trait] = {
     "SparseSegmentSum": _PURE,
     "SparseSoftmaxCrossEntropyWithLogits": _PURE,
     "SparseTensorDenseMatMul": _PURE,
-    "SparseToDense": _PURE,
+    "SparseToDense": _PURE | Trait.SIZED_BY_VALUE,
     "Split": _PURE,
     "SplitV": _PURE,
     "Sqrt": _PURE,
@@ -552,15 +557,15 @@ _TRAITS: dict[str, Trait] = {
     "StatelessRandomGammaV3": _PURE,
     "StatelessRandomGetKeyCounter": _PURE,
     "StatelessRandomGetKeyCounterAlg": _PURE,
-    "StatelessRandomNormal": _PURE,
-    "StatelessRandomNormalV2": _PURE,
-    "StatelessRandomUniform": _PURE,
+    "StatelessRandomNormal": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessRandomNormalV2": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessRandomUniform": _PURE | Trait.SIZED_BY_VALUE,
     "StatelessRandomUniformInt": _PURE,
-    "StatelessRandomUniformIntV2": _PURE,
-    "StatelessRandomUniformV2": _PURE,
+    "StatelessRandomUniformIntV2": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessRandomUniformV2": _PURE | Trait.SIZED_BY_VALUE,
     "StatelessShuffle": _PURE,
-    "StatelessTruncatedNormal": _PURE,
-    "StatelessTruncatedNormalV2": _PURE,
+    "StatelessTruncatedNormal": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessTruncatedNormalV2": _PURE | Trait.SIZED_BY_VALUE,
     "StridedSlice": _PURE,
     "StridedSliceGrad": _PURE,
     "Sub": _PURE,
@@ -574,7 +579,7 @@ _TRAITS: dict[str, Trait] = {
     "TensorScatterMin": _PURE,
     "TensorScatterSub": _PURE,
     "TensorScatterUpdate": _PURE,
-    "Tile": _PURE,
+    "Tile": _PURE | Trait.SIZED_BY_VALUE,
     "TopK": _PURE,
     "TopKV2": _PURE,
     "Transpose": _PURE,
@@ -667,6 +672,16 @@ def writes_variable(op: str) -> bool:
 def turns_on_copy_on_read(op: str) -> bool:
     """Whether the op makes every later read and dense update of its variable a copy."""
     return Trait.COPY_ON_READ in traits(op)
+
+
+def adopts_value(op: str) -> bool:
+    """Whether the op makes a variable take over the buffer of the value that it is given."""
+    return Trait.ADOPTS in traits(op)
+
+
+def sized_by_value(op: str) -> bool:
+    """Whether small inputs can make the op give a large output (Fill, Range)."""
+    return Trait.SIZED_BY_VALUE in traits(op)
 
 
 def is_random(op: str) -> bool:

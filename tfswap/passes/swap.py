@@ -116,9 +116,15 @@ def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Tr
     """`tensor`, a view of the swapped one, on the buffer that came back."""
     if tensor not in travel.views:
         view = tensor.node
+        viewed = [i for i in range(len(view.inputs)) if _is_view_of(flow, view, i, value)]
+        same = [i for i in viewed if view.inputs[i].type == tensor.type]
+        if same:
+            # An Identity by any name: read what it passes on. Another IdentityN would hold all its inputs.
+            position = tensor.index if tensor.index in same else same[0]
+            travel.views[tensor] = _fresh(graph, flow, value, view.inputs[position], travel)
+            return travel.views[tensor]
         inputs = tuple(
-            _fresh(graph, flow, value, t, travel) if _is_view_of(flow, view, i, value) else t
-            for i, t in enumerate(view.inputs)
+            _fresh(graph, flow, value, t, travel) if i in viewed else t for i, t in enumerate(view.inputs)
         )
         twin = graph.add(
             view.op,

@@ -5,13 +5,14 @@ free chunks by size, each ordered by (size, address); the first chunk that fits 
 it is at least twice the request or at least 128 MiB larger; freed chunks coalesce with free neighbours; the
 statistics count whole chunks.
 
-Invariant: the arena is one region from the start, as a GPU's is by default. Not modelled: regions that grow
-on demand (`allow_growth`), timestamped frees, and garbage collection of free regions.
+Not modelled: how regions grow on demand (`allow_growth`): one without bound stands for all that come;
+timestamped frees; garbage collection of free regions.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 ALIGNMENT_BYTES = 256
 BIN_COUNT = 21
@@ -25,23 +26,37 @@ def round_up(size_bytes: int) -> int:
 
 
 class Arena:
-    """One BFC region. Addresses are bytes from its start.
+    """The allocator's chunks, by address, and an unbounded region beyond them.
+
+    Args:
+        chunks: (address, bytes, in use) in order of address; where addresses are not contiguous a new region
+            starts, and chunks never coalesce across.
 
     Attributes:
         in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
         peak_bytes: the most that `in_use_bytes` has been.
     """
 
-    def __init__(self, capacity_bytes: int = UNBOUNDED_BYTES):
+    def __init__(self, chunks: Iterable[tuple[int, int, bool]] = ()):
         self.in_use_bytes = 0
-        self.peak_bytes = 0
-        self._size = {0: capacity_bytes}  # chunk sizes by address, free and used
-        self._before = {0: -1}  # address of the chunk before, -1 for the first
-        self._end = capacity_bytes
+        self._size: dict[int, int] = {}  # chunk sizes by address, free and used
+        self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
         self._free: set[int] = set()
         self._bins: list[list[tuple[int, int]]] = [[] for _ in range(BIN_COUNT)]
         self._occupied = 0  # bit b is set while bin b holds a chunk
-        self._insert(0, capacity_bytes)
+        before, end = -1, 0
+        for address, size, in_use in chunks:
+            self._size[address] = size
+            self._before[address] = before if address == end else -1
+            before, end = address, address + size
+            if in_use:
+                self.in_use_bytes += size
+            else:
+                self._insert(address, size)
+        self.peak_bytes = self.in_use_bytes
+        beyond = end + ALIGNMENT_BYTES  # not contiguous: what the allocator would ask the device for
+        self._size[beyond], self._before[beyond] = UNBOUNDED_BYTES, -1
+        self._insert(beyond, UNBOUNDED_BYTES)
 
     def allocate(self, size_bytes: int) -> int:
         """Hand out a chunk for `size_bytes` and return its address; -1 for an empty request.
@@ -70,7 +85,7 @@ class Arena:
             self._size[rest] = size - rounded
             self._before[rest] = address
             after = address + size
-            if after != self._end:
+            if after in self._before:
                 self._before[after] = rest
             self._insert(rest, size - rounded)
             size = rounded
@@ -96,7 +111,7 @@ class Arena:
             address = before
         self._size[address] = size
         after = address + size
-        if after != self._end:
+        if after in self._before:
             self._before[after] = address
         self._insert(address, size)
 

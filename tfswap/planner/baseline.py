@@ -12,20 +12,19 @@ from collections import deque
 from collections.abc import Sequence
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.allocator import Arena
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import _Buffer, _Replay
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident, _Buffer, _Replay
 
 EXPENSIVE_S = 8e-6
 """Kernels measured below about this (5000 cycles, twice over) run inline."""
 
 
 def simulate_baseline(
-    flow: Dataflow, cost_s: Sequence[float], threads: int, *, resident_bytes: int = 0
+    flow: Dataflow, cost_s: Sequence[float], threads: int, *, resident: Resident = NOTHING_KNOWN
 ) -> int:
     """Peak bytes of one run of the unordered step on `threads` inter-op threads."""
     steps = [Step(RUN, i) for i in range(len(flow.nodes)) if flow.is_kernel[i]]
-    replay = _Replay(flow, steps, Arena(), resident_bytes)
+    replay = _Replay(flow, steps, resident.arena(), resident)
     buffers: dict[int, _Buffer] = {}
     for v, buffer in replay.persistent.items():
         buffer.refs = replay.refs[v][0]

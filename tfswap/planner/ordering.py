@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.ops import reads_metadata_only
 from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import Ledger, simulate_memory
+from tfswap.planner.simulate import simulate_memory
 
 PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
@@ -36,7 +36,7 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
     judged = []
     for rank, order in enumerate(candidates):
         kernels = [i for i in order if flow.is_kernel[i]]
-        memory = simulate_memory(flow, build_schedule(kernels, ()), arena=Ledger())
+        memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)
         held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
         judged.append((memory.peak_bytes, held, rank, kernels))
     lowest = min(judged)[0]

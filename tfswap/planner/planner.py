@@ -7,19 +7,16 @@ only stop earlier on the same ladder: it never gives a slower plan, and a lower 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.planner import furthest
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.problem import Problem, Solver, make_problem
 from tfswap.planner.schedule import Interval, Step, build_schedule
-from tfswap.planner.simulate import Memory, Timing, simulate_memory, simulate_time
+from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, simulate_memory, simulate_time
 
 LADDER_STEPS = 100
 MARGIN_SHARE = 0.004
@@ -47,8 +44,7 @@ class Planner:
     Args:
         flow: the step's facts.
         device: where it runs.
-        resident_bytes: bytes in use in the arena before the step: variables, arguments and whatever else is
-            there. 0 where that is unknown: then the step's own count.
+        resident: what is in the arena before the step: variables, arguments and whatever else.
         keep: values that must stay.
         host_limit_bytes: the most host memory that swapped tensors may take.
         solver: named in the plan.
@@ -59,7 +55,7 @@ class Planner:
         flow: Dataflow,
         device: DeviceModel,
         *,
-        resident_bytes: int = 0,
+        resident: Resident = NOTHING_KNOWN,
         keep: frozenset[int] = frozenset(),
         host_limit_bytes: int | None = None,
         swap: bool = True,
@@ -67,7 +63,7 @@ class Planner:
         rates: Rates | None = None,
     ):
         self.flow = flow
-        self.resident_bytes = resident_bytes
+        self.resident = resident
         self.host_limit_bytes = host_limit_bytes
         self.swap = swap
         self.solver = solver
@@ -75,7 +71,7 @@ class Planner:
         self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
         order = choose_order(flow, self.cost_s)
         self.problem: Problem = make_problem(
-            flow, order, self.rates, self.cost_s, resident_bytes=resident_bytes, keep=keep
+            flow, order, self.rates, self.cost_s, resident=resident, keep=keep
         )
         self._judged: dict[int, Candidate | None] = {}
 
@@ -131,7 +127,7 @@ class Planner:
     def judge(self, intervals: list[Interval]) -> Candidate:
         """Memory and time of any set of absences, whoever chose it."""
         steps = build_schedule(self.problem.order, intervals)
-        memory = simulate_memory(self.flow, steps, resident_bytes=self.resident_bytes)
+        memory = simulate_memory(self.flow, steps, resident=self.resident)
         timing = simulate_time(
             self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s
         )

@@ -17,7 +17,7 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.ops import is_view
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.planner.schedule import Interval, build_schedule
-from tfswap.planner.simulate import Ledger, simulate_memory
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 
 
 class Gap(NamedTuple):
@@ -64,19 +64,22 @@ MIN_SWAP_BYTES = 64 << 10
 
 
 def make_problem(
-    flow: Dataflow, order: Sequence[int], rates: Rates, cost_s: list[float], *, resident_bytes: int = 0,
+    flow: Dataflow,
+    order: Sequence[int],
+    rates: Rates,
+    cost_s: list[float],
+    *,
+    resident: Resident = NOTHING_KNOWN,
     keep: frozenset[int] = frozenset(),
 ) -> Problem:
     """Gaps and live bytes of `flow` in `order`.
 
     Args:
-        resident_bytes: bytes in use before the step, as in `simulate_memory`.
+        resident: what is there before the step.
         keep: values that the user marked to stay.
     """
     order = list(order)
-    memory = simulate_memory(
-        flow, build_schedule(order, ()), resident_bytes=resident_bytes, arena=Ledger()
-    )
+    memory = simulate_memory(flow, build_schedule(order, ()), resident=resident, live=True)
     uses: list[list[int]] = [[] for _ in flow.values]
     made = [-1] * len(flow.values)
     for position, i in enumerate(order):

@@ -74,6 +74,34 @@ class Memory:
     forwarded: list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
+class Resident:
+    """What is in the arena before the step.
+
+    Attributes:
+        total_bytes: bytes in use; 0 where unknown: then the step's own variables, arguments and constants.
+        chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
+            step's variables and arguments are among them.
+    """
+
+    total_bytes: int = 0
+    chunks: tuple[tuple[int, int, bool], ...] = ()
+
+    def arena(self) -> Arena:
+        """A fresh arena with this content."""
+        return Arena(self.chunks)
+
+    def ledger(self) -> Ledger:
+        """A fresh ledger with this content."""
+        made = Ledger()
+        if self.chunks:
+            made.allocate(self.total_bytes)
+        return made
+
+
+NOTHING_KNOWN = Resident()
+
+
 class _Buffer:
     __slots__ = ("address", "pins", "refs")
 
@@ -86,7 +114,7 @@ class _Buffer:
 class _Replay:
     """One machine: buffers by value, an allocator, and what the step's repeats leave behind."""
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, resident_bytes: int):
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, resident: Resident):
         self.flow = flow
         self.steps = steps
         self.arena = arena
@@ -97,8 +125,9 @@ class _Replay:
         updated = {u.new for us in flow.updates for u in us}
         for v, value in enumerate(flow.values):
             if value.producer == PERSISTENT and v not in updated:
-                self.persistent[v] = _Buffer(arena.allocate(value.nbytes), 0, 1)
-        arena.allocate(resident_bytes - arena.in_use_bytes)
+                there = resident.chunks and value.tensor.node not in flow.constants
+                self.persistent[v] = _Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
+        arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> list[list[int]]:
         """Per value, the reads of its original and of each fresh buffer that comes back, in order."""
@@ -189,6 +218,7 @@ class _Replay:
         forwards = dict(flow.forwards[i])
         counts, values = self.refs, flow.values
         temps: list[int] = []
+        temp_forwards = flow.temp_forwards.get(i)
         for update in flow.updates[i]:
             old = buffers[update.old]
             if update.adopted is None and old.refs > flow.reads[i].count(update.old):
@@ -201,7 +231,8 @@ class _Replay:
                 if v is not None:
                     buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v][0])
             elif event == "temp":
-                temps.append(allocate(amount))
+                taken = temp_forwards.get(len(temps), ()) if temp_forwards else ()
+                temps.append(self._temporary(amount, taken, buffers))
             elif event == "free":
                 free(temps[amount])
                 temps[amount] = -1
@@ -235,6 +266,14 @@ class _Replay:
                 return taken
         return _Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
 
+    def _temporary(self, nbytes: int, candidates: Sequence[int], buffers: dict[int, _Buffer]) -> int:
+        for c in candidates:
+            source = buffers[c]
+            if source.refs == 1 and not source.pins and source.address >= 0:
+                address, source.address = source.address, -1
+                return address
+        return self.arena.allocate(nbytes)
+
     def _commit(self, update: Update, buffers: dict[int, _Buffer], counts: list[list[int]]) -> None:
         old = buffers[update.old]
         if update.adopted is None:
@@ -257,19 +296,18 @@ def simulate_memory(
     flow: Dataflow,
     steps: Sequence[Step],
     *,
-    resident_bytes: int = 0,
-    arena: Allocator | None = None,
+    resident: Resident = NOTHING_KNOWN,
+    live: bool = False,
     detail: bool = False,
 ) -> Memory:
     """Replay `steps` through the allocator.
 
     Args:
-        resident_bytes: bytes in use before the step; what exceeds the step's own variables, arguments and
-            constants belongs to somebody else and is there throughout.
-        arena: the allocator; by default a BFC arena without bound. `Ledger()` gives live bytes.
+        resident: what is there before the step.
+        live: count live bytes only, as if memory never fragmented.
         detail: also list what is alive at the peak.
     """
-    replay = _Replay(flow, steps, Arena() if arena is None else arena, resident_bytes)
+    replay = _Replay(flow, steps, resident.ledger() if live else resident.arena(), resident)
     during: list[int] = []
     peak_step = replay.repeat(during)
     peak = replay.peak

@@ -169,7 +169,7 @@ def _alive_at_peak(
 
     intervals = [to_interval(a, values) for a in plan.absences]
     steps = build_schedule(planner.problem.order, intervals)
-    memory = simulate_memory(flow, steps, resident_bytes=planner.resident_bytes, detail=True)
+    memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
     return tuple(
         (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
     )

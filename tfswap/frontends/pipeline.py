@@ -23,10 +23,13 @@ from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
 
 TACTICS = ("swap",)
-SMALL = 1024
 BASELINE_SPREAD = 1.1
 """An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
 predicted peak by this much is left to chance."""
+
+
+SMALL = 1024
+"""Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,9 @@ def _require_sizes(graph: Graph) -> None:
     small: set[Output] = set()
     unknown = []
     for node in graph.topological():
-        grows = sized_by_value(node.op) or not all(t in small or (t.type.nbytes or SMALL) < SMALL for t in node.inputs)
+        grows = sized_by_value(node.op) or not all(
+            t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs
+        )
         for tensor in (node.out(i) for i in range(len(node.outputs))):
             if tensor.type.nbytes is not None:
                 continue

@@ -19,7 +19,11 @@ from typing import NamedTuple
 from tfswap.analysis import kernels
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import is_pure
 from tfswap.planner.allocator import round_up
+
+MAX_FOLDED_BYTES = 10 << 20
+"""TensorFlow folds no constant larger than this."""
 
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
@@ -141,6 +145,8 @@ class _Builder:
         free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
+        folded = not free and self._is_folded(node)
+        free = free or folded
         deps = {self.index[t.node] for t in node.inputs}
         deps.update(self.index[c] for c in node.controls)
         flow.deps.append(tuple(sorted(deps)))
@@ -151,12 +157,12 @@ class _Builder:
         # A tensor list can hold several inputs: what happens to them later is followed through the first only.
         aliases = {output: source for output, source in reversed(memory.alias)}
         for o, kind in enumerate(node.outputs):
-            if o in aliases and inputs[aliases[o]] >= 0:
+            if not folded and o in aliases and inputs[aliases[o]] >= 0:
                 viewed = inputs[aliases[o]]
                 if kind.dtype != "resource" and node.inputs[aliases[o]].type.dtype == "resource":
                     viewed = self._variable_version(viewed, node.out(o))
                 flow.value_of[node, o] = viewed
-            elif free and not node.inputs:  # an argument, a constant, or a variable's handle
+            elif folded or (free and not node.inputs):  # a constant, an argument, or a variable's handle
                 flow.value_of[node, o] = self._value(node.out(o), kind.nbytes or 0, PERSISTENT)
                 if node not in self.feeds:
                     flow.constants.add(node)
@@ -190,6 +196,19 @@ class _Builder:
                 k: tuple(inputs[c] for c in candidates if inputs[c] >= 0) for k, candidates in memory.temp_forward
             }
         flow.updates.append(self._updates(memory, inputs, i, node))
+
+    def _is_folded(self, node: Node) -> bool:
+        """Whether TensorFlow computes the node once, when it makes the step's executor, and keeps the result.
+
+        Follows tensorflow/core/common_runtime/constant_folding.cc: data inputs that are constants are enough,
+        whatever the node waits for.
+        """
+        return (
+            bool(node.inputs)
+            and is_pure(node.op)
+            and all(t.node in self.flow.constants for t in node.inputs)
+            and all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)
+        )
 
     def _variable_version(self, resource: int, output: Output) -> int:
         """The value that a read of the variable behind `resource` sees now."""

@@ -25,10 +25,15 @@ def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
     state = context.context()
     if not state.executing_eagerly() or getattr(state, "_collect_graphs", False):
         return function._call_flat(inputs, captured_inputs=function.captured_inputs)
-    with context.collect_graphs(optimized=True) as graphs:
-        result = function._call_flat(inputs, captured_inputs=function.captured_inputs)
-    audit(function.graph.as_graph_def(), graphs)
-    return result
+    state.enable_graph_collection()
+    try:
+        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+    finally:
+        # Also when the step failed: a closed gate lets nothing run, and the graphs are there all the same.
+        collected = state.export_run_metadata()
+        state.disable_graph_collection()
+        if collected is not None and collected.function_graphs:
+            audit(function.graph.as_graph_def(), [g.post_optimization_graph for g in collected.function_graphs])
 
 
 def audit(planned: Any, executed: Sequence[Any]) -> int:

@@ -9,7 +9,10 @@ it was traced, with a warning.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import itertools
 import logging
 import threading
 import weakref
@@ -22,10 +25,14 @@ from tfswap.frontends import machine
 from tfswap.frontends.audit import audited_call
 from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
 from tfswap.planner.plan import Plan
+from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
 from tfswap.sizes import format_bytes, parse_limit
 
 log = logging.getLogger("tfswap")
+
+PLANNING_TRIES = 4
+_gates = itertools.count(1)
 
 
 @dataclass
@@ -156,37 +163,76 @@ class OptimizedFunction:
             return made
 
     def _optimise(self, concrete: Any, inputs: Sequence[Any], shapes: tuple[Any, ...]) -> _Optimised:
-        from tfswap.exporters.function import export_function
         from tfswap.importers.function import import_function, source_lines
 
         graph = import_function(concrete, inputs)
         device, model = machine.current_device()
-        optimizer = Optimizer(
-            graph,
-            model,
-            self._options,
-            resident=machine.resident(device),
-            extra_margin_bytes=self._margin_bytes,
-        )
-        plan = self._given_plan or optimizer.plan(self._limit(device))
-        report = optimizer.report(plan, source_lines(concrete))
-        function = concrete
-        if self._mode != "analyze" and not plan.changes_nothing:
-            import tfswap.ops
-
-            if plan.absences:
-                tfswap.ops.reserve(plan.host_bytes)
-            function = export_function(optimizer.rewrite(plan), concrete)
-            log.info(
-                "tfswap: %s: peak %s -> %s (limit %s), %d tensors swapped",
-                self.__name__,
-                format_bytes(plan.baseline_peak_bytes),
-                format_bytes(plan.planned_peak_bytes),
-                format_bytes(plan.limit_bytes or 0),
-                len({a.tensor for a in plan.absences}),
+        resident = machine.resident(device)
+        for _ in range(PLANNING_TRIES):
+            optimizer = Optimizer(
+                graph, model, self._options, resident=resident, extra_margin_bytes=self._margin_bytes
             )
+            plan = self._given_plan or optimizer.plan(self._limit(device))
+            function, audited = concrete, False
+            if self._mode == "analyze" or plan.changes_nothing:
+                break
+            function, resident = self._prepare(optimizer, plan, concrete, inputs, device)
+            audited = resident is not None
+            if resident is None:
+                break
+            plan = dataclasses.replace(plan, planned_peak_bytes=optimizer.peak_bytes(plan, resident))
+            limit = plan.limit_bytes
+            if self._given_plan or limit is None or plan.planned_peak_bytes <= limit - self._margin_bytes:
+                function.open_gate()
+                break
+            # Planned again for that arena, less this function's constants.
+            function = None
+            resident = machine.resident(device)
+        else:
+            raise TfswapError(
+                f"{self.__name__}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
+                "allocating on the device at the same time?"
+            )
+        report = optimizer.report(plan, source_lines(concrete))
+        log.info("tfswap: %s: %s", self.__name__, report.headline())
         static = all(t.shape.is_fully_defined() for t in concrete.inputs[: len(shapes)] if t.dtype.name != "resource")
-        return _Optimised((None,) * len(shapes) if static else shapes, function, optimizer, plan, report)
+        kept = (None,) * len(shapes) if static else shapes
+        return _Optimised(kept, function, optimizer, plan, report, audited)
+
+    def _prepare(
+        self, optimizer: Optimizer, plan: Plan, concrete: Any, inputs: Sequence[Any], device: str
+    ) -> tuple[Any, Resident | None]:
+        """Make the planned function, and let TensorFlow make its kernels and constants without running any.
+
+        Returns the function and what is in the arena then; None where that can't be told: while a graph is
+        being built, when the inputs have no values yet, or the device keeps no figures.
+        """
+        import tensorflow as tf
+
+        import tfswap.ops
+        from tfswap.exporters.function import export_function
+
+        if plan.absences:
+            try:
+                tfswap.ops.reserve(plan.host_bytes)
+            except MemoryError as error:
+                raise TfswapError(
+                    f"{self.__name__}: no {format_bytes(plan.host_bytes)} of host memory for swapped tensors: "
+                    f"{error}. Ask for a higher memory_limit, or free host memory."
+                ) from error
+        known = tf.executing_eagerly() and machine.memory_info(device) is not None
+        if not known or any(tf.is_symbolic_tensor(t) for t in inputs):
+            return export_function(optimizer.rewrite(plan), concrete), None
+        captured = concrete.captured_inputs
+        for position in optimizer.written_variables():
+            if position >= len(inputs):
+                tfswap.ops.own_buffer(captured[position - len(inputs)])
+        gate = next(_gates)
+        function = export_function(optimizer.rewrite(plan, gate), concrete)
+        function.open_gate = functools.partial(tfswap.ops.open_gate, gate)
+        with contextlib.suppress(tf.errors.AbortedError):
+            audited_call(function, inputs)
+        return function, dataclasses.replace(machine.resident(device), instantiated=True)
 
     def _limit(self, device: str) -> int | str:
         if self._memory_limit is not None:

@@ -13,12 +13,13 @@ from tfswap.ir.ops import sized_by_value
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
-from tfswap.passes.swap import apply_swaps
+from tfswap.passes.swap import apply_swaps, to_interval
 from tfswap.passes.verify import verify
 from tfswap.planner.baseline import simulate_baseline
 from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import Candidate, Planner
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident
+from tfswap.planner.schedule import build_schedule
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
 
@@ -161,8 +162,23 @@ class Optimizer:
             solver="furthest",
         )
 
-    def rewrite(self, plan: Plan) -> Graph:
-        """A new graph that carries out `plan`. Raises InvalidModel when the plan is another graph's."""
+    def peak_bytes(self, plan: Plan, resident: Resident) -> int:
+        """The peak that `plan` has in an arena with this content."""
+        values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
+        order = [self.flow.place[name] for name in plan.order]
+        steps = build_schedule(order, [to_interval(a, values) for a in plan.absences])
+        return simulate_memory(self.flow, steps, resident=resident).peak_bytes
+
+    def written_variables(self) -> list[int]:
+        """Which feeds, by position, are variables that the step writes."""
+        written = {t.node.name for i, us in enumerate(self.flow.updates) if us for t in self.flow.nodes[i].inputs}
+        return [p for p, feed in enumerate(self.graph.feeds) if feed.name in written and feed.outputs[0].dtype == "resource"]
+
+    def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
+        """A new graph that carries out `plan`, behind a gate if one is given.
+
+        Raises InvalidModel when the plan is another graph's.
+        """
         if plan.fingerprint != fingerprint(self.graph):
             raise InvalidModel(
                 "this plan was made for another graph (its fingerprint differs): plan again for this one, or "
@@ -172,7 +188,7 @@ class Optimizer:
             return self.graph
         made = self.settled.copy()
         chain = apply_swaps(made, self.flow, plan)
-        apply_order(made, chain)
+        apply_order(made, chain, gate)
         made.prune()
         verify(made)
         return made

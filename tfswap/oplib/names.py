@@ -29,3 +29,6 @@ ALL: Final = frozenset(
 
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
+
+# () -> (); attr gate: int. Fails until that gate is open; every other node of the chain waits for it.
+GATE: Final = "Tfswap>Gate"

@@ -165,3 +165,13 @@ def _check(wanted: Configuration) -> None:
         raise ValueError(f"bandwidth_bytes_per_s must be positive, or None for no throttle; got {bandwidth}")
     if not 0 <= wanted.latency_us < math.inf:
         raise ValueError(f"latency_us must be 0 or more, got {wanted.latency_us}")
+
+
+def own_buffer(resource: object) -> None:
+    """Gives the variable behind a handle a buffer that nothing else holds."""
+    load().ops.tfswap_own_buffer(resource=resource)
+
+
+def open_gate(gate: int) -> None:
+    """Lets the step behind this gate run, from now on."""
+    load().c.tfswap_open_gate(gate)

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.oplib import names
 
 
-def apply_order(graph: Graph, chain: Sequence[Node]) -> int:
-    """Chain the nodes, in place, and make the last one a target; returns the number of edges added."""
+def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) -> int:
+    """Chain the nodes, in place, and make the last one a target; returns the number of edges added.
+
+    Args:
+        gate: put this gate before the chain: no kernel runs until it is opened.
+    """
     added = 0
+    if gate is not None:
+        chain = [graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}), *chain]
     for before, node in zip(chain, chain[1:], strict=False):
         if not any(t.node is before for t in node.inputs):
             added += graph.add_control(node, before)

@@ -82,10 +82,12 @@ class Resident:
         total_bytes: bytes in use; 0 where unknown: then the step's own variables, arguments and constants.
         chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
             step's variables and arguments are among them.
+        instantiated: whether the step's constants are among them too.
     """
 
     total_bytes: int = 0
     chunks: tuple[tuple[int, int, bool], ...] = ()
+    instantiated: bool = False
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""
@@ -125,7 +127,8 @@ class _Replay:
         updated = {u.new for us in flow.updates for u in us}
         for v, value in enumerate(flow.values):
             if value.producer == PERSISTENT and v not in updated:
-                there = resident.chunks and value.tensor.node not in flow.constants
+                constant = value.tensor.node in flow.constants
+                there = resident.chunks and (resident.instantiated or not constant)
                 self.persistent[v] = _Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 

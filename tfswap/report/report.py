@@ -105,6 +105,15 @@ class Report:
             ("predicted time", f"x{self.time_ratio:.2f}"),
         ]
 
+    def headline(self) -> str:
+        """One line: the peaks and what it takes."""
+        if not self.kernels:
+            return f"peak {format_bytes(self.baseline_peak_bytes)} is within the limit: nothing is changed"
+        return (
+            f"peak {format_bytes(self.baseline_peak_bytes)} -> {format_bytes(self.planned_peak_bytes)}, "
+            f"{len(self.swapped)} tensors swapped"
+        )
+
     def __str__(self) -> str:
         lines = [f"{label + ':':<16}{text}" for label, text in self.summary()]
         shown = self.rows[:ROWS_SHOWN]

@@ -1,4 +1,4 @@
-// Two ops that make a step's memory repeat from run to run.
+// Ops that make a step's memory known beforehand, and repeat from run to run.
 //
 //   ArenaMap       tells the layout of the device's arena, so that a plan is made for
 //                  the arena that there is
@@ -6,11 +6,18 @@
 //                  TensorFlow's own adopts the value's buffer: variables then wander
 //                  through the arena from step to step, and fragment it differently
 //                  each time.
+//   OwnBuffer      a variable that shares its buffer (with a cached zero, say) gets one of
+//                  its own, so that AssignInPlace finds it so
+//   Gate           the first node of a planned step. While it is closed the step fails before
+//                  any kernel has run: TensorFlow has then made the step's kernels and
+//                  constants, and the arena can be looked at as the step will find it
 
+#include <atomic>
+#include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
+#include <unordered_set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -49,6 +56,22 @@ chunks: Per chunk its address, its size in bytes, and whether it is in use; no r
   where the device's memory does not come from a BFC allocator.
 )doc");
 
+REGISTER_OP("Tfswap>OwnBuffer")
+    .Input("resource: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Gives a variable a buffer that nothing else holds, with the same content.
+)doc");
+
+REGISTER_OP("Tfswap>Gate")
+    .Attr("gate: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Fails with Aborted until the gate of that number has been opened (tfswap_open_gate).
+)doc");
+
 REGISTER_OP("Tfswap>AssignInPlace")
     .Input("resource: resource")
     .Input("value: T")
@@ -84,6 +107,80 @@ class ArenaMapOp : public OpKernel {
   }
 };
 
+// Copies `from` into `to`, an allocated tensor of the same type and shape, in the order of
+// the device's own kernels.
+void CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
+  auto* const device = ctx->op_device_context();
+  if (device == nullptr) {
+    std::memcpy(to->data(), from.data(), from.TotalBytes());
+    return;
+  }
+  device->CopyTensorInSameDevice(&from, static_cast<tensorflow::Device*>(ctx->device()), to,
+                                 [](const absl::Status&) {});
+}
+
+class OwnBufferOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource<Var>(
+                            ctx, tensorflow::HandleFromInput(ctx, 0), &variable));
+    tensorflow::mutex_lock lock(*variable->mu());
+    Tensor* const held = variable->tensor();
+    if (!variable->is_initialized || held->RefCountIsOne() ||
+        !tensorflow::DataTypeCanUseMemcpy(held->dtype())) {
+      return;
+    }
+    Tensor own;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(held->dtype(), held->shape(), &own));
+    CopyOnDevice(ctx, *held, &own);
+    *held = own;
+  }
+};
+
+class Gates {
+ public:
+  static Gates& Get() {
+    static Gates* const gates = new Gates;
+    return *gates;
+  }
+
+  void Open(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    open_.insert(gate);
+  }
+
+  bool IsOpen(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    return open_.count(gate) != 0;
+  }
+
+ private:
+  std::mutex mu_;
+  std::unordered_set<int64_t> open_;
+};
+
+class GateOp : public OpKernel {
+ public:
+  explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    // Once open it stays so: no lock from then on.
+    if (open_) return;
+    open_ = Gates::Get().IsOpen(gate_);
+    OP_REQUIRES(ctx, open_,
+                absl::AbortedError(absl::StrCat("tfswap: gate ", gate_, " is closed")));
+  }
+
+ private:
+  int64_t gate_;
+  std::atomic<bool> open_{false};
+};
+
 class AssignInPlaceOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -114,13 +211,7 @@ class AssignInPlaceOp : public OpKernel {
       *held = value;
       return;
     }
-    if (auto* const device = ctx->op_device_context(); device != nullptr) {
-      device->CopyTensorInSameDevice(
-          &value, static_cast<tensorflow::Device*>(ctx->device()), held,
-          [](const absl::Status&) {});
-      return;
-    }
-    std::memcpy(held->data(), value.data(), value.TotalBytes());
+    CopyOnDevice(ctx, value, held);
   }
 };
 
@@ -133,5 +224,16 @@ REGISTER_KERNEL_BUILDER(
     Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
     AssignInPlaceOp);
 
+REGISTER_KERNEL_BUILDER(Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_CPU), OwnBufferOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+    OwnBufferOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), GateOp);
+
 }  // namespace
 }  // namespace tfswap
+
+extern "C" __attribute__((visibility("default"))) void tfswap_open_gate(int64_t gate) {
+  tfswap::Gates::Get().Open(gate);
+}

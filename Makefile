@@ -1,0 +1,52 @@
+# Everything from a fresh clone, on a machine with Python 3.10 to 3.13 (with venv) and g++:
+#
+#   make demo    trains ResNet-50 under a memory cap that it otherwise exceeds, and shows before and after
+#   make test    runs the tests
+#   make lint    ruff and pyright
+#
+# Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
+# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested.
+
+PYTHON ?= python3
+TENSORFLOW ?= cpu
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test test-slow lint format clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/plot
+	$(BIN)/python examples/train_under_cap.py --plot train_under_cap.png
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/test
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/test $(VENV)/lint
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/lint
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info train_under_cap.png
+
+# An empty file stands for each installed extra. Editable, so that a changed source needs no new install.
+$(VENV)/plot $(VENV)/test $(VENV)/lint: $(VENV)/%: $(VENV)/base
+	@echo "installing what '$*' needs ..."
+	$(PIP) --editable ".[$(TENSORFLOW),$*]"
+	@touch $@
+
+$(VENV)/base: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v[:2] <= (3, 13) and \
+	    f"tfswap needs Python 3.10 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11")'
+	@echo "making $(VENV) with TensorFlow ($(TENSORFLOW)): a minute or so, once ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[$(TENSORFLOW)]"
+	@touch $@

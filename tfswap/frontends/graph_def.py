@@ -1,0 +1,293 @@
+"""A training step as a GraphDef or MetaGraphDef in memory, for a Session or for import: planned and rewritten.
+
+What the fetches need moves into a library function that one node calls; the fetched names stay, and hand on what
+the call returns. Everything else in the graph (initializers, savers, other steps) keeps its nodes. Variables stay
+where they are: resource handles are passed in, and TensorFlow 1's reference variables are named in the function
+as they are outside.
+
+Not handled: nodes that one Session.run fetches besides `fetches` run the old way, outside of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.errors import InvalidModel, TfswapError
+from tfswap.exporters.library_function import call_node, export_library_function
+from tfswap.frontends.offline import OfflineReport, plan_offline
+from tfswap.frontends.pipeline import Options
+from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
+from tfswap.importers.graph_def import import_graph_def
+from tfswap.importers.library_function import fill_defaults, infer_shapes, refuse_compiled, require_known_ops, shape_of
+from tfswap.ir.graph import Graph
+from tfswap.ir.ops import makes_handle
+from tfswap.ir.types import Shape
+from tfswap.planner.plan import Plan
+
+CALL = "tfswap/step"
+FUNCTION = "tfswap_step"
+
+Bind = Callable[[str, Mapping[str, tuple[Sequence[str], Shape]]], dict[str, Shape]]
+"""From a step's name and its arguments (other names, shape) to full shapes."""
+
+
+@dataclass(frozen=True)
+class OptimizedGraph:
+    """A rewritten graph: `graph_def` takes the same feeds and gives the same fetches."""
+
+    graph_def: Any
+    report: OfflineReport
+    plan: Plan
+    meta_graph_def: Any = None
+
+
+def optimize_meta_graph_def(
+    meta_graph: Any,
+    signature: str | None,
+    fetches: Sequence[str],
+    memory_limit: int | str | None,
+    options: Options,
+    bind: Bind,
+    *,
+    plan: Plan | None,
+    mode: str,
+) -> OptimizedGraph:
+    """As `optimize_graph_def`, with the feeds and fetches of one of the MetaGraphDef's signatures."""
+    there = sorted(meta_graph.signature_def)
+    if signature not in meta_graph.signature_def:
+        raise InvalidModel(
+            f"signature is {signature!r}: the MetaGraphDef has {', '.join(map(repr, there)) or 'none'}"
+        )
+    found = meta_graph.signature_def[signature]
+    train = meta_graph.collection_def["train_op"].node_list.value if "train_op" in meta_graph.collection_def else []
+    feeds = [found.inputs[k].name for k in sorted(found.inputs)]
+    wanted = [found.outputs[k].name for k in sorted(found.outputs)]
+    wanted += [n for n in (*train, *fetches) if n not in wanted]
+    made = optimize_graph_def(
+        meta_graph.graph_def, feeds, wanted, memory_limit, options, bind, plan=plan, mode=mode
+    )
+    result = type(meta_graph)()
+    result.CopyFrom(meta_graph)
+    result.graph_def.CopyFrom(made.graph_def)
+    if len(result.meta_info_def.stripped_op_list.op):
+        from tensorflow.python.framework import meta_graph as meta_graph_lib
+
+        operations = meta_graph_lib.stripped_op_list_for_graph(result.graph_def)
+        result.meta_info_def.stripped_op_list.CopyFrom(operations)
+    return OptimizedGraph(made.graph_def, made.report, made.plan, result)
+
+
+def optimize_graph_def(
+    graph_def: Any,
+    feeds: Sequence[str],
+    fetches: Sequence[str],
+    memory_limit: int | str | None,
+    options: Options,
+    bind: Bind,
+    *,
+    plan: Plan | None,
+    mode: str,
+) -> OptimizedGraph:
+    """Plan the step that `fetches` are of, and put the rewritten one in its place.
+
+    Args:
+        feeds: names of fed nodes ("x" or "x:0").
+        fetches: names of tensors ("loss:0") and ops ("train").
+        bind: gives the fed nodes full shapes.
+    """
+    step = _Step(graph_def, feeds, fetches)
+    graph = step.read(bind)
+    writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
+    options = Options(options.tactics, options.host_limit_bytes, options.keep | writers)
+    planned = plan_offline(", ".join(fetches), graph, memory_limit, options, given=plan, mode=mode)
+    result = type(graph_def)()
+    if mode == "analyze" or planned.plan.changes_nothing:
+        result.CopyFrom(graph_def)
+    else:
+        result.CopyFrom(step.write(planned.graph))
+    return OptimizedGraph(result, planned.report, planned.plan)
+
+
+class _Step:
+    """The part of a GraphDef that some fetches need."""
+
+    def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str]):
+        self.graph_def = graph_def
+        self.nodes = {n.name: n for n in graph_def.node}
+        self.feeds = [self._node_name(f, "feeds") for f in feeds]
+        self.fetched = list(dict.fromkeys(self._node_name(f, "fetches") for f in fetches))
+        if CALL in self.nodes:
+            raise InvalidModel("this graph has been rewritten by tfswap already: start from the original")
+
+    def _node_name(self, name: str, where: str) -> str:
+        node, _, index = name.removeprefix("^").partition(":")
+        if node not in self.nodes:
+            raise InvalidModel(
+                f"{where} names {name!r}, which the graph does not have. It has, for example, "
+                f"{', '.join(sorted(self.nodes)[:10])}."
+            )
+        if where == "feeds" and index not in ("", "0"):
+            raise TfswapError(f"feeds names {name!r}: only a node's first output can be fed")
+        return node
+
+    def read(self, bind: Bind) -> Graph:
+        """The step's IR. Variables and handles are its first feeds, so that the planner knows that they stay."""
+        live = self._live()
+        library = {f.signature.name: f for f in self.graph_def.library.function}
+        part = type(self.graph_def)()
+        part.versions.CopyFrom(self.graph_def.versions)
+        part.library.CopyFrom(self.graph_def.library)
+        for node in self.graph_def.node:
+            if node.name in live:
+                part.node.add().CopyFrom(node)
+        require_known_ops(part.node)
+        fill_defaults(part.node)
+        refuse_compiled("the graph", {}, part.node, library)
+        placeholders = {}
+        for node in part.node:
+            if node.name in self.feeds:
+                placeholders[node.name] = self._as_placeholder(node)
+            _drop_lost_colocations(node, live)
+        shapes = bind(", ".join(self.fetched), {n: ((f"{n}:0",), placeholders[n][1]) for n in self.feeds if n in live})
+        infer_shapes(part, {n: (placeholders[n][0], shapes[n], []) for n in shapes})
+        self.outputs = {}
+        fetches, targets = [], []
+        for name in self.fetched:
+            count = 0 if self._stays(name) else self._outputs(self.nodes[name])
+            self.outputs[name] = count
+            fetches += [f"{name}:{i}" for i in range(count)]
+            if not count:
+                targets.append(name)
+        graph = import_graph_def(part, list(shapes), fetches, targets)
+        graph.prune()
+        order_writes(graph)
+        self.arguments = [n.name for n in graph.feeds] + [n.name for n in graph if makes_handle(n.op)]
+        graph.feeds += reference_variables(graph)
+        return graph
+
+    def _live(self) -> set[str]:
+        """Names of the nodes that the fetches need."""
+        seen = set(self.fetched)
+        pending = list(self.fetched)
+        while pending:
+            name = pending.pop()
+            if name in self.feeds:
+                continue
+            for source in self._sources(name):
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return seen
+
+    def _sources(self, name: str) -> list[str]:
+        return [i.removeprefix("^").partition(":")[0] for i in self.nodes[name].input]
+
+    def _stays(self, name: str) -> bool:
+        """Whether a fetched node is left as it is: what it gives is there without running the step."""
+        op = self.nodes[name].op
+        return name in self.feeds or makes_handle(op) or op in REFERENCE_VARIABLES
+
+    def _outputs(self, node: Any) -> int:
+        from tensorflow.python.framework import op_def_registry
+
+        total = 0
+        for argument in op_def_registry.get(node.op).output_arg:
+            if argument.number_attr:
+                total += node.attr[argument.number_attr].i
+            elif argument.type_list_attr:
+                total += len(node.attr[argument.type_list_attr].list.type)
+            else:
+                total += 1
+        return total
+
+    def _as_placeholder(self, node: Any) -> tuple[int, Shape]:
+        """Turn a fed node into a Placeholder, in place; returns its element type and shape."""
+        from tensorflow.python.framework import op_def_registry
+
+        argument = op_def_registry.get(node.op).output_arg[0]
+        dtype = argument.type or node.attr[argument.type_attr].type
+        shape = shape_of(node.attr["shape"].shape) if "shape" in node.attr else None
+        del node.input[:]
+        node.op = "Placeholder"
+        node.attr.clear()
+        node.attr["dtype"].type = dtype
+        return dtype, shape
+
+    def write(self, made: Graph) -> Any:
+        """The whole graph, with the step's nodes replaced by a call of `made`."""
+        made = made.copy()
+        variables = {n.name for n in reference_variables(made)}
+        for name in variables:
+            # Reference variables are found by name, which inside a function may become another.
+            node = made[name]
+            node.attrs = {**node.attrs, "shared_name": node.attrs.get("shared_name") or name.encode()}
+        made.feeds = [made[n] for n in self.arguments if n in made]
+        made.targets = [t for t in made.targets if not self._stays(t.name)]
+        made.fetches = list(made.fetches)
+        names = [f"output_{i}" for i in range(len(made.fetches))]
+        inner = export_library_function(made, FUNCTION, names)
+        result = type(self.graph_def)()
+        result.versions.CopyFrom(self.graph_def.versions)
+        result.library.CopyFrom(self.graph_def.library)
+        result.library.function.add().CopyFrom(inner)
+        replaced = {n: c for n, c in self.outputs.items() if not self._stays(n)}
+        kept = self._needed_outside(replaced, {n.name for n in made.feeds})
+        for node in self.graph_def.node:
+            if node.name in replaced:
+                continue
+            if node.name in kept:
+                result.node.add().CopyFrom(node)
+        result.node.add().CopyFrom(call_node(CALL, inner, [n.name for n in made.feeds]))
+        position = 0
+        for name, count in replaced.items():
+            types = [made.fetches[position + i].type.dtype for i in range(count)]
+            self._hand_on(result.node.add(), name, position, types)
+            position += count
+        return result
+
+    def _needed_outside(self, replaced: Iterable[str], arguments: set[str]) -> set[str]:
+        """Names of the nodes that stay: what the step does not own, what that reads, and the call's arguments."""
+        live = self._live()
+        replaced = set(replaced)
+        seen = {n for n in self.nodes if n not in live or n in self.feeds or self._stays(n)} | arguments
+        pending = list(seen)
+        while pending:
+            for source in self._sources(pending.pop()):
+                if source not in seen and source not in replaced:
+                    seen.add(source)
+                    pending.append(source)
+        return seen - replaced
+
+    def _hand_on(self, node: Any, name: str, position: int, types: Sequence[str]) -> None:
+        """Make `node` give under the fetched name what the call returns from `position` on."""
+        from tensorflow.python.framework import dtypes
+
+        enums = [dtypes.as_dtype(t).as_datatype_enum for t in types]
+        node.name = name
+        node.device = self.nodes[name].device
+        if not types:
+            node.op = "NoOp"
+            node.input.append(f"^{CALL}")
+            return
+        node.input.extend(f"{CALL}:{position + i}" for i in range(len(types)))
+        if len(types) == 1:
+            node.op = "Identity"
+            node.attr["T"].type = enums[0]
+        else:
+            node.op = "IdentityN"
+            node.attr["T"].list.type.extend(enums)
+
+
+def _drop_lost_colocations(node: Any, live: set[str]) -> None:
+    """Forget the wish to lie beside a node that the step does not have."""
+    if "_class" not in node.attr:
+        return
+    kept = [s for s in node.attr["_class"].list.s if s.removeprefix(b"loc:@").decode() in live]
+    if kept:
+        del node.attr["_class"].list.s[:]
+        node.attr["_class"].list.s.extend(kept)
+    else:
+        del node.attr["_class"]
+

@@ -1,0 +1,223 @@
+"""A SavedModel on disk: found, parsed, searched for the function that trains, and written back whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfswap.errors import InvalidModel, TfswapError
+from tfswap.importers.library_function import HandleType, called_functions
+from tfswap.ir.ops import calls_functions, is_const, is_view
+
+README_NAME = "README.txt"
+PLAN_NAME = "tfswap_plan.json"
+NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ConcreteStep:
+    """One trace of the function that trains.
+
+    Attributes:
+        name: of the library function whose body is the step.
+        traced: the concrete function that a user's call reaches; another one when it only calls `name`.
+        user_names: by argument of `name`, the other names that a user may know it by.
+        captures: how many of its last arguments are captures.
+        handles: what its resource arguments stand for, where the object graph says so.
+    """
+
+    name: str
+    traced: str
+    user_names: dict[str, list[str]]
+    captures: int
+    handles: dict[str, HandleType]
+
+
+@dataclass
+class ModelFile:
+    """A parsed SavedModel. `library` shares its FunctionDefs with `proto`."""
+
+    path: Path
+    proto: Any
+    meta_graph: Any
+    library: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ModelFile:
+        """Parse the SavedModel at `path`. Raises InvalidModel when there is none or it is damaged."""
+        from tensorflow.python.saved_model import loader_impl
+
+        where = os.fspath(path)
+        if not os.path.isdir(where):
+            state = "is not a folder" if os.path.exists(where) else "does not exist"
+            raise InvalidModel(f"{where!r} {state}: give the folder that tf.saved_model.save wrote")
+        try:
+            proto = loader_impl.parse_saved_model(where)
+        except (OSError, ValueError, UnicodeDecodeError) as error:
+            if not any((Path(where) / f"saved_model.{e}").exists() for e in ("pb", "pbtxt", "cpb")):
+                raise InvalidModel(
+                    f"{where!r} holds no saved_model.pb: give the folder that tf.saved_model.save wrote"
+                ) from error
+            raise InvalidModel(f"the SavedModel at {where!r} can't be read: {error}. Save it anew.") from error
+        if not proto.meta_graphs:
+            raise InvalidModel(f"the SavedModel at {where!r} is empty: it has no graph. Save it anew.")
+        meta_graph = next((m for m in proto.meta_graphs if "serve" in m.meta_info_def.tags), proto.meta_graphs[0])
+        made = cls(Path(where), proto, meta_graph)
+        made.library = {f.signature.name: f for f in meta_graph.graph_def.library.function}
+        return made
+
+    def function_names(self) -> dict[str, list[str]]:
+        """Concrete functions by the names that a user can give: attribute paths, then signatures."""
+        found: dict[str, list[str]] = {}
+        nodes = self.meta_graph.object_graph_def.nodes
+        pending = [("", 0)] if nodes else []
+        seen = {0}
+        while pending:
+            path, index = pending.pop(0)
+            for child in sorted(nodes[index].children, key=lambda c: c.local_name):
+                name = f"{path}.{child.local_name}" if path else child.local_name
+                node = nodes[child.node_id]
+                kind = node.WhichOneof("kind")
+                if kind == "function" and node.function.concrete_functions:
+                    found.setdefault(name, list(node.function.concrete_functions))
+                elif kind == "bare_concrete_function" and path == "signatures":
+                    found.setdefault(child.local_name, [node.bare_concrete_function.concrete_function_name])
+                elif child.node_id not in seen:
+                    seen.add(child.node_id)
+                    pending.append((name, child.node_id))
+        return found
+
+    def steps(self, function: str) -> list[ConcreteStep]:
+        """The traces of a function. Raises InvalidModel, naming those that are there, when it is not."""
+        names = self.function_names()
+        if function not in names:
+            raise InvalidModel(self._no_function(function, names))
+        steps: dict[str, ConcreteStep] = {}
+        for traced in names[function]:
+            if traced not in self.library:
+                raise InvalidModel(
+                    f"{function!r} of {str(self.path)!r} is {traced!r}, which the file's library does not have: "
+                    "the SavedModel is damaged. Save it anew."
+                )
+            step = self._resolve(traced)
+            steps.setdefault(step.name, step)
+        return list(steps.values())
+
+    def _no_function(self, function: str, names: dict[str, list[str]]) -> str:
+        if not names and self.meta_graph.signature_def:
+            return (
+                f"the SavedModel at {str(self.path)!r} was saved by TensorFlow 1 and has no functions. Load its "
+                "MetaGraphDef and call optimize_graph(meta_graph_def, signature=..., fetches=[train op])."
+            )
+        shown = sorted(names)[:NAMES_SHOWN]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        there = f"those that it has are {', '.join(shown)}{more}" if shown else "it has none"
+        return f"the SavedModel at {str(self.path)!r} has no function {function!r}: {there}. Give function=."
+
+    def _resolve(self, traced: str) -> ConcreteStep:
+        """Follow functions that do nothing but call another, such as a signature's wrapper."""
+        concrete = self.meta_graph.object_graph_def.concrete_functions
+        bound = concrete[traced].bound_inputs if traced in concrete else []
+        handles = self._handles(traced, bound)
+        fdef = self.library[traced]
+        names = {a.name: _specified_names(fdef, i) for i, a in enumerate(fdef.signature.input_arg)}
+        name = traced
+        while (call := _only_call(self.library[name], self.library)) is not None:
+            caller, fdef = fdef, self.library[called_functions(call)[0]]
+            arguments = [a.name for a in caller.signature.input_arg]
+            inputs = [i.partition(":")[0] for i in call.input if not i.startswith("^")]
+            if sorted(inputs) != sorted(arguments):
+                break
+            callee = [a.name for a in fdef.signature.input_arg]
+            pairs = list(zip(callee, inputs, strict=True))
+            names = {
+                a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)
+            }
+            handles = {a: handles[source] for a, source in pairs if source in handles}
+            name = fdef.signature.name
+        return ConcreteStep(name, traced, names, len(bound), handles)
+
+    def _handles(self, name: str, bound: Any) -> dict[str, HandleType]:
+        arguments = self.library[name].signature.input_arg
+        nodes = self.meta_graph.object_graph_def.nodes
+        found = {}
+        for argument, index in zip(arguments[len(arguments) - len(bound) :], bound, strict=True):
+            if nodes[index].WhichOneof("kind") == "variable":
+                found[argument.name] = (nodes[index].variable.dtype, nodes[index].variable.shape)
+        return found
+
+    def replace_function(self, fdef: Any) -> None:
+        """Put `fdef` in the place of the library's function of that name, or add it."""
+        name = fdef.signature.name
+        if name in self.library:
+            self.library[name].CopyFrom(fdef)
+        else:
+            self.library[name] = self.meta_graph.graph_def.library.function.add()
+            self.library[name].CopyFrom(fdef)
+
+    def write(self, folder: Path) -> None:
+        """Write the proto into `folder`, a copy of this SavedModel."""
+        from tensorflow.python.framework import meta_graph
+        from tensorflow.python.saved_model import fingerprinting_utils
+
+        operations = meta_graph.stripped_op_list_for_graph(self.meta_graph.graph_def)
+        self.meta_graph.meta_info_def.stripped_op_list.CopyFrom(operations)
+        (folder / "saved_model.pb").write_bytes(self.proto.SerializeToString(deterministic=True))
+        (folder / "saved_model.pbtxt").unlink(missing_ok=True)
+        fingerprint = folder / "fingerprint.pb"
+        if fingerprint.exists():  # of the old bytes
+            fingerprint.unlink()
+            fingerprinting_utils.write_fingerprint(str(folder))
+
+
+def _specified_names(fdef: Any, index: int) -> list[str]:
+    if index in fdef.arg_attr and "_user_specified_name" in fdef.arg_attr[index].attr:
+        return [fdef.arg_attr[index].attr["_user_specified_name"].s.decode()]
+    return []
+
+
+def _only_call(fdef: Any, library: dict[str, Any]) -> Any:
+    """The node that calls the one function that `fdef` does nothing but call; None for any other."""
+    calls = [n for n in fdef.node_def if calls_functions(n.op)]
+    rest = [n for n in fdef.node_def if n not in calls]
+    if len(calls) != 1 or not all(is_view(n.op) or is_const(n.op) or n.op == "NoOp" for n in rest):
+        return None
+    called = called_functions(calls[0])
+    return calls[0] if len(called) == 1 and called[0] in library else None
+
+
+@contextlib.contextmanager
+def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
+    """A copy of the folder `source` that becomes `target` when the block ends well, and is gone when it does not.
+
+    Raises:
+        TfswapError: `target` exists, lies inside `source`, or can't be written.
+    """
+    final = Path(os.path.abspath(os.fspath(target)))
+    if os.path.lexists(final):
+        raise TfswapError(f"the output folder {os.fspath(target)!r} exists: give another, or remove it first")
+    if final.is_relative_to(source.resolve()):
+        raise TfswapError(f"the output folder {os.fspath(target)!r} lies inside the model's own: give another")
+    try:
+        working = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp"))
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        copy = working / "model"
+        shutil.copytree(source, copy)
+        yield copy
+        os.rename(copy, final)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+def _unwritable(target: str | os.PathLike[str], error: OSError) -> TfswapError:
+    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {error}. Nothing was left there.")

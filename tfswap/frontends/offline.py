@@ -1,0 +1,138 @@
+"""Planning a step that is in a file or a proto: nothing runs, and the arena that will run it is not known."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.frontends import machine
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.ref_variables import writes_reference
+from tfswap.ir.graph import Graph
+from tfswap.ir.ops import calls_functions, writes_variable
+from tfswap.planner.plan import Plan
+from tfswap.report.report import Report
+from tfswap.sizes import parse_limit
+
+ARENA_NOTE = (
+    "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
+    "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top."
+)
+BACKWARD_MARKS = ("Grad", "Backprop")
+"""Parts of the names of kernels that only a backward pass has."""
+
+
+@dataclass(frozen=True)
+class OfflineReport(Report):
+    """A Report of a step that was planned from a file or a proto.
+
+    Attributes:
+        step: the function or graph that the figures are of.
+        notes: what the figures assume, and what could not be planned.
+    """
+
+    step: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step, its plan, and the graph that carries it out (the step's own when the plan changes nothing)."""
+
+    plan: Plan
+    report: OfflineReport
+    graph: Graph
+
+
+def plan_offline(
+    step: str,
+    graph: Graph,
+    memory_limit: int | str | None,
+    options: Options,
+    *,
+    given: Plan | None = None,
+    mode: str = "optimize",
+) -> Planned:
+    """Plan and rewrite one step.
+
+    Args:
+        memory_limit: as in `optimize_graph`; None for the device's own limit, or for no limit when analysing.
+        given: a plan to apply instead of making one.
+        mode: "optimize", or "analyze" to leave the graph as it is.
+
+    Raises:
+        InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
+    """
+    require_backward(step, graph)
+    refuse_auto_clustering()
+    device, model = machine.current_device()
+    optimizer = Optimizer(graph, model, options)
+    limit = memory_limit
+    if limit is None and mode != "analyze":
+        limit = machine.device_limit_bytes(device)
+        if limit is None and given is None:
+            raise TfswapError(
+                f"memory_limit is not given and {device}'s allocator has no limit of its own: "
+                'say how much the step may take, such as memory_limit="6GiB"'
+            )
+    plan = given or optimizer.plan(limit)
+    made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan
+    return Planned(plan, _report(step, graph, optimizer, plan), graph if mode == "analyze" else made)
+
+
+def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> OfflineReport:
+    report = optimizer.report(plan)
+    notes = [ARENA_NOTE]
+    calls = sorted(n.name for n in graph if calls_functions(n.op))
+    if calls:
+        notes.append(
+            f"{len(calls)} nodes run functions of their own ({calls[0]}{', ...' if len(calls) > 1 else ''}): what "
+            "those allocate inside is not in these figures"
+        )
+    content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
+    return OfflineReport(**content, step=step, notes=tuple(notes))
+
+
+def require_backward(step: str, graph: Graph) -> None:
+    """Raise UnsupportedGraph when nothing in the graph trains: no update and no gradient."""
+    if any(writes_variable(n.op) or writes_reference(n.op) for n in graph):
+        return
+    if any(mark in n.op for n in graph for mark in BACKWARD_MARKS):
+        return
+    raise UnsupportedGraph(
+        f"{step!r} has no backward pass: it updates no variable and computes no gradient, so no tensor waits for "
+        "one and there is nothing to swap. Name the function that trains, and fetch its update ops."
+    )
+
+
+def refuse_auto_clustering() -> None:
+    """Raise UnsupportedGraph when this process lets XLA cluster graphs by itself."""
+    import tensorflow as tf
+
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    automatic = any(
+        f.strip().lstrip("-").startswith("tf_xla_auto_jit=") and not f.strip().endswith("=0") for f in flags.split()
+    )
+    if automatic or tf.config.optimizer.get_jit():
+        raise UnsupportedGraph(
+            f"auto-clustering is on ({'TF_XLA_FLAGS' if automatic else 'tf.config.optimizer.set_jit'}): XLA would "
+            "fuse the step and hide its tensors, so no graph rewrite can bound them. Turn it off, for the process "
+            "that runs the step as well."
+        )
+
+
+def check_options(
+    memory_limit: int | str | None, tactics: Sequence[str], host_memory_limit: int | str | None, mode: str
+) -> Options:
+    """Refuse malformed arguments before anything is read."""
+    if memory_limit is not None:
+        parse_limit(memory_limit, baseline_bytes=1 << 40)
+    if mode not in ("optimize", "analyze"):
+        raise TfswapError(f"mode is {mode!r}; it can be 'optimize' or 'analyze'")
+    return Options(tuple(tactics), None if host_memory_limit is None else parse_limit(host_memory_limit))

@@ -1,0 +1,281 @@
+"""`tfswap.optimize_graph`: a training step in a SavedModel, a GraphDef or a MetaGraphDef, under a byte limit.
+
+A SavedModel is edited in its own function library: variables, assets, signatures and the object graph stay as
+they are. The step moves into a function of its own (see exporters/library_function.py) and its old place calls
+it, so that everything that called the step still does.
+
+Not handled: a SavedModel that TensorFlow 1 wrote, whose steps are not functions (use its MetaGraphDef).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
+from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
+from tfswap.frontends.offline import OfflineReport, Planned, check_options, plan_offline
+from tfswap.frontends.pipeline import TACTICS, Options
+from tfswap.ir.types import Shape
+from tfswap.planner.plan import Plan
+from tfswap.sizes import format_bytes
+
+SUFFIX = "_tfswap"
+"""Ends the name of a library function that tfswap has made."""
+
+
+def optimize_graph(
+    model: Any,
+    output_dir: str | os.PathLike[str] | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    function: str = "train_step",
+    feeds: Sequence[str] | None = None,
+    fetches: Sequence[str] | None = None,
+    signature: str | None = None,
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+    plan: Plan | None = None,
+    mode: str = "optimize",
+) -> OfflineReport | OptimizedGraph:
+    """Keep the device memory of a saved training step under a limit.
+
+        tfswap.optimize_graph("model", "model_6gib", memory_limit="6GiB", function="train_step", batch_size=64)
+        made = tfswap.optimize_graph(graph_def, feeds=["x"], fetches=["loss", "train"], memory_limit="6GiB")
+
+    The rewritten model needs `import tfswap.ops` before it is loaded or run. It gives the same values as the
+    original does with Grappler off, for the sizes planned for and for smaller ones.
+
+    Args:
+        model: the folder of a SavedModel, a GraphDef, or a MetaGraphDef.
+        output_dir: where the rewritten SavedModel goes; must not exist. Only for a SavedModel.
+        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
+            for what the device's allocator may have. It bounds the allocator's whole peak.
+        function: for a SavedModel, the attribute that holds the training step ("train_step",
+            "trainer.step"), or a signature's name. All its traces that train are rewritten.
+        feeds: for a GraphDef, the names of the nodes that are fed.
+        fetches: for a GraphDef, the tensors and ops that are asked for, update ops included. For a MetaGraphDef,
+            those besides the signature's outputs and its `train_op` collection.
+        signature: for a MetaGraphDef, the signature that the step is.
+        batch_size: size of the leading dimension of every argument that leaves it open.
+        input_shapes: full shapes by argument name, for arguments with open dimensions.
+        tactics: what may be used, of ("swap",); ordering is always on, and alone with ().
+        host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
+        plan: a plan made before; applied instead of making one.
+        mode: "optimize", or "analyze" to write nothing and only report.
+
+    Returns:
+        For a SavedModel its OfflineReport (of the trace that takes most, when there are several). For a proto an
+        OptimizedGraph: `.graph_def`, `.report`, `.plan`, and `.meta_graph_def` where one was given.
+
+    Raises:
+        InvalidModel: the model, or what an argument names in it, is not there or damaged; `plan` is of another graph.
+        UnsupportedGraph: no backward pass, sizes that nothing gives, or a step that XLA compiles.
+        InfeasibleMemoryLimit: with `.floor_bytes`.
+        TfswapError: an argument is malformed, or the output folder exists or can't be written.
+    """
+    from tensorflow.core.framework import graph_pb2
+    from tensorflow.core.protobuf import meta_graph_pb2
+
+    options = check_options(memory_limit, tactics, host_memory_limit, mode)
+    sizes = _Sizes(batch_size, input_shapes)
+    if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
+        if output_dir is not None:
+            raise TfswapError("output_dir is for a SavedModel's folder; the result of a proto is returned")
+        if isinstance(model, graph_pb2.GraphDef):
+            if feeds is None or not fetches:
+                raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
+            return optimize_graph_def(model, feeds, fetches, memory_limit, options, sizes.bind, plan=plan, mode=mode)
+        return optimize_meta_graph_def(
+            model, signature, fetches or (), memory_limit, options, sizes.bind, plan=plan, mode=mode
+        )
+    if not isinstance(model, (str, os.PathLike)):
+        raise TfswapError(f"optimize_graph needs a SavedModel's folder, a GraphDef or a MetaGraphDef, not {model!r}")
+    if mode == "analyze":
+        return _largest(_plan_file(ModelFile.load(model), function, memory_limit, options, sizes, plan, mode)).report
+    if output_dir is None:
+        raise TfswapError("output_dir is not given: say where the rewritten SavedModel goes")
+    return _optimize_file(model, output_dir, function, memory_limit, options, sizes, plan)
+
+
+class _Sizes:
+    """The sizes that a user gave for what the file leaves open."""
+
+    def __init__(self, batch_size: int | None, input_shapes: Mapping[str, Sequence[int]] | None):
+        if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+            raise TfswapError(f"batch_size is {batch_size!r}, a {type(batch_size).__name__}: give a positive int")
+        if batch_size is not None and batch_size < 1:
+            raise TfswapError(f"batch_size is {batch_size}: give a positive int")
+        self.batch_size = batch_size
+        self.input_shapes = {}
+        for name, shape in (input_shapes or {}).items():
+            if isinstance(shape, str) or not all(isinstance(d, int) and d >= 0 for d in shape):
+                raise TfswapError(f"input_shapes[{name!r}] is {shape!r}: give whole numbers, such as (64, 224, 224, 3)")
+            self.input_shapes[name] = tuple(shape)
+
+    def bind(self, step: str, arguments: Mapping[str, tuple[Sequence[str], Shape]]) -> dict[str, Shape]:
+        """A full shape for each argument.
+
+        Args:
+            arguments: by name, its other names and the shape that the file gives it.
+
+        Raises:
+            InvalidModel: a name in `input_shapes` is no argument's, or its shape contradicts the file's.
+            UnsupportedGraph: dimensions stay open.
+        """
+        known = {n for name, (others, _) in arguments.items() for n in (name, *others)}
+        strangers = sorted(set(self.input_shapes) - known)
+        if strangers:
+            raise InvalidModel(
+                f"input_shapes names {strangers[0]!r}, which {step!r} does not take: its arguments are "
+                f"{', '.join(sorted(arguments)) or 'none'}"
+            )
+        result, still_open = {}, []
+        for name, (others, shape) in arguments.items():
+            given = next((self.input_shapes[n] for n in (name, *others) if n in self.input_shapes), None)
+            if given is not None:
+                shape = _agreed(name, given, shape)
+            elif shape is not None and shape and shape[0] is None and self.batch_size is not None:
+                shape = (self.batch_size, *shape[1:])
+            if shape is None or None in shape:
+                text = "of unknown rank" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+                still_open.append(f"{name} {text}")
+            result[name] = shape
+        if still_open:
+            raise UnsupportedGraph(
+                f"{step!r} leaves sizes open, and a plan needs them: {'; '.join(still_open)}. Give batch_size= (the "
+                "leading dimension) or input_shapes={name: full shape}."
+            )
+        return result
+
+
+def _agreed(name: str, given: tuple[int, ...], shape: Shape) -> Shape:
+    if shape is not None and (
+        len(shape) != len(given) or any(d is not None and d != g for d, g in zip(shape, given, strict=True))
+    ):
+        raise InvalidModel(f"input_shapes[{name!r}] is {given}, and the model has {shape} (None is open)")
+    return given
+
+
+def _optimize_file(
+    model: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    function: str,
+    memory_limit: int | str | None,
+    options: Options,
+    sizes: _Sizes,
+    plan: Plan | None,
+) -> OfflineReport:
+    file = ModelFile.load(model)
+    with new_folder(file.path, output_dir) as folder:
+        planned = _plan_file(file, function, memory_limit, options, sizes, plan, "optimize")
+        changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
+        for step, made in changed.items():
+            _replace_step(file, step, made)
+        if changed:
+            file.write(folder)
+            (folder / README_NAME).write_text(_readme(function, changed), encoding="utf-8")
+        main = _largest(planned)
+        main.plan.save(folder / PLAN_NAME)
+        for step, made in planned.items():
+            if made is not main:
+                made.plan.save(folder / f"tfswap_plan.{step}.json")
+    return main.report
+
+
+def _plan_file(
+    file: ModelFile,
+    function: str,
+    memory_limit: int | str | None,
+    options: Options,
+    sizes: _Sizes,
+    plan: Plan | None,
+    mode: str,
+) -> dict[str, Planned]:
+    """Plan each trace of a function that trains; by name of its library function."""
+    planned: dict[str, Planned] = {}
+    refused: list[UnsupportedGraph | InvalidModel] = []
+    for step in file.steps(function):
+        graph = _import_step(file, function, step, sizes)
+        try:
+            planned[step.name] = plan_offline(step.name, graph, memory_limit, options, given=plan, mode=mode)
+        except (UnsupportedGraph, InvalidModel) as error:
+            # One trace of several may not train (training=False), or not be the one that a plan is of.
+            refused.append(error)
+    if not planned:
+        raise refused[0]
+    return planned
+
+
+def _import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: _Sizes) -> Any:
+    from tfswap.importers.library_function import file_shape, import_library_function, refuse_compiled, require_known_ops
+
+    traced, fdef = file.library[step.traced], file.library[step.name]
+    for part in (traced, fdef):
+        refuse_compiled(part.signature.name, part.attr, part.node_def, file.library)
+        require_known_ops(part.node_def)
+    if step.name.endswith(SUFFIX):
+        raise InvalidModel(
+            f"{function!r} of {str(file.path)!r} has been rewritten by tfswap already: start from the original model"
+        )
+    arguments = [a.name for a in fdef.signature.input_arg]
+    resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == _RESOURCE}
+    own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
+    shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
+    return import_library_function(file.library, step.name, shapes, step.handles)
+
+
+_RESOURCE = 20
+"""DT_RESOURCE, as types.proto numbers it."""
+
+
+def _replace_step(file: ModelFile, name: str, made: Planned) -> None:
+    from tfswap.exporters.library_function import export_library_function, wrap_function
+
+    original = file.library[name]
+    outputs = [a.name for a in original.signature.output_arg]
+    inner = export_library_function(made.graph, name + SUFFIX, outputs)
+    for key in ("_construction_context",):
+        if key in original.attr:
+            inner.attr[key].CopyFrom(original.attr[key])
+    wrapper = wrap_function(original, inner)
+    file.replace_function(inner)
+    file.replace_function(wrapper)
+
+
+def _largest(planned: Mapping[str, Planned]) -> Planned:
+    return max(planned.values(), key=lambda made: made.plan.baseline_peak_bytes)
+
+
+def _readme(function: str, changed: Mapping[str, Planned]) -> str:
+    from tfswap import __version__
+
+    lines = [
+        f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device",
+        "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
+        "",
+        "    pip install tfswap",
+        "",
+        "    import tensorflow as tf",
+        "    import tfswap.ops",
+        "    model = tf.saved_model.load(path_of_this_folder)",
+        "",
+        "Without that import TensorFlow says that the ops Tfswap>SwapOut and others are not registered.",
+        "",
+    ]
+    for name, made in changed.items():
+        plan = made.plan
+        lines += [
+            f"{name}:",
+            f"  limit          {format_bytes(plan.limit_bytes or 0)}",
+            f"  peak before    {format_bytes(plan.baseline_peak_bytes)} (predicted)",
+            f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
+            f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
+        ]
+    lines += ["", f"The plan is in {PLAN_NAME}. Larger inputs than it was made for take more memory.", ""]
+    return "\n".join(lines)

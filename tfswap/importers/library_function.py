@@ -1,0 +1,191 @@
+"""FunctionDef to IR: one function of a saved file's library, with its open dimensions bound for planning.
+
+The file is read as it is: nothing is loaded, no variable is made. Shapes are inferred anew by TensorFlow from
+the arguments' shapes, and from the types that a file keeps of its resource arguments.
+
+Not handled: the old calling convention in which a node's op is a function's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.importers.function import XLA_ATTRIBUTES, refuse_xla
+from tfswap.importers.graph_def import import_graph_def
+from tfswap.ir.graph import Graph
+from tfswap.ir.types import Shape
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import function_pb2, graph_pb2
+
+HandleType = tuple[int, Any]
+"""A resource's element type (as TensorFlow numbers them) and shape proto."""
+
+
+def import_library_function(
+    library: Mapping[str, Any],
+    name: str,
+    shapes: Mapping[str, Shape],
+    handles: Mapping[str, HandleType] | None = None,
+) -> Graph:
+    """The IR of one library function, pruned to what runs.
+
+    Args:
+        library: the file's FunctionDefs by name.
+        name: the function's.
+        shapes: shapes of arguments by argument name; an argument that is not named has the shape that the file
+            gives it.
+        handles: what the resource arguments stand for, where the file's function does not say it.
+
+    Raises:
+        UnsupportedGraph: it is compiled by XLA, or has TensorFlow 1 loop frames.
+        InvalidModel: it uses an op that this process does not know.
+    """
+    import tensorflow as tf
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+    fdef = library[name]
+    refuse_compiled(name, fdef.attr, fdef.node_def, library)
+    with tf.Graph().as_default():
+        require_known_ops(fdef.node_def)
+        graph_def, flat = function_def_to_graph_def(fdef)
+    fill_defaults(graph_def.node)
+    graph_def.library.function.extend(library[n] for n in reachable(fdef.node_def, library))
+    arguments = {}
+    for argument in fdef.signature.input_arg:
+        found = [(d.dtype, d.shape) for d in argument.handle_data]
+        if not found and handles and argument.name in handles:
+            found = [handles[argument.name]]
+        arguments[argument.name] = (argument.type, shapes.get(argument.name, file_shape(fdef, argument.name)), found)
+    infer_shapes(graph_def, arguments)
+    graph = import_graph_def(
+        graph_def,
+        feeds=[a.name for a in fdef.signature.input_arg],
+        fetches=[flat[fdef.ret[a.name]] for a in fdef.signature.output_arg],
+        targets=[fdef.control_ret[c] for c in fdef.signature.control_output],
+    )
+    graph.prune()
+    return graph
+
+
+def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
+    """The shape that the file gives an argument; None where it says nothing."""
+    names = [a.name for a in fdef.signature.input_arg]
+    index = names.index(argument)
+    if index in fdef.arg_attr and "_output_shapes" in fdef.arg_attr[index].attr:
+        protos = fdef.arg_attr[index].attr["_output_shapes"].list.shape
+        return shape_of(protos[0]) if protos else None
+    if "_input_shapes" in fdef.attr and index < len(fdef.attr["_input_shapes"].list.shape):
+        return shape_of(fdef.attr["_input_shapes"].list.shape[index])
+    return None
+
+
+def shape_of(proto: Any) -> Shape:
+    return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
+
+
+def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[int, Shape, list[HandleType]]]) -> None:
+    """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
+
+    Args:
+        arguments: per fed node, its element type, its shape, and what it stands for if it is a resource.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import handle_data_util
+
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    for node in bare.node:
+        node.attr.pop("_output_shapes", None)
+    with tf.Graph().as_default() as scratch:
+        bound = {}
+        for name, (dtype, shape, handles) in arguments.items():
+            resource = tf.as_dtype(dtype) == tf.resource
+            made = tf.compat.v1.placeholder(dtype, () if resource else shape, name=name)
+            if handles:
+                handle_data_util.set_handle_data(made, _handle_data(handles))
+            bound[f"{name}:0"] = made
+        try:
+            tf.graph_util.import_graph_def(bare, input_map=bound, name="")
+        except ValueError as error:
+            raise InvalidModel(
+                f"TensorFlow can't build this graph with the given input shapes: {error}. "
+                "Check batch_size= or input_shapes=."
+            ) from error
+        inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
+    for node in graph_def.node:
+        if node.name in inferred:
+            node.attr["_output_shapes"].CopyFrom(inferred[node.name])
+
+
+def fill_defaults(nodes: Iterable[Any]) -> None:
+    """Give each node, in place, the attributes that files leave out because they have their default value."""
+    from tensorflow.python.framework import op_def_registry
+
+    for node in nodes:
+        for attribute in op_def_registry.get(node.op).attr:
+            if attribute.HasField("default_value") and attribute.name not in node.attr:
+                node.attr[attribute.name].CopyFrom(attribute.default_value)
+
+
+def _handle_data(handles: list[HandleType]) -> Any:
+    from tensorflow.core.framework import cpp_shape_inference_pb2 as shape_inference
+
+    made = shape_inference.CppShapeInferenceResult.HandleData(is_set=True)
+    for dtype, shape in handles:
+        made.shape_and_type.add(dtype=dtype).shape.CopyFrom(shape)
+    return made
+
+
+def called_functions(node: Any) -> list[str]:
+    """Names of the functions that a NodeDef refers to."""
+    found = []
+    for value in node.attr.values():
+        if value.WhichOneof("value") == "func":
+            found.append(value.func.name)
+        elif value.WhichOneof("value") == "list":
+            found.extend(f.name for f in value.list.func)
+    return found
+
+
+def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
+    """Names of the functions of `library` that `nodes` run, directly or not, sorted."""
+    seen: set[str] = set()
+    pending = list(nodes)
+    while pending:
+        for name in called_functions(pending.pop()):
+            if name in library and name not in seen:
+                seen.add(name)
+                pending.extend(library[name].node_def)
+    return sorted(seen)
+
+
+def refuse_compiled(name: str, attributes: Any, nodes: Iterable[Any], library: Mapping[str, Any]) -> None:
+    """Raise UnsupportedGraph where XLA compiles the step, a part of it, or a function that it calls."""
+    refuse_xla(name, attributes)
+    nodes = list(nodes)
+    for called in reachable(nodes, library):
+        refuse_xla(called, library[called].attr)
+    for node in nodes:
+        if any(a in node.attr for a in XLA_ATTRIBUTES):
+            refuse_xla(node.name, node.attr)
+
+
+def require_known_ops(nodes: Iterable[Any]) -> None:
+    """Raise InvalidModel, naming them, when the graph has ops that this process does not know."""
+    from tensorflow.python.framework import op_def_registry
+
+    unknown = sorted({n.op for n in nodes if op_def_registry.get(n.op) is None})
+    if not unknown:
+        return
+    if any(op.startswith("Tfswap>") for op in unknown):
+        raise InvalidModel(
+            "this step has been rewritten by tfswap already: start from the original model, or import tfswap.ops "
+            "to run this one"
+        )
+    raise UnsupportedGraph(
+        f"the step uses ops that this TensorFlow does not know: {', '.join(unknown)}. Import the package that "
+        "registers them, and optimize in the same process."
+    )

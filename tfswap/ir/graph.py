@@ -17,7 +17,7 @@ from tfswap.ir.types import TensorType
 
 
 class Opaque(NamedTuple):
-    """A serialised value that the IR carries and does not look into (a tensor, a function name with attrs)."""
+    """A serialised value that the IR carries and does not look into: a tensor, a function with its attrs."""
 
     kind: str
     data: bytes
@@ -72,7 +72,7 @@ class Output(NamedTuple):
     """The `index`-th output of `node`: a tensor."""
 
     node: Node
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] hides tuple.index(), which nothing here needs
 
     @property
     def type(self) -> TensorType:
@@ -180,8 +180,11 @@ class Graph:
         self._discard(node)
 
     def prune(self) -> None:
-        """Drop the nodes that neither a fetch nor a target needs, feeds aside: TensorFlow never runs them."""
-        live = self.live_nodes() | set(self.feeds)
+        """Drop the nodes that neither a fetch nor a target needs: TensorFlow never runs them.
+
+        Feeds stay, with what they read (the default of a PlaceholderWithDefault).
+        """
+        live = self._needed([*(f.node for f in self.fetches), *self.targets, *self.feeds])
         for node in [n for n in self if n not in live]:
             self._discard(node)
 
@@ -239,7 +242,12 @@ class Graph:
 
     def live_nodes(self) -> set[Node]:
         """Nodes that a fetch or a target needs; the rest never runs."""
-        pending = [f.node for f in self.fetches] + list(self.targets)
+        return self._needed([*(f.node for f in self.fetches), *self.targets])
+
+    @staticmethod
+    def _needed(roots: Iterable[Node]) -> set[Node]:
+        """`roots` and all that they read or wait for."""
+        pending = list(roots)
         seen = set(pending)
         while pending:
             node = pending.pop()

@@ -28,6 +28,9 @@ MAX_FOLDED_BYTES = 10 << 20
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
 
+Forwards = tuple[tuple[int, tuple[int, ...]], ...]
+"""(value made, candidate values read), of one kernel."""
+
 
 class Value(NamedTuple):
     """One buffer's worth of data.
@@ -76,21 +79,21 @@ class Dataflow:
     """
 
     nodes: list[Node]
-    deps: list[tuple[int, ...]] = field(default_factory=list)
-    is_kernel: list[bool] = field(default_factory=list)
-    reads: list[tuple[int, ...]] = field(default_factory=list)
-    makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    forwards: list[tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=list)
-    events: list[tuple[kernels.Event, ...]] = field(default_factory=list)
-    temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    updates: list[tuple[Update, ...]] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
+    deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    is_kernel: list[bool] = field(default_factory=list[bool])
+    reads: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list[tuple[tuple[int, int], ...]])
+    forwards: list[Forwards] = field(default_factory=list[Forwards])
+    events: list[tuple[kernels.Event, ...]] = field(default_factory=list[tuple[kernels.Event, ...]])
+    temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict[int, dict[int, tuple[int, ...]]])
+    updates: list[tuple[Update, ...]] = field(default_factory=list[tuple[Update, ...]])
+    values: list[Value] = field(default_factory=list[Value])
     fetched: frozenset[int] = frozenset()
-    value_of: dict[tuple[Node, int], int] = field(default_factory=dict)
-    inexact: list[int] = field(default_factory=list)
-    place: dict[str, int] = field(default_factory=dict)
-    constants: set[Node] = field(default_factory=set)
-    own_deps: list[tuple[int, ...]] = field(default_factory=list)
+    value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
+    inexact: list[int] = field(default_factory=list[int])
+    place: dict[str, int] = field(default_factory=dict[str, int])
+    constants: set[Node] = field(default_factory=set[Node])
+    own_deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
     @property
     def persistent_bytes(self) -> int:
@@ -155,7 +158,7 @@ class _Builder:
             flow.inexact.append(i)
         makes: list[tuple[int, int]] = []
         # A tensor list can hold several inputs: what happens to them later is followed through the first only.
-        aliases = {output: source for output, source in reversed(memory.alias)}
+        aliases = dict(reversed(memory.alias))
         for o, kind in enumerate(node.outputs):
             if not folded and o in aliases and inputs[aliases[o]] >= 0:
                 viewed = inputs[aliases[o]]
@@ -218,10 +221,10 @@ class _Builder:
         return self.version[resource]
 
     def _updates(self, memory: kernels.KernelMemory, inputs: list[int], i: int, node: Node) -> tuple[Update, ...]:
-        writes = [(inputs[r], None) for r in memory.updates]
+        writes: list[tuple[int, int | None]] = [(inputs[r], None) for r in memory.updates]
         if memory.retains:
             writes.append((inputs[0], inputs[memory.retains[0]]))
-        result = []
+        result: list[Update] = []
         for resource, adopted in writes:
             if resource < 0:
                 continue

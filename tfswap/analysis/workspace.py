@@ -232,11 +232,11 @@ def _possible_reductions(facts: Facts) -> list[tuple[bool, ...]]:
     rank = len(shape)
     axes = facts.values.get(1)
     if axes is not None:
-        chosen = {axis % rank for axis in axes} if rank else set()
+        chosen: set[int] = {axis % rank for axis in axes} if rank else set()
         return [tuple(i in chosen for i in range(rank))]
     if len(result) == rank:
         return [tuple(a != b for a, b in zip(shape, result, strict=True))]
-    options = []
+    options: list[tuple[bool, ...]] = []
     for kept in combinations(range(rank), len(result)):
         if tuple(shape[i] for i in kept) == result:
             options.append(tuple(i not in kept for i in range(rank)))

@@ -57,6 +57,8 @@ class _Optimised:
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps."""
 
+    __name__: str
+
     def __init__(
         self,
         function: Any,
@@ -247,7 +249,7 @@ class OptimizedFunction:
 
     def _run(self, made: _Optimised, inputs: Sequence[Any]) -> Any:
         function = made.function
-        if function is not None and made.plan.changes_nothing or self._mode == "analyze":
+        if (function is not None and made.plan.changes_nothing) or self._mode == "analyze":
             return function._call_flat(inputs, captured_inputs=function.captured_inputs)
         if not made.audited:
             made.audited = True
@@ -340,7 +342,7 @@ def optimize(
     options = Options(tuple(tactics), host)
 
     def decorate(target: Any) -> OptimizedFunction:
-        import tensorflow as tf
+        tf = machine.require_tensorflow()
 
         if not hasattr(target, "get_concrete_function"):
             if not callable(target):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.errors import TfswapError
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident
 
 
@@ -16,6 +17,18 @@ class MemoryInfo:
 
     current_bytes: int
     peak_bytes: int
+
+
+def require_tensorflow() -> Any:
+    """TensorFlow, imported. Raises TfswapError with the remedy when it can't be."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise TfswapError(
+            f"tfswap needs TensorFlow, which can't be imported ({error}). "
+            'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
+        ) from error
+    return tf
 
 
 def current_device() -> tuple[str, DeviceModel]:

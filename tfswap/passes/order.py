@@ -7,6 +7,7 @@ one before it has ended. An edge is added only where no data or control edge say
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.oplib import names
@@ -21,7 +22,7 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     added = 0
     if gate is not None:
         chain = [graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}), *chain]
-    for before, node in zip(chain, chain[1:], strict=False):
+    for before, node in pairwise(chain):
         if not any(t.node is before for t in node.inputs):
             added += graph.add_control(node, before)
     if chain and chain[-1] not in graph.targets:

@@ -108,7 +108,7 @@ def _reroute(graph: Graph, flow: Dataflow, node: Node, original: Node, travels: 
     for position, read in enumerate(original.inputs):
         value = flow.value_of.get((read.node, read.index))
         travel = travels.get(value) if value is not None else None
-        if travel is not None and travel.views:
+        if value is not None and travel is not None and travel.views:
             graph.replace_input(node, position, _fresh(graph, flow, value, node.inputs[position], travel))
 
 

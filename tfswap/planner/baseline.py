@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident, _Buffer, _Replay
+from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident
 
 EXPENSIVE_S = 8e-6
 """Kernels measured below about this (5000 cycles, twice over) run inline."""
@@ -24,8 +24,8 @@ def simulate_baseline(
 ) -> int:
     """Peak bytes of one run of the unordered step on `threads` inter-op threads."""
     steps = [Step(RUN, i) for i in range(len(flow.nodes)) if flow.is_kernel[i]]
-    replay = _Replay(flow, steps, resident.arena(), resident)
-    buffers: dict[int, _Buffer] = {}
+    replay = Replay(flow, steps, resident.arena(), resident)
+    buffers: dict[int, Buffer] = {}
     for v, buffer in replay.persistent.items():
         buffer.refs = replay.refs[v][0]
         buffers[v] = buffer
@@ -45,14 +45,14 @@ def simulate_baseline(
             if not queue:
                 continue
             i = queue.popleft()
-            temps = replay._begin(i, buffers) if flow.is_kernel[i] else []
+            temps = replay.begin(i, buffers) if flow.is_kernel[i] else []
             cost = cost_s[i] if flow.is_kernel[i] else 0.0
             number += 1
             heapq.heappush(running, (now + cost, number, thread, [i, *temps]))
             idle.remove(thread)
         now, _, thread, (i, *temps) = heapq.heappop(running)
         if flow.is_kernel[i]:
-            replay._finish(i, buffers, temps)
+            replay.finish(i, buffers, temps)
         _release(flow, i, users, waiting, cost_s, inline[thread], pool)
         idle.append(thread)
     return replay.arena.peak_bytes

@@ -55,7 +55,7 @@ def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
 def _trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
     """Give back what later choices made needless, the costliest first."""
     live = _live_without(problem, chosen)
-    kept = []
+    kept: list[Gap] = []
     for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
         inside = live[gap.start + 1 : gap.end]
         if inside.max() + gap.nbytes <= target_bytes:
@@ -90,7 +90,7 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         stop = first + int(tight[0]) if len(tight) else max(first, last)
         slack[first:stop] -= gap.nbytes
         release[gap] = stop
-    result = []
+    result: list[Interval] = []
     lane = float("inf")
     for gap in sorted(chosen, key=lambda g: (-g.end, -g.start, g.value)):
         first = release.get(gap, gap.start + 1)

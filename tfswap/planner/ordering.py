@@ -33,7 +33,7 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
     demand = demand_order(flow, traced)
     early = early_update_order(flow, demand)
     candidates = [traced, demand, early, greedy_order(flow, demand), greedy_order(flow, early)]
-    judged = []
+    judged: list[tuple[int, float, int, list[int]]] = []
     for rank, order in enumerate(candidates):
         kernels = [i for i in order if flow.is_kernel[i]]
         memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)

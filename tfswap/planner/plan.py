@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Opaque
 
 FORMAT_VERSION = 1
 
@@ -123,7 +123,7 @@ def fingerprint(graph: Graph) -> str:
     for i, node in enumerate(graph.topological()):
         number[node] = i
         attrs = ";".join(
-            f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if type(v).__name__ == "Opaque" else f"{k}={v!r}"
+            f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
             for k, v in sorted(node.attrs.items())
             if not k.startswith("_")
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -90,12 +91,12 @@ def make_problem(
             if uses[v] and uses[v][-1] != position:
                 uses[v].append(position)
     refusals = _refusals(flow, keep)
-    gaps = []
+    gaps: list[Gap] = []
     for v, positions in enumerate(uses):
         value = flow.values[v]
         if v in refusals or made[v] < 0 or value.nbytes < MIN_SWAP_BYTES:
             continue
-        for start, end in zip(positions, positions[1:], strict=False):
+        for start, end in pairwise(positions):
             if end - start > 1:
                 gaps.append(Gap(v, value.nbytes, made[v], start, end))
     gaps.sort(key=lambda g: (g.start, g.end, g.value))

@@ -104,7 +104,9 @@ class Resident:
 NOTHING_KNOWN = Resident()
 
 
-class _Buffer:
+class Buffer:
+    """One allocation: who still reads it, and how often it is pinned (a variable holds it)."""
+
     __slots__ = ("address", "pins", "refs")
 
     def __init__(self, address: int, refs: int, pins: int = 0):
@@ -113,7 +115,7 @@ class _Buffer:
         self.pins = pins
 
 
-class _Replay:
+class Replay:
     """One machine: buffers by value, an allocator, and what the step's repeats leave behind."""
 
     def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, resident: Resident):
@@ -121,7 +123,7 @@ class _Replay:
         self.steps = steps
         self.arena = arena
         self.refs = self._count_reads()
-        self.persistent: dict[int, _Buffer] = {}
+        self.persistent: dict[int, Buffer] = {}
         self.forwarded: list[tuple[int, int]] = []
         self.changed = False
         updated = {u.new for us in flow.updates for u in us}
@@ -129,7 +131,7 @@ class _Replay:
             if value.producer == PERSISTENT and v not in updated:
                 constant = value.tensor.node in flow.constants
                 there = resident.chunks and (resident.instantiated or not constant)
-                self.persistent[v] = _Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
+                self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> list[list[int]]:
@@ -151,12 +153,12 @@ class _Replay:
     def repeat(self, trace: list[int] | None) -> int:
         """Run the schedule once; returns the index of the step with the highest use."""
         flow, arena, counts = self.flow, self.arena, self.refs
-        buffers: dict[int, _Buffer] = {}
+        buffers: dict[int, Buffer] = {}
         for v, buffer in self.persistent.items():
             buffer.refs = counts[v][0]
             buffers[v] = buffer
-        held: dict[int, _Buffer] = {}
-        coming: dict[int, _Buffer] = {}
+        held: dict[int, Buffer] = {}
+        coming: dict[int, Buffer] = {}
         returned = dict.fromkeys((s.subject for s in self.steps if s.kind == IN), 0)
         peak_step, peak = 0, -1
         allocate, free = arena.allocate, arena.free
@@ -174,7 +176,7 @@ class _Replay:
                     free(buffer.address)
             elif kind == IN:
                 returned[subject] += 1
-                coming[subject] = _Buffer(
+                coming[subject] = Buffer(
                     allocate(values[subject].nbytes), counts[subject][returned[subject]]
                 )
             else:
@@ -195,7 +197,7 @@ class _Replay:
                 self._carry_over(u.old, u.new, buffers)
         return peak_step
 
-    def _carry_over(self, old: int, new: int, buffers: dict[int, _Buffer]) -> None:
+    def _carry_over(self, old: int, new: int, buffers: dict[int, Buffer]) -> None:
         """The next repeat starts from the variable's newest version."""
         first = next(v for v in self._versions(old) if v in self.persistent)
         if self.persistent[first] is not buffers[new]:
@@ -210,10 +212,10 @@ class _Replay:
             chain.append(self._older[chain[-1]])
         return chain
 
-    def _run(self, i: int, buffers: dict[int, _Buffer]) -> None:
-        self._finish(i, buffers, self._begin(i, buffers))
+    def _run(self, i: int, buffers: dict[int, Buffer]) -> None:
+        self.finish(i, buffers, self.begin(i, buffers))
 
-    def _begin(self, i: int, buffers: dict[int, _Buffer]) -> list[int]:
+    def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""
         flow = self.flow
         allocate, free = self.arena.allocate, self.arena.free
@@ -225,7 +227,7 @@ class _Replay:
         for update in flow.updates[i]:
             old = buffers[update.old]
             if update.adopted is None and old.refs > flow.reads[i].count(update.old):
-                buffers[update.new] = _Buffer(allocate(values[update.new].nbytes), counts[update.new][0], 1)
+                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), counts[update.new][0], 1)
                 old.pins -= 1
                 self.changed = True
         for event, amount in flow.events[i]:
@@ -241,10 +243,10 @@ class _Replay:
                 temps[amount] = -1
         for v in made.values():
             if v not in buffers:
-                buffers[v] = _Buffer(-1, counts[v][0])
+                buffers[v] = Buffer(-1, counts[v][0])
         return temps
 
-    def _finish(self, i: int, buffers: dict[int, _Buffer], temps: list[int]) -> None:
+    def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
         """A kernel ends: its temporaries go, variables change, and inputs that it read last are let go."""
         flow, free = self.flow, self.arena.free
         for update in flow.updates[i]:
@@ -259,17 +261,17 @@ class _Replay:
                 free(buffer.address)
                 buffer.address = -1
 
-    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, _Buffer], refs: int) -> _Buffer:
+    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, Buffer], refs: int) -> Buffer:
         for c in candidates:
             source = buffers[c]
             if source.refs == 1 and not source.pins and source.address >= 0:
                 self.forwarded.append((v, c))
-                taken = _Buffer(source.address, refs)
+                taken = Buffer(source.address, refs)
                 source.address = -1
                 return taken
-        return _Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
+        return Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
 
-    def _temporary(self, nbytes: int, candidates: Sequence[int], buffers: dict[int, _Buffer]) -> int:
+    def _temporary(self, nbytes: int, candidates: Sequence[int], buffers: dict[int, Buffer]) -> int:
         for c in candidates:
             source = buffers[c]
             if source.refs == 1 and not source.pins and source.address >= 0:
@@ -277,7 +279,7 @@ class _Replay:
                 return address
         return self.arena.allocate(nbytes)
 
-    def _commit(self, update: Update, buffers: dict[int, _Buffer], counts: list[list[int]]) -> None:
+    def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[list[int]]) -> None:
         old = buffers[update.old]
         if update.adopted is None:
             if update.new not in buffers:  # in place
@@ -310,7 +312,7 @@ def simulate_memory(
         live: count live bytes only, as if memory never fragmented.
         detail: also list what is alive at the peak.
     """
-    replay = _Replay(flow, steps, resident.ledger() if live else resident.arena(), resident)
+    replay = Replay(flow, steps, resident.ledger() if live else resident.arena(), resident)
     during: list[int] = []
     peak_step = replay.repeat(during)
     peak = replay.peak

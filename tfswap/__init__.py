@@ -5,6 +5,9 @@ Importing this changes nothing in TensorFlow, and does not import it until somet
 
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction, optimize
+from tfswap.frontends.graph_def import OptimizedGraph
+from tfswap.frontends.offline import OfflineReport
+from tfswap.frontends.saved_model import optimize_graph
 from tfswap.planner.plan import Absence, Plan
 from tfswap.report.report import Report
 
@@ -14,11 +17,14 @@ __all__ = [
     "Absence",
     "InfeasibleMemoryLimit",
     "InvalidModel",
+    "OfflineReport",
     "OpLibraryError",
     "OptimizedFunction",
+    "OptimizedGraph",
     "Plan",
     "Report",
     "TfswapError",
     "UnsupportedGraph",
     "optimize",
+    "optimize_graph",
 ]

@@ -7,7 +7,7 @@ it with Grappler off: what was planned is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.exporters.graph_def import export_graph_def
@@ -148,7 +148,7 @@ class _OutputNames:
         self._registry = op_def_registry
 
     def of_output(self, tensor: Output) -> str:
-        attrs = tensor.node.attrs
+        attrs: Mapping[str, Any] = tensor.node.attrs
         return self._names(tensor.node.op, lambda a: attrs[a], lambda a: len(attrs[a]))[tensor.index]
 
     def of(self, op: str, attrs: Any) -> list[str]:

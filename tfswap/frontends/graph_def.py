@@ -26,6 +26,7 @@ from tfswap.ir.ops import makes_handle
 from tfswap.ir.types import Shape
 from tfswap.planner.plan import Plan
 
+VARIABLE = "VarHandleOp"
 CALL = "tfswap/step"
 FUNCTION = "tfswap_step"
 
@@ -57,17 +58,13 @@ def optimize_meta_graph_def(
     """As `optimize_graph_def`, with the feeds and fetches of one of the MetaGraphDef's signatures."""
     there = sorted(meta_graph.signature_def)
     if signature not in meta_graph.signature_def:
-        raise InvalidModel(
-            f"signature is {signature!r}: the MetaGraphDef has {', '.join(map(repr, there)) or 'none'}"
-        )
+        raise InvalidModel(f"signature is {signature!r}: the MetaGraphDef has {', '.join(map(repr, there)) or 'none'}")
     found = meta_graph.signature_def[signature]
     train = meta_graph.collection_def["train_op"].node_list.value if "train_op" in meta_graph.collection_def else []
     feeds = [found.inputs[k].name for k in sorted(found.inputs)]
     wanted = [found.outputs[k].name for k in sorted(found.outputs)]
     wanted += [n for n in (*train, *fetches) if n not in wanted]
-    made = optimize_graph_def(
-        meta_graph.graph_def, feeds, wanted, memory_limit, options, bind, plan=plan, mode=mode
-    )
+    made = optimize_graph_def(meta_graph.graph_def, feeds, wanted, memory_limit, options, bind, plan=plan, mode=mode)
     result = type(meta_graph)()
     result.CopyFrom(meta_graph)
     result.graph_def.CopyFrom(made.graph_def)
@@ -101,7 +98,9 @@ def optimize_graph_def(
     graph = step.read(bind)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
     options = Options(options.tactics, options.host_limit_bytes, options.keep | writers)
-    planned = plan_offline(", ".join(fetches), graph, memory_limit, options, given=plan, mode=mode)
+    planned = plan_offline(
+        ", ".join(fetches), graph, memory_limit, options, variables=step.variables(), given=plan, mode=mode
+    )
     result = type(graph_def)()
     if mode == "analyze" or planned.plan.changes_nothing:
         result.CopyFrom(graph_def)
@@ -166,6 +165,16 @@ class _Step:
         self.arguments = [n.name for n in graph.feeds] + [n.name for n in graph if makes_handle(n.op)]
         graph.feeds += reference_variables(graph)
         return graph
+
+    def variables(self) -> list[tuple[str, Shape]]:
+        """Element type and shape of the graph's resource variables; its reference variables are among the feeds."""
+        from tensorflow.python.framework import dtypes
+
+        return [
+            (dtypes.as_dtype(n.attr["dtype"].type).name, shape_of(n.attr["shape"].shape))
+            for n in self.graph_def.node
+            if n.op == VARIABLE
+        ]
 
     def _live(self) -> set[str]:
         """Names of the nodes that the fetches need."""
@@ -290,4 +299,3 @@ def _drop_lost_colocations(node: Any, live: set[str]) -> None:
         node.attr["_class"].list.s.extend(kept)
     else:
         del node.attr["_class"]
-

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.importers.library_function import HandleType, called_functions
+from tfswap.importers.library_function import HandleType, called_functions, shape_of
 from tfswap.ir.ops import calls_functions, is_const, is_view
+from tfswap.ir.types import Shape
 
 README_NAME = "README.txt"
 PLAN_NAME = "tfswap_plan.json"
@@ -136,9 +137,7 @@ class ModelFile:
                 break
             callee = [a.name for a in fdef.signature.input_arg]
             pairs = list(zip(callee, inputs, strict=True))
-            names = {
-                a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)
-            }
+            names = {a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)}
             handles = {a: handles[source] for a, source in pairs if source in handles}
             name = fdef.signature.name
         return ConcreteStep(name, traced, names, len(bound), handles)
@@ -151,6 +150,13 @@ class ModelFile:
             if nodes[index].WhichOneof("kind") == "variable":
                 found[argument.name] = (nodes[index].variable.dtype, nodes[index].variable.shape)
         return found
+
+    def variables(self) -> list[tuple[str, Shape]]:
+        """Element type and shape of every variable that loading makes."""
+        from tensorflow.python.framework import dtypes
+
+        found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
+        return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
 
     def replace_function(self, fdef: Any) -> None:
         """Put `fdef` in the place of the library's function of that name, or add it."""

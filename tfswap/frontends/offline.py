@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tfswap.analysis.device import DeviceModel
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.ref_variables import writes_reference
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import calls_functions, writes_variable
+from tfswap.ir.ops import calls_functions, is_const, writes_variable
+from tfswap.ir.types import Shape, TensorType
+from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Plan
+from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
 from tfswap.sizes import parse_limit
 
@@ -21,6 +25,9 @@ ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
     "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top."
 )
+SLACK_SHARE = 0.02
+"""Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
+it. One variable's worth of that is kept free, and no more than this share of the unoptimised peak."""
 BACKWARD_MARKS = ("Grad", "Backprop")
 """Parts of the names of kernels that only a backward pass has."""
 
@@ -56,12 +63,14 @@ def plan_offline(
     memory_limit: int | str | None,
     options: Options,
     *,
+    variables: Iterable[tuple[str, Shape]] = (),
     given: Plan | None = None,
     mode: str = "optimize",
 ) -> Planned:
     """Plan and rewrite one step.
 
     Args:
+        variables: element type and shape of all that the model holds on the device, used by the step or not.
         memory_limit: as in `optimize_graph`; None for the device's own limit, or for no limit when analysing.
         given: a plan to apply instead of making one.
         mode: "optimize", or "analyze" to leave the graph as it is.
@@ -72,7 +81,8 @@ def plan_offline(
     require_backward(step, graph)
     refuse_auto_clustering()
     device, model = machine.current_device()
-    optimizer = Optimizer(graph, model, options)
+    held = [TensorType(dtype, shape) for dtype, shape in variables]
+    optimizer = _optimizer(graph, model, options, held)
     limit = memory_limit
     if limit is None and mode != "analyze":
         limit = machine.device_limit_bytes(device)
@@ -84,6 +94,17 @@ def plan_offline(
     plan = given or optimizer.plan(limit)
     made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan
     return Planned(plan, _report(step, graph, optimizer, plan), graph if mode == "analyze" else made)
+
+
+def _optimizer(graph: Graph, model: DeviceModel, options: Options, variables: Sequence[TensorType]) -> Optimizer:
+    """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
+    there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
+    sizes = [round_up(t.nbytes) for t in (*there, *variables) if t.nbytes]
+    made = Optimizer(graph, model, options, resident=Resident(sum(sizes)))
+    largest = max((t.nbytes or 0 for t in variables), default=0)
+    margin = min(largest, int(made.baseline_peak_bytes * SLACK_SHARE))
+    made.extra_margin_bytes = margin
+    return made
 
 
 def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> OfflineReport:

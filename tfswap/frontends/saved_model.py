@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
@@ -143,8 +142,7 @@ class _Sizes:
             elif shape is not None and shape and shape[0] is None and self.batch_size is not None:
                 shape = (self.batch_size, *shape[1:])
             if shape is None or None in shape:
-                text = "of unknown rank" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
-                still_open.append(f"{name} {text}")
+                still_open.append(f"{name} {_shape_text(shape)}")
             result[name] = shape
         if still_open:
             raise UnsupportedGraph(
@@ -152,6 +150,10 @@ class _Sizes:
                 "leading dimension) or input_shapes={name: full shape}."
             )
         return result
+
+
+def _shape_text(shape: Shape) -> str:
+    return "of unknown rank" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
 
 
 def _agreed(name: str, given: tuple[int, ...], shape: Shape) -> Shape:
@@ -200,10 +202,13 @@ def _plan_file(
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
+    variables = file.variables()
     for step in file.steps(function):
         graph = _import_step(file, function, step, sizes)
         try:
-            planned[step.name] = plan_offline(step.name, graph, memory_limit, options, given=plan, mode=mode)
+            planned[step.name] = plan_offline(
+                step.name, graph, memory_limit, options, variables=variables, given=plan, mode=mode
+            )
         except (UnsupportedGraph, InvalidModel) as error:
             # One trace of several may not train (training=False), or not be the one that a plan is of.
             refused.append(error)
@@ -213,7 +218,12 @@ def _plan_file(
 
 
 def _import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: _Sizes) -> Any:
-    from tfswap.importers.library_function import file_shape, import_library_function, refuse_compiled, require_known_ops
+    from tfswap.importers.library_function import (
+        file_shape,
+        import_library_function,
+        refuse_compiled,
+        require_known_ops,
+    )
 
     traced, fdef = file.library[step.traced], file.library[step.name]
     for part in (traced, fdef):

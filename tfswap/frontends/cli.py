@@ -1,0 +1,281 @@
+"""The command line: `tfswap analyze | optimize | explain | verify | doctor`.
+
+Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
+be met. With --json stdout carries one JSON value and nothing else, errors included; progress and messages go to
+stderr. An error of the user's never shows a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl.flags import argparse_flags
+
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends.progress import Progress
+from tfswap.sizes import format_bytes
+
+OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
+ROWS_SHOWN = 10
+
+
+class _Quiet(argparse_flags.ArgumentParser):
+    """Refuses what it does not understand in two lines: what is wrong, and where to read on."""
+
+    def error(self, message: str) -> Any:
+        self.exit(USAGE, f"tfswap: {message}\nTry: {self.prog} --help\n")
+
+
+def run() -> None:
+    """Entry point of the `tfswap` command."""
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = FAILED
+    sys.exit(status)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit status."""
+    try:
+        options = _parser().parse_args(["tfswap", *arguments][1:])
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+    try:
+        with Progress() as progress:
+            progress.stage("loading TensorFlow")
+            _load_tensorflow()
+            content, text = options.command(options, progress)
+    except TfswapError as error:
+        return _fail(options, error)
+    except (OSError, MemoryError) as error:
+        return _fail(options, TfswapError(f"{type(error).__name__}: {error}"))
+    print(json.dumps(content, indent=1, sort_keys=True) if options.json else text)
+    return content.get("exit_status", OK)
+
+
+def _fail(options: argparse.Namespace, error: TfswapError) -> int:
+    status = INFEASIBLE if isinstance(error, InfeasibleMemoryLimit) else FAILED
+    if options.json:
+        content: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)}}
+        if isinstance(error, InfeasibleMemoryLimit):
+            content["error"]["floor_bytes"] = error.floor_bytes
+            content["error"]["limit_bytes"] = error.limit_bytes
+        print(json.dumps(content, indent=1, sort_keys=True))
+    print(f"tfswap: {error}", file=sys.stderr)
+    return status
+
+
+def _load_tensorflow() -> None:
+    """Import TensorFlow without what it says on stderr, unless the user asked for its log or it fails.
+
+    Some of that is written before TF_CPP_MIN_LOG_LEVEL is looked at, so stderr itself is set aside.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        except ImportError:
+            pass  # the command that needs it says so
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+# The commands. Each returns what --json prints and what a person reads.
+
+Result = tuple[dict[str, Any], str]
+
+
+def _analyze(options: argparse.Namespace, progress: Progress) -> Result:
+    report = _plan(options, progress, mode="analyze")
+    return json.loads(report.to_json()), _render(options.function, report)
+
+
+def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
+    report = _plan(options, progress, mode="optimize", output_dir=options.output_dir)
+    content = {**json.loads(report.to_json()), "output_dir": options.output_dir}
+    text = _render(options.function, report)
+    changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
+    text += f"\nWritten to {options.output_dir}{changed}."
+    if report.kernels:
+        text += ' Load it after "import tfswap.ops".'
+    return content, text
+
+
+def _explain(options: argparse.Namespace, progress: Progress) -> Result:
+    report = _plan(options, progress, mode="analyze")
+    rows = [r for r in report.rows if not options.tensor or options.tensor in r.name]
+    if options.tensor and not rows:
+        raise TfswapError(
+            f"no tensor that was considered has {options.tensor!r} in its name. They are, for example, "
+            f"{', '.join(r.name for r in report.rows[:5]) or 'none'}."
+        )
+    content = json.loads(report.to_json())
+    content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
+    lines = [_row(r.nbytes, r.tactic, r.name, r.reason) for r in rows]
+    return content, "\n".join([f"{len(rows)} tensors of {options.function}, the swapped first:", *lines])
+
+
+def _verify(options: argparse.Namespace, progress: Progress) -> Result:
+    from tfswap.frontends.verify_model import verify_model
+
+    progress.stage(f"checking {options.saved_model_dir}")
+    checked = verify_model(options.saved_model_dir)
+    content = {"functions": [{"name": name, "swap_nodes": count} for name, count in checked]}
+    if not checked:
+        return content, f"{options.saved_model_dir}: no function of it was rewritten by tfswap."
+    lines = [f"{options.saved_model_dir}: as planned"]
+    return content, "\n".join([*lines, *(f"  {name}: {count} swap nodes" for name, count in checked)])
+
+
+def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
+    from tfswap.frontends.doctor import examine
+
+    content, text = examine()
+    return {**content, "exit_status": OK if content["ok"] else FAILED}, text
+
+
+def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir: str | None = None) -> Any:
+    from tfswap.oplib.build import tensorflow_facts
+    from tfswap.planner.plan import Plan
+
+    tensorflow_facts()  # one clear error when TensorFlow is missing
+    from tfswap.frontends.saved_model import optimize_graph
+
+    plan = None if options.plan is None else Plan.load(options.plan)
+    progress.stage(f"planning {options.function} of {options.saved_model_dir}")
+    report = optimize_graph(
+        options.saved_model_dir,
+        output_dir,
+        memory_limit=options.memory_limit,
+        function=options.function,
+        batch_size=options.batch_size,
+        input_shapes=options.input_shapes,
+        tactics=options.tactics,
+        host_memory_limit=options.host_memory_limit,
+        plan=plan,
+        mode=mode,
+    )
+    progress.stage("looking for the smallest limit")
+    report.floor_bytes  # noqa: B018 - computed here, under the progress line
+    return report
+
+
+def _render(function: str, report: Any) -> str:
+    share = 100 * report.planned_peak_bytes / max(report.baseline_peak_bytes, 1)
+    limit = "none given" if report.memory_limit_bytes is None else format_bytes(report.memory_limit_bytes)
+    moved = sum(row.cost_bytes for row in report.rows)
+    lines = [
+        f"{function}  ({report.step})",
+        f"  peak before      {format_bytes(report.baseline_peak_bytes)}",
+        f"  peak after       {format_bytes(report.planned_peak_bytes)}  ({share:.0f}%)",
+        f"  memory limit     {limit}",
+        f"  smallest limit   {format_bytes(report.floor_bytes)}",
+        f"  always there     {format_bytes(report.persistent_bytes)}  (variables, arguments, constants)",
+        f"  swapped          {len(report.swapped)} tensors, {format_bytes(moved)} travel per step",
+        f"  host memory      {format_bytes(report.host_bytes)}",
+        f"  predicted time   x{report.time_ratio:.2f}",
+    ]
+    swapped = list(report.swapped)
+    kept = [r for r in report.rows if r.tactic == "keep"]
+    lines += _section("Swapped, and why", swapped) + _section("Kept, the largest", kept)
+    lines += ["", *(f"note: {note}" for note in report.notes)]
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: list[Any]) -> list[str]:
+    if not rows:
+        return []
+    lines = ["", title]
+    lines += [_row(r.nbytes, "", r.name, r.reason) for r in rows[:ROWS_SHOWN]]
+    if len(rows) > ROWS_SHOWN:
+        lines.append(f"  {'':>10}  and {len(rows) - ROWS_SHOWN} more: tfswap explain lists them all")
+    return lines
+
+
+def _row(nbytes: int, tactic: str, name: str, reason: str) -> str:
+    return f"  {format_bytes(nbytes):>10}  {tactic + '  ' if tactic else ''}{name}: {reason}"
+
+
+# The flags.
+
+
+def _shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Shapes from "x=64,224,224,3;y=64"."""
+    result = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, equals, dims = part.partition("=")
+        try:
+            result[name.strip()] = tuple(int(d) for d in dims.split(",") if d.strip())
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a shape: write x=64,224,224,3;y=64")
+    return result
+
+
+def _size(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _tactics(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (t.strip() for t in text.split(","))))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Quiet(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Quiet)
+    for name, command, help_text in (
+        ("analyze", _analyze, "say what a saved training step takes, and what it would take under a limit"),
+        ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),
+        ("explain", _explain, "say for every tensor of a step why it is kept or swapped"),
+    ):
+        _add_step_flags(_command(commands, name, command, help_text), name)
+    verify = _command(commands, "verify", _verify, "check a SavedModel that tfswap has rewritten")
+    verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
+    _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")
+    return parser
+
+
+def _command(commands: Any, name: str, command: Callable[..., Result], help_text: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
+    made.add_argument("--json", action="store_true", help="print one JSON value on stdout")
+    made.set_defaults(command=command)
+    return made
+
+
+def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
+    if name == "optimize":
+        parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="where the rewritten model goes; must not exist")
+    if name == "explain":
+        parser.add_argument("--tensor", help="only tensors with this in their name")
+    parser.add_argument(
+        "--memory_limit",
+        type=_size,
+        help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
+    )
+    parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
+    parser.add_argument("--batch_size", type=int, help="size of the leading dimension where the model leaves it open")
+    parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
+    parser.add_argument("--tactics", type=_tactics, default=("swap",), help='"swap", or "" for order alone')
+    parser.add_argument("--host_memory_limit", type=_size, help="the most host memory for swapped tensors")
+    parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")

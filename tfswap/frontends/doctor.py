@@ -1,0 +1,105 @@
+"""What of this machine tfswap can use, and what to do about what is missing. Works without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+from tfswap.errors import TfswapError
+from tfswap.sizes import format_bytes
+
+
+def examine() -> tuple[dict[str, Any], str]:
+    """The facts, and the same as text."""
+    from tfswap import __version__
+    from tfswap.oplib.load import status
+
+    library = status()
+    content: dict[str, Any] = {
+        "tfswap": __version__,
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+        "platform": platform.platform(),
+        "tensorflow": library.tensorflow_version,
+        "compiler": library.compiler,
+        "compiler_version": library.compiler_version,
+        "op_library": {
+            "path": None if library.library is None else str(library.library),
+            "cache": str(library.cache_dir),
+            "built": library.built,
+            "loaded": library.loaded,
+        },
+        "devices": [],
+        "advice": [library.error] if library.error else [],
+    }
+    if library.tensorflow_version is not None:
+        content["devices"] = _devices(content["advice"])
+        _advise(content)
+    content["ok"] = not library.error
+    return content, _render(content)
+
+
+def _devices(advice: list[str]) -> list[dict[str, Any]]:
+    import tensorflow as tf
+
+    from tfswap.frontends import machine
+
+    found = []
+    for device in tf.config.list_logical_devices():
+        name = device.name.rpartition("device:")[2]
+        try:
+            with tf.device(name):
+                held = tf.zeros([1 << 10])  # an allocator that keeps no figures says 0 all the same
+            info = machine.memory_info(name)
+            keeps = info is not None and info.current_bytes > 0
+            del held
+            limit = machine.device_limit_bytes(name) if device.device_type in ("CPU", "GPU") else None
+        except (TfswapError, ValueError, tf.errors.OpError) as error:
+            advice.append(f"{name} can't be asked about its memory: {error}")
+            keeps, limit = False, None
+        found.append({"name": name, "keeps_figures": keeps, "limit_bytes": limit, "kind": device.device_type})
+    return found
+
+
+def _advise(content: dict[str, Any]) -> None:
+    advice = content["advice"]
+    if not content["op_library"]["built"] and not advice:
+        advice.append('the ops are not built yet: it happens at first use, or now with python -c "import tfswap.ops"')
+    kinds = {d["kind"] for d in content["devices"]}
+    capped = os.environ.get("TF_CPU_ALLOCATOR_USE_BFC") == "1"
+    if "GPU" not in kinds and not capped:
+        advice.append(
+            "TensorFlow sees no GPU, and the CPU's memory is not capped: to try limits on the CPU set "
+            "TF_CPU_ALLOCATOR_USE_BFC=1 and TF_CPU_BFC_MEM_LIMIT_IN_MB=N before Python starts"
+        )
+    if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
+        advice.append("TF_GPU_ALLOCATOR=cuda_malloc_async: peaks of that allocator are not what tfswap plans for")
+    flags = os.environ.get("TF_XLA_FLAGS", "")
+    if "tf_xla_auto_jit" in flags:
+        advice.append(f"TF_XLA_FLAGS={flags!r} lets XLA cluster steps, which tfswap refuses: unset it")
+
+
+def _render(content: dict[str, Any]) -> str:
+    library = content["op_library"]
+    state = "loaded" if library["loaded"] else "built" if library["built"] else "not built yet"
+    compiler = content["compiler"]
+    if compiler and content["compiler_version"]:
+        compiler = f"{compiler}  ({content['compiler_version']})"
+    rows = [
+        ("tfswap", content["tfswap"]),
+        ("Python", f"{content['python']}  ({content['python_executable']})"),
+        ("TensorFlow", content["tensorflow"] or "missing"),
+        ("compiler", compiler or "missing"),
+        ("op library", f"{state}  ({library['path'] or library['cache']})"),
+    ]
+    for device in content["devices"]:
+        limit = device["limit_bytes"]
+        capped = f"capped at {format_bytes(limit)}" if limit else "no limit of its own"
+        figures = "measures its peak" if device["keeps_figures"] else "keeps no figures of its peak"
+        rows.append((device["name"], f"{capped}, {figures}"))
+    lines = [f"{name:<12}{text}" for name, text in rows]
+    if content["advice"]:
+        lines += ["", *(f"- {a}" for a in content["advice"])]
+    return "\n".join([*lines, "", "All is there." if content["ok"] else "Something is missing: see above."])

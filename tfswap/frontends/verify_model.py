@@ -1,0 +1,47 @@
+"""Checks a SavedModel that tfswap has rewritten: its steps can run as planned, and are called as they must be."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tfswap.frontends.model_file import ModelFile
+from tfswap.importers.library_function import called_functions, file_shape, import_library_function
+from tfswap.oplib.load import load
+from tfswap.passes.verify import VerificationError, verify
+
+NAMESPACE = "Tfswap>"
+
+
+def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
+    """Every rewritten function of the SavedModel at `path`, with the number of its swap nodes.
+
+    Raises:
+        InvalidModel: there is no SavedModel at `path`.
+        VerificationError: a rewritten function would not run as planned.
+    """
+    load()
+    file = ModelFile.load(path)
+    rewritten = [n for n, f in file.library.items() if any(d.op.startswith(NAMESPACE) for d in f.node_def)]
+    checked = []
+    for name in sorted(rewritten):
+        fdef = file.library[name]
+        shapes = {a.name: file_shape(fdef, a.name) for a in fdef.signature.input_arg}
+        count = verify(import_library_function(file.library, name, shapes))
+        if not fdef.attr["_noinline"].b:
+            raise VerificationError(f"{name!r} may be inlined, and TensorFlow's optimizers would change it")
+        callers = [d for f in file.library.values() for d in f.node_def if name in called_functions(d)]
+        for node in callers:
+            if not _keeps_grappler_off(node):
+                raise VerificationError(f"{node.name!r} calls {name!r} with Grappler on, which would change it")
+        if not callers:
+            raise VerificationError(f"nothing calls {name!r}")
+        checked.append((name, count))
+    return checked
+
+
+def _keeps_grappler_off(node: Any) -> bool:
+    from tensorflow.core.protobuf import config_pb2
+
+    config = config_pb2.ConfigProto.FromString(node.attr["config_proto"].s)
+    return config.graph_options.rewrite_options.disable_meta_optimizer

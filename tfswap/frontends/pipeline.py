@@ -77,6 +77,7 @@ class Optimizer:
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
         _require_sizes(graph)
+        self.fingerprint = fingerprint(graph)
         self.settled = graph.copy()
         apply_settle(self.settled)
         apply_split_views(self.settled)
@@ -128,7 +129,7 @@ class Optimizer:
         names = [node.name for node in self.flow.nodes]
         if found is None:
             return Plan(
-                fingerprint(self.graph),
+                self.fingerprint,
                 limit_bytes,
                 (),
                 (),
@@ -140,7 +141,7 @@ class Optimizer:
                 "none",
             )
         return Plan(
-            fingerprint=fingerprint(self.graph),
+            fingerprint=self.fingerprint,
             limit_bytes=limit_bytes,
             order=tuple(names[i] for i in problem.order),
             absences=tuple(
@@ -183,7 +184,7 @@ class Optimizer:
 
         Raises InvalidModel when the plan is another graph's.
         """
-        if plan.fingerprint != fingerprint(self.graph):
+        if plan.fingerprint != self.fingerprint:
             raise InvalidModel(
                 "this plan was made for another graph (its fingerprint differs): plan again for this one, or "
                 "load the plan that was made for it"

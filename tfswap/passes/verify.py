@@ -6,6 +6,8 @@ waits for, a reload that can run before its offload, a swapped tensor whose buff
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph, Node
 from tfswap.oplib import names
@@ -21,19 +23,18 @@ def verify(graph: Graph) -> int:
         order = graph.topological()
     except ValueError as error:
         raise VerificationError(f"the rewritten graph can't run: {error}. Please report this.") from error
-    place = {node: i for i, node in enumerate(order)}
+    is_released = _releases_before(order)
+    fetched = {fetch.node for fetch in graph.fetches}
     users: dict[Node, list[Node]] = {}
     for node in order:
         for read in node.inputs:
             users.setdefault(read.node, []).append(node)
-    count = 0
     live = graph.live_nodes()
-    for node in order:
-        if node.op not in names.ALL:
-            continue
-        count += 1
+    swaps = [node for node in order if node.op in names.ALL]
+    for node in swaps:
         if node not in live:
             raise VerificationError(f"nothing keeps {node.name!r} in the graph: it would never run")
+    for node in swaps:
         readers = users.get(node, [])
         if node.op == names.SWAP_OUT:
             releases = [n for n in readers if n.op == names.RELEASE]
@@ -43,11 +44,34 @@ def verify(graph: Graph) -> int:
                     f"{node.name!r} has {len(releases)} releases and {len(loads)} reloads: one release and at "
                     "least one reload are needed"
                 )
-            early = [n.name for n in loads if place[n] < place[releases[0]]]
+            early = [n.name for n in loads if not is_released(releases[0], n)]
             if early:
                 raise VerificationError(f"{early[0]!r} can run before {releases[0].name!r} lets the buffer go")
-        elif node.op == names.SWAP_IN and any(n.op != names.AWAIT for n in readers):
+        elif node.op == names.SWAP_IN and (node in fetched or any(n.op != names.AWAIT for n in readers)):
             raise VerificationError(f"{node.name!r} is read before its copy has ended")
-        elif node.op == names.AWAIT and not readers:
+        elif node.op == names.AWAIT and not readers and node not in fetched:
             raise VerificationError(f"{node.name!r} brings back a tensor that nothing reads")
-    return count
+    return len(swaps)
+
+
+def _releases_before(order: list[Node]) -> Callable[[Node, Node], bool]:
+    """Whether a path of edges makes a reload (second) wait for a release (first)."""
+    bit = {node: 1 << i for i, node in enumerate(n for n in order if n.op == names.RELEASE)}
+    last_use = {source: node for node in order for source in _sources(node)}
+    before: dict[Node, int] = {}  # the releases that must have run when a node has, as bits
+    loads: dict[Node, int] = {}
+    for node in order:
+        mask = bit.get(node, 0)
+        for source in _sources(node):
+            mask |= before[source]
+        if node.op == names.SWAP_IN:
+            loads[node] = mask
+        before[node] = mask
+        for source in _sources(node):
+            if last_use[source] is node:
+                del before[source]
+    return lambda release, load: bool(loads[load] & bit[release])
+
+
+def _sources(node: Node) -> set[Node]:
+    return {*(read.node for read in node.inputs), *node.controls}

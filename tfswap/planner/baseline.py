@@ -27,7 +27,7 @@ def simulate_baseline(
     replay = Replay(flow, steps, resident.arena(), resident)
     buffers: dict[int, Buffer] = {}
     for v, buffer in replay.persistent.items():
-        buffer.refs = replay.refs[v][0]
+        buffer.refs = replay.refs[v]
         buffers[v] = buffer
     waiting = [len(deps) for deps in flow.own_deps]
     users: list[list[int]] = [[] for _ in flow.nodes]

@@ -122,7 +122,7 @@ class Replay:
         self.flow = flow
         self.steps = steps
         self.arena = arena
-        self.refs = self._count_reads()
+        self._count_reads()
         self.persistent: dict[int, Buffer] = {}
         self.forwarded: list[tuple[int, int]] = []
         self.changed = False
@@ -134,28 +134,31 @@ class Replay:
                 self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
-    def _count_reads(self) -> list[list[int]]:
-        """Per value, the reads of its original and of each fresh buffer that comes back, in order."""
-        refs = [[0] for _ in self.flow.values]
+    def _count_reads(self) -> None:
+        """Count, per value, the reads of its original (`refs`) and of each buffer that comes back (`late`)."""
+        self.refs = [0] * len(self.flow.values)
+        self.late: dict[int, list[int]] = {}
         reads = self.flow.reads
         for kind, subject in self.steps:
             if kind == RUN:
                 for v in reads[subject]:
-                    refs[v][-1] += 1
+                    if v in self.late:
+                        self.late[v][-1] += 1
+                    else:
+                        self.refs[v] += 1
             elif kind == OUT:  # its own edge first, then the handle that it makes: held until RELEASE
-                refs[subject][-1] += 1
+                self.refs[subject] += 1
             elif kind == AWAIT:
-                refs[subject].append(0)
+                self.late.setdefault(subject, []).append(0)
         for v in self.flow.fetched:
-            refs[v][0] += 1
-        return refs
+            self.refs[v] += 1
 
     def repeat(self, trace: list[int] | None) -> int:
         """Run the schedule once; returns the index of the step with the highest use."""
         flow, arena, counts = self.flow, self.arena, self.refs
         buffers: dict[int, Buffer] = {}
         for v, buffer in self.persistent.items():
-            buffer.refs = counts[v][0]
+            buffer.refs = counts[v]
             buffers[v] = buffer
         held: dict[int, Buffer] = {}
         coming: dict[int, Buffer] = {}
@@ -175,10 +178,9 @@ class Replay:
                 if not buffer.refs and not buffer.pins:
                     free(buffer.address)
             elif kind == IN:
+                reads = self.late[subject][returned[subject]]
+                coming[subject] = Buffer(allocate(values[subject].nbytes), reads)
                 returned[subject] += 1
-                coming[subject] = Buffer(
-                    allocate(values[subject].nbytes), counts[subject][returned[subject]]
-                )
             else:
                 buffers[subject] = coming.pop(subject)
             if arena.peak_bytes > peak:
@@ -227,14 +229,14 @@ class Replay:
         for update in flow.updates[i]:
             old = buffers[update.old]
             if update.adopted is None and old.refs > flow.reads[i].count(update.old):
-                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), counts[update.new][0], 1)
+                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), counts[update.new], 1)
                 old.pins -= 1
                 self.changed = True
         for event, amount in flow.events[i]:
             if event == "out":
                 v = made.get(amount)
                 if v is not None:
-                    buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v][0])
+                    buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v])
             elif event == "temp":
                 taken = temp_forwards.get(len(temps), ()) if temp_forwards else ()
                 temps.append(self._temporary(amount, taken, buffers))
@@ -243,7 +245,7 @@ class Replay:
                 temps[amount] = -1
         for v in made.values():
             if v not in buffers:
-                buffers[v] = Buffer(-1, counts[v][0])
+                buffers[v] = Buffer(-1, counts[v])
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
@@ -279,18 +281,18 @@ class Replay:
                 return address
         return self.arena.allocate(nbytes)
 
-    def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[list[int]]) -> None:
+    def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[int]) -> None:
         old = buffers[update.old]
         if update.adopted is None:
             if update.new not in buffers:  # in place
-                old.refs += counts[update.new][0]
+                old.refs += counts[update.new]
                 buffers[update.new] = old
             elif not old.refs and not old.pins:
                 self.arena.free(old.address)
             return
         adopted = buffers[update.adopted]
         adopted.pins += 1
-        adopted.refs += counts[update.new][0]
+        adopted.refs += counts[update.new]
         buffers[update.new] = adopted
         old.pins -= 1
         if not old.refs and not old.pins:

@@ -1,0 +1,183 @@
+"""The passes, on graphs in text: tests/golden/*.txt.
+
+A golden file has three parts, between lines of dashes: what to do (and why, in comments), the graph before, and the
+expected text after. `pass: order|swap` names the kernels in their order; `absent:` lines are a plan's absences.
+TFSWAP_UPDATE_GOLDEN=1 writes the third part anew: then read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import format_graph, parse_graph
+from tfswap.oplib import names
+from tfswap.passes.order import apply_order
+from tfswap.passes.settle import apply_settle
+from tfswap.passes.split_views import apply_split_views
+from tfswap.passes.swap import apply_swaps, swap_nodes
+from tfswap.passes.verify import VerificationError, verify
+from tfswap.planner.plan import Absence, Plan
+
+GOLDEN = Path(__file__).parent / "golden"
+SEPARATOR = "---\n"
+
+
+class Golden:
+    def __init__(self, name: str):
+        self.path = GOLDEN / f"{name}.txt"
+        self.parts = self.path.read_text().split(SEPARATOR)
+        lines = [line for line in self.parts[0].splitlines() if not line.startswith("#")]
+        self.arguments = lines[0].split()[2:]
+        self.absences = [self._absence(line.split()[1:]) for line in lines[1:]]
+        self.graph = parse_graph(self.parts[1])
+
+    def _absence(self, words: list[str]) -> Absence:
+        where: dict[str, int | None] = {}
+        for key, _, value in (word.partition("=") for word in words[1:]):
+            where[key] = None if value == "None" else int(value)
+        out, release, back, use = (where[key] for key in ("out", "release", "back", "use"))
+        assert release is not None
+        assert back is not None
+        assert use is not None
+        return Absence(words[0], 64, out, release, back, use)
+
+    def plan(self) -> Plan:
+        order = tuple(self.arguments)
+        return Plan("", None, order, tuple(self.absences), 0, 0, 0, 0, 1.0, "test")
+
+    def check(self, comment: str = "") -> None:
+        result = comment + format_graph(self.graph)
+        if os.environ.get("TFSWAP_UPDATE_GOLDEN"):
+            self.path.write_text(SEPARATOR.join([*self.parts[:2], result]))
+        assert len(self.parts) == 3, f"no expected text in {self.path.name}"
+        assert result == self.parts[2]
+
+
+def edges(graph: Graph) -> int:
+    return sum(len(node.controls) for node in graph)
+
+
+# --- goldens --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "added", "gate"), [("order", 2, None), ("order_gate", 2, 7)])
+def test_order(name, added, gate):
+    golden = Golden(name)
+    before, nodes = edges(golden.graph), len(golden.graph)
+    chain = [golden.graph[n] for n in golden.arguments if "=" not in n]
+    assert apply_order(golden.graph, chain, gate) == added
+    assert edges(golden.graph) == before + added
+    assert len(golden.graph) == nodes + (gate is not None)
+    golden.check()
+    order = [n.name for n in golden.graph.topological()]
+    places = [order.index(n.name) for n in chain]
+    assert places == sorted(places)
+
+
+def test_settle():
+    golden = Golden("settle")
+    before = edges(golden.graph), len(golden.graph)
+    assert apply_settle(golden.graph) == 2
+    assert (edges(golden.graph), len(golden.graph)) == before
+    golden.check()
+    assert apply_settle(golden.graph) == 0
+
+
+def test_split_views():
+    golden = Golden("split_views")
+    before = edges(golden.graph), len(golden.graph)
+    # Both inputs of swapped, the input of one, both inputs of sum.
+    assert apply_split_views(golden.graph) == 5
+    assert (edges(golden.graph), len(golden.graph)) == before
+    golden.check()
+    assert apply_split_views(golden.graph) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "views"), [("swap", 0), ("swap_early", 0), ("swap_view", 1), ("swap_twice", 0), ("swap_identity_n", 0)]
+)
+def test_swap(name, views):
+    golden = Golden(name)
+    graph = golden.graph
+    flow = analyse_dataflow(graph.copy(), DeviceModel())
+    before = edges(graph), len(graph)
+    chain = apply_swaps(graph, flow, golden.plan())
+    inserted = list(swap_nodes(graph))
+    outs = sum(a.out is not None for a in golden.absences)
+    assert [sum(n.op == op for n in inserted) for op in (names.SWAP_OUT, names.RELEASE)] == [outs, outs]
+    assert [sum(n.op == op for n in inserted) for op in (names.SWAP_IN, names.AWAIT)] == [len(golden.absences)] * 2
+    assert (edges(graph), len(graph)) == (before[0], before[1] + len(inserted) + views)
+    assert len(chain) == len(golden.arguments) + len(inserted)
+    golden.check(f"# chain: {' '.join(node.name for node in chain)}\n")
+    # In that order the graph can run, and it is sound.
+    apply_order(graph, chain)
+    assert verify(graph) == len(inserted)
+    order = graph.topological()
+    places = [order.index(node) for node in chain]
+    assert places == sorted(places)
+
+
+# --- verify: each of its errors -------------------------------------------------------------------------
+
+SOUND = """\
+%x = Placeholder() -> float32[4]
+%out = Tfswap>SwapOut(%x) -> variant[]
+%release = Tfswap>Release(%out)
+%in = Tfswap>SwapIn(%out) ^release -> float32[4], variant[]
+%await = Tfswap>Await(%in, %in:1) -> float32[4]
+%y = Neg(%await) -> float32[4]
+feeds %x
+fetches %y
+"""
+
+UNSOUND = [
+    ("float32[4]\n%out = Tfswap>SwapOut(%x)", "float32[4]\n%out = Tfswap>SwapOut(%x) ^y", "cycle through or before"),
+    ("^release ", "", "nothing keeps 'release' in the graph"),
+    ("%release = Tfswap>Release(%out)", "%release = NoOp()", "'out' has 0 releases and 1 reloads"),
+    (
+        "%in = Tfswap>SwapIn(%out) ^release",
+        "%second = Tfswap>Release(%out)\n%in = Tfswap>SwapIn(%out) ^release ^second",
+        "'out' has 2 releases and 1 reloads",
+    ),
+    ("SwapIn(%out) ^release", "SwapIn(%x) ^release", "'out' has 1 releases and 0 reloads"),
+    (
+        "%in = Tfswap>SwapIn(%out) ^release",
+        "%in = Tfswap>SwapIn(%out)",
+        "'in' can run before 'release' lets the buffer go",
+    ),
+    ("Neg(%await)", "Neg(%in) ^await", "'in' is read before its copy has ended"),
+    ("Neg(%await)", "Neg(%x) ^await", "'await' brings back a tensor that nothing reads"),
+]
+
+
+def test_a_sound_graph_passes():
+    assert verify(parse_graph(SOUND)) == 4
+
+
+@pytest.mark.parametrize(("old", "new", "message"), UNSOUND, ids=lambda value: value if " " in value else "")
+def test_an_unsound_graph_is_refused(old, new, message):
+    assert SOUND.count(old) == 1
+    text = SOUND.replace(old, new)
+    if "before 'release'" in message:  # the release is kept, and nothing orders the two
+        text += "targets %release\n"
+    with pytest.raises(VerificationError) as error:
+        verify(parse_graph(text))
+    assert message in str(error.value)
+
+
+def test_a_reload_before_its_release_is_refused_wherever_the_nodes_stand():
+    lines = SOUND.replace(" ^release", "").splitlines(keepends=True)
+    release = lines.pop(2)
+    with pytest.raises(VerificationError, match="'in' can run before 'release'"):
+        verify(parse_graph("".join([*lines[:3], release, *lines[3:]]) + "targets %release\n"))
+
+
+def test_a_fetched_reload_is_read():
+    text = SOUND.replace("fetches %y", "fetches %await").replace("%y = Neg(%await) -> float32[4]\n", "")
+    assert verify(parse_graph(text)) == 4

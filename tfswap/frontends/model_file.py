@@ -167,6 +167,10 @@ class ModelFile:
             self.library[name] = self.meta_graph.graph_def.library.function.add()
             self.library[name].CopyFrom(fdef)
 
+    def copy(self, folder: Path) -> None:
+        """Copy the SavedModel's files, as they are on disk."""
+        shutil.copytree(self.path, folder)
+
     def write(self, folder: Path) -> None:
         """Write the proto into `folder`, a copy of this SavedModel."""
         from tensorflow.python.framework import meta_graph
@@ -200,7 +204,10 @@ def _only_call(fdef: Any, library: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
-    """A copy of the folder `source` that becomes `target` when the block ends well, and is gone when it does not.
+    """A path to make a folder at that becomes `target` when the block ends well, and is gone when it does not.
+
+    Args:
+        source: the model that `target` is made from.
 
     Raises:
         TfswapError: `target` exists, lies inside `source`, or can't be written.
@@ -210,15 +217,17 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
         raise TfswapError(f"the output folder {os.fspath(target)!r} exists: give another, or remove it first")
     if final.is_relative_to(source.resolve()):
         raise TfswapError(f"the output folder {os.fspath(target)!r} lies inside the model's own: give another")
+    if not final.parent.is_dir():
+        raise TfswapError(
+            f"the output folder {os.fspath(target)!r} can't be made: there is no folder {str(final.parent)!r}"
+        )
     try:
         working = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp"))
     except OSError as error:
         raise _unwritable(target, error) from error
     try:
-        copy = working / "model"
-        shutil.copytree(source, copy)
-        yield copy
-        os.rename(copy, final)
+        yield working / "model"
+        os.rename(working / "model", final)
     except OSError as error:
         raise _unwritable(target, error) from error
     finally:
@@ -226,4 +235,4 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _unwritable(target: str | os.PathLike[str], error: OSError) -> TfswapError:
-    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {error}. Nothing was left there.")
+    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {error.strerror or error}. Nothing was left there.")

@@ -23,7 +23,8 @@ from tfswap.sizes import parse_limit
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
-    "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top."
+    "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top, and "
+    "so can a tensor's worth of holes between them; tfswap.optimize on the function itself plans for what is there."
 )
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with

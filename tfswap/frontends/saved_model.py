@@ -179,6 +179,7 @@ def _optimize_file(
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
         for step, made in changed.items():
             _replace_step(file, step, made)
+        file.copy(folder)
         if changed:
             file.write(folder)
             (folder / README_NAME).write_text(_readme(function, changed), encoding="utf-8")

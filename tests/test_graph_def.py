@@ -1,0 +1,242 @@
+"""`optimize_graph` on protos: TensorFlow 1 graphs in a Session with its default configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT
+
+import tfswap
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+
+BATCH, WIDTH, LAYERS = 2048, 256, 6
+ARENA_MIB = 1000
+
+
+def build(reference_variables: bool, optimizer: str) -> tuple[Any, str]:
+    """A TensorFlow 1 training graph, and the name of its initializer."""
+    import numpy as np
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, WIDTH], name="x")
+        y = v1.placeholder(tf.float32, [None, WIDTH], name="y")
+        random, h = np.random.default_rng(0), x
+        for i in range(LAYERS):
+            start = (random.normal(size=(WIDTH, WIDTH)) * 0.1).astype("f")
+            weight = v1.get_variable(f"w{i}", initializer=start, use_resource=not reference_variables)
+            h = tf.nn.relu(tf.matmul(h, weight))
+        loss = tf.reduce_mean((h - y) ** 2, name="loss")
+        tf.reduce_sum(h, name="sum")
+        if optimizer == "momentum":
+            trainer = v1.train.MomentumOptimizer(0.1, 0.9)
+        else:
+            trainer = v1.train.GradientDescentOptimizer(0.1)
+        if optimizer == "by hand":
+            pairs = trainer.compute_gradients(loss)
+            updates = [v1.assign_sub(v, 0.1 * g) for g, v in pairs]
+            tf.group(*updates, name="train")
+        else:
+            trainer.minimize(loss, name="train")
+        return graph, v1.global_variables_initializer().name
+
+
+def train(name: str, reference_variables: bool, optimizer: str, limit: str) -> dict[str, Any]:
+    """Losses, values and peak of one variant, in a Session on a capped arena."""
+    import numpy as np
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    graph, init = build(reference_variables, optimizer)
+    graph_def, planned = graph.as_graph_def(), 0
+    config = v1.ConfigProto()
+    if name == "reference":
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+    else:
+        made = tfswap.optimize_graph(
+            graph_def, feeds=["x", "y"], fetches=["loss:0", "train"], memory_limit=limit, batch_size=BATCH
+        )
+        assert isinstance(made, tfswap.OptimizedGraph)
+        graph_def, planned = made.graph_def, made.report.planned_peak_bytes
+    slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, 2**20], dtype=tf.uint8)
+    del slab
+    # Aligned, so that a Session takes them as they are: then they are in nobody's arena. Copies are what counts.
+    random = np.random.default_rng(1)
+    x = random.normal(size=(BATCH, WIDTH)).astype("f")
+    y = random.normal(size=(BATCH, WIDTH)).astype("f")
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph, config=config) as session:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        session.run(init)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses = [session.run(["loss:0", "train"], {"x:0": x, "y:0": y})[0] for _ in range(3)]
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        losses.append(session.run(["loss:0", "train"], {"x:0": x[:99], "y:0": y[:99]})[0])
+        losses.append(session.run("sum:0", {"x:0": x}))  # not planned: runs as it did
+        trace = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        metadata = v1.RunMetadata()
+        session.run("train", {"x:0": x, "y:0": y}, options=trace, run_metadata=metadata)
+        ran = {n.node_name for d in metadata.step_stats.dev_stats for n in d.node_stats}
+        reads = "%s:0" if reference_variables else "%s/Read/ReadVariableOp:0"
+        weights = [session.run(reads % f"w{i}") for i in range(LAYERS)]
+    missing = []
+    if name != "reference":
+        body = graph_def.library.function[-1].node_def
+        missing = sorted(n.name for n in body if n.op.startswith("Tfswap>") and n.name not in ran)
+    bits = "".join(np.asarray(v).tobytes().hex() for v in losses) + weights[-1].tobytes().hex()
+    total = [float(np.abs(w).sum(dtype="float64")) for w in weights]
+    return {"bits": bits, "total": total, "peak": peak, "planned": planned, "missing": missing}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+    }
+    command = [sys.executable, str(Path(__file__)), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("variables", "optimizer"),
+    [("reference", "momentum"), ("reference", "by hand"), ("resource", "momentum")],
+)
+def test_a_session_runs_the_plan_with_the_same_bits(variables: str, optimizer: str) -> None:
+    both = [start(name, variables, optimizer, "60%") for name in ("reference", "rewritten")]
+    expected, got = (finish(process) for process in both)
+    assert got["total"] == expected["total"]
+    assert got["bits"] == expected["bits"]
+    assert got["missing"] == []
+    assert got["peak"] <= 1.02 * got["planned"]
+    assert got["peak"] < 0.7 * expected["peak"]
+
+
+@pytest.fixture(scope="module")
+def graph_def() -> Any:
+    return build(True, "momentum")[0].as_graph_def()
+
+
+def optimize(graph_def: Any, **options: Any) -> Any:
+    given = {"feeds": ["x", "y"], "fetches": ["loss", "train"], "memory_limit": "60%", "batch_size": BATCH}
+    return tfswap.optimize_graph(graph_def, **{**given, **options})
+
+
+def test_nothing_but_the_step_moves(graph_def: Any) -> None:
+    before = graph_def.SerializeToString(deterministic=True)
+    made = optimize(graph_def)
+    assert graph_def.SerializeToString(deterministic=True) == before
+    old = {n.name: n for n in graph_def.node}
+    new = {n.name: n for n in made.graph_def.node}
+    assert [n for n in new if n not in old] == ["tfswap/step"]
+    changed = sorted(n for n in new if n in old and old[n] != new[n])
+    assert changed == ["loss", "train"]
+    assert {f"w{i}" for i in range(LAYERS)} | {"init", "sum", "x", "y"} <= set(new)
+    assert not any(n.op == "ApplyMomentum" for n in made.graph_def.node)
+
+
+def test_the_same_graph_gives_the_same_result(graph_def: Any) -> None:
+    made = optimize(graph_def)
+    again = optimize(graph_def, plan=made.plan)
+    assert made.graph_def.SerializeToString(deterministic=True) == again.graph_def.SerializeToString(
+        deterministic=True
+    )
+
+
+def test_a_generous_limit_changes_nothing(graph_def: Any) -> None:
+    made = optimize(graph_def, memory_limit="10GiB")
+    assert made.plan.changes_nothing
+    assert made.graph_def == graph_def
+
+
+def test_analysis_changes_nothing(graph_def: Any) -> None:
+    made = optimize(graph_def, mode="analyze")
+    assert made.graph_def == graph_def
+    assert made.report.swapped
+
+
+def test_updates_through_references_wait_for_the_reads_of_their_variable() -> None:
+    from tfswap.frontends.ref_variables import order_writes
+    from tfswap.importers.graph_def import import_graph_def
+
+    built, _ = build(True, "by hand")
+    graph = import_graph_def(built.as_graph_def(add_shapes=True), ["x", "y"], ["loss:0"], ["train"])
+    graph.prune()
+    assert order_writes(graph) > 0
+    graph.topological()
+    reads_weight = [n for n in graph if n.op == "MatMul" and any(t.node.name == "w1/read" for t in n.inputs)]
+    (update,) = [n for n in graph if n.op == "AssignSub" and n.inputs[0].node.name == "w1"]
+    before, pending = set(), [update]
+    while pending:
+        node = pending.pop()
+        for source in (*(t.node for t in node.inputs), *node.controls):
+            if source not in before:
+                before.add(source)
+                pending.append(source)
+    assert len(reads_weight) == 2
+    assert before.issuperset(reads_weight)
+
+
+def meta_graph(graph_def: Any) -> Any:
+    import tensorflow as tf
+
+    made = tf.compat.v1.MetaGraphDef()
+    made.graph_def.CopyFrom(graph_def)
+    signature = made.signature_def["train"]
+    for name in ("x", "y"):
+        signature.inputs[name].name = f"{name}:0"
+    signature.outputs["loss"].name = "loss:0"
+    made.collection_def["train_op"].node_list.value.append("train")
+    return made
+
+
+def test_a_meta_graph_names_its_signature(graph_def: Any) -> None:
+    given = meta_graph(graph_def)
+    made = tfswap.optimize_graph(given, signature="train", memory_limit="60%", batch_size=BATCH)
+    assert isinstance(made, tfswap.OptimizedGraph)
+    assert made.graph_def == optimize(graph_def).graph_def
+    assert made.meta_graph_def.graph_def == made.graph_def
+    assert made.meta_graph_def.signature_def["train"] == given.signature_def["train"]
+    with pytest.raises(InvalidModel, match="'serve'.*'train'"):
+        tfswap.optimize_graph(given, signature="serve", memory_limit="60%", batch_size=BATCH)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"feeds": None}, TfswapError, "feeds="),
+        ({"feeds": ["z"]}, InvalidModel, "'z'"),
+        ({"fetches": ["lost"]}, InvalidModel, "'lost'"),
+        ({"fetches": ["loss"]}, UnsupportedGraph, "no backward pass"),
+        ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]"),
+        ({"memory_limit": "1KiB"}, InfeasibleMemoryLimit, "needs at least"),
+        ({"output_dir": "somewhere"}, TfswapError, "output_dir"),
+    ],
+)
+def test_bad_input_is_refused(graph_def: Any, options: dict[str, Any], error: type[TfswapError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        optimize(graph_def, **options)
+
+
+def test_a_rewritten_graph_is_not_rewritten_again(graph_def: Any) -> None:
+    with pytest.raises(InvalidModel, match="already"):
+        optimize(optimize(graph_def).graph_def)
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(sys.argv[1], sys.argv[2] == "reference", sys.argv[3], sys.argv[4])))

@@ -1,0 +1,260 @@
+"""`optimize_graph` on SavedModels: the same values, under the limit, and nothing half-written."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT
+from saved_models import ARENA_MIB
+
+import tfswap
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+
+BATCH = 4096
+ENVIRONMENT = {
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "tests" / "saved_models.py"), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    saving = {name: start("save", name, str(folder / name)) for name in ("plain", "keras")}
+    for process in saving.values():
+        finish(process)
+    return {name: folder / name for name in saving}
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for the kernels that the training processes run with."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+
+
+@pytest.mark.parametrize(("name", "limits"), [("plain", ("60%", "floor")), ("keras", ("60%",))])
+@pytest.mark.usefixtures("plain_kernels")
+def test_rewritten_model_trains_under_the_limit_with_the_same_bits(
+    models: dict[str, Path], tmp_path: Path, name: str, limits: tuple[str, ...]
+) -> None:
+    reference = start("reference", str(models[name]), str(BATCH))
+    analysis = optimize(models[name], tmp_path, memory_limit=None, mode="analyze")
+    reports, running = {}, {}
+    for limit in limits:
+        wanted = analysis.floor_bytes if limit == "floor" else limit
+        reports[limit] = optimize(models[name], tmp_path / limit, memory_limit=wanted)
+        running[limit] = start("train", str(tmp_path / limit), str(BATCH))
+    expected = json.loads(finish(reference))
+    for limit, report in reports.items():
+        got = json.loads(finish(running[limit]))
+        assert got["losses"] == expected["losses"]
+        assert got["bits"] == expected["bits"]
+        plan = tfswap.Plan.load(tmp_path / limit / "tfswap_plan.json")
+        assert got["copies"] == 3 * sum(a.out is not None for a in plan.absences) > 0
+        assert got["peak"] <= report.memory_limit_bytes < expected["peak"]
+        assert 0.95 * report.planned_peak_bytes <= got["peak"] <= 1.02 * report.planned_peak_bytes
+
+
+def optimize(model: Path, folder: Path, **options: Any) -> Any:
+    return tfswap.optimize_graph(model, folder, **{"memory_limit": "60%", "batch_size": BATCH, **options})
+
+
+def test_only_the_function_library_changes(models: dict[str, Path], tmp_path: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    optimize(models["plain"], tmp_path / "out")
+    before, after = (
+        saved_model_pb2.SavedModel.FromString((p / "saved_model.pb").read_bytes())
+        for p in (models["plain"], tmp_path / "out")
+    )
+    added = {"README.txt", "tfswap_plan.json"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in models["plain"].iterdir()} | added
+    assert "import tfswap.ops" in (tmp_path / "out" / "README.txt").read_text()
+    for file in (models["plain"] / "variables").iterdir():
+        assert filecmp.cmp(file, tmp_path / "out" / "variables" / file.name, shallow=False)
+    old, new = before.meta_graphs[0], after.meta_graphs[0]
+    assert old.object_graph_def == new.object_graph_def
+    assert dict(old.signature_def) == dict(new.signature_def)
+    assert list(old.graph_def.node) == list(new.graph_def.node)
+    functions = {f.signature.name: f for f in new.graph_def.library.function}
+    changed = [f.signature.name for f in old.graph_def.library.function if functions[f.signature.name] != f]
+    assert len(changed) == 1
+    assert "train_step" in changed[0]
+    assert set(functions) - {f.signature.name for f in old.graph_def.library.function} == {f"{changed[0]}_tfswap"}
+
+
+def test_same_model_and_limit_give_the_same_file(models: dict[str, Path], tmp_path: Path) -> None:
+    first = optimize(models["plain"], tmp_path / "a")
+    plan = tfswap.Plan.load(tmp_path / "a" / "tfswap_plan.json")
+    again = optimize(models["plain"], tmp_path / "b", plan=plan)
+    assert (tmp_path / "a" / "saved_model.pb").read_bytes() == (tmp_path / "b" / "saved_model.pb").read_bytes()
+    assert first.planned_peak_bytes == again.planned_peak_bytes
+
+
+def test_a_limit_above_the_peak_gives_a_plain_copy(models: dict[str, Path], tmp_path: Path) -> None:
+    report = optimize(models["plain"], tmp_path / "out", memory_limit="10GiB")
+    assert report.kernels == 0
+    for name in ("saved_model.pb", "fingerprint.pb"):
+        assert filecmp.cmp(models["plain"] / name, tmp_path / "out" / name, shallow=False)
+    assert not (tmp_path / "out" / "README.txt").exists()
+
+
+def test_a_signature_names_the_function_that_it_calls(models: dict[str, Path], tmp_path: Path) -> None:
+    by_name = optimize(models["plain"], tmp_path / "a")
+    by_signature = optimize(models["plain"], tmp_path / "b", function="train")
+    assert by_signature.step == by_name.step
+    assert (tmp_path / "a" / "saved_model.pb").read_bytes() == (tmp_path / "b" / "saved_model.pb").read_bytes()
+
+
+def test_every_trace_that_trains_is_rewritten(models: dict[str, Path], tmp_path: Path) -> None:
+    limit = 16 << 20  # between the peaks of the two that train
+    report = optimize(models["plain"], tmp_path / "out", function="traced_step", batch_size=None, memory_limit="90%")
+    plans = [tfswap.Plan.load(p) for p in sorted((tmp_path / "out").glob("tfswap_plan*.json"))]
+    assert len(plans) == 2
+    assert report.baseline_peak_bytes == max(p.baseline_peak_bytes for p in plans) < limit * 2
+    assert all(not p.changes_nothing for p in plans)
+
+
+def test_sizes_by_argument_are_those_of_a_batch(models: dict[str, Path], tmp_path: Path) -> None:
+    by_batch = optimize(models["plain"], tmp_path / "a", mode="analyze")
+    shapes = {"x": (BATCH, 256), "y": (BATCH, 256)}
+    by_shape = optimize(models["plain"], tmp_path / "b", batch_size=None, input_shapes=shapes, mode="analyze")
+    assert by_shape == by_batch
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(model: Path) -> None:
+    (model / "saved_model.pb").write_bytes(b"\x0a\xff not a model")
+
+
+def empty(model: Path) -> None:
+    (model / "saved_model.pb").write_bytes(b"")
+
+
+def remove(model: Path) -> None:
+    shutil.rmtree(model)
+
+
+def take_away_the_graph(model: Path) -> None:
+    (model / "saved_model.pb").unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (damage, "can't be read"),
+        (empty, "is empty"),
+        (remove, "does not exist"),
+        (take_away_the_graph, "holds no saved_model.pb"),
+    ],
+)
+def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, break_it: Any, says: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models["plain"], model)
+    break_it(model)
+    with pytest.raises(InvalidModel, match=says):
+        optimize(model, tmp_path / "out")
+    assert not any(p.name != "model" for p in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"function": "fit"}, InvalidModel, "has no function 'fit'.*predict.*train_step"),
+        ({"function": "predict"}, UnsupportedGraph, "no backward pass"),
+        ({"function": "compiled_step"}, UnsupportedGraph, "compiled by XLA"),
+        ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]; y \[\?, 256\]"),
+        ({"batch_size": 0}, TfswapError, "batch_size is 0"),
+        ({"input_shapes": {"z": (1, 2)}}, InvalidModel, "'z'.*x, y"),
+        ({"input_shapes": {"x": (8, 255)}}, InvalidModel, "255"),
+        ({"input_shapes": {"x": (8, 256), "y": (9, 256)}}, InvalidModel, "input shapes"),
+        ({"memory_limit": "much"}, TfswapError, "'much'.*not a size"),
+        ({"memory_limit": -1}, TfswapError, "must be positive"),
+        ({"memory_limit": "1MiB"}, InfeasibleMemoryLimit, "needs at least"),
+        ({"tactics": ("magic",)}, TfswapError, "'magic'"),
+        ({"mode": "guess"}, TfswapError, "'guess'"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(
+    models: dict[str, Path], tmp_path: Path, options: dict[str, Any], error: type[TfswapError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        optimize(models["plain"], tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_floor_is_the_smallest_limit(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleMemoryLimit) as refused:
+        optimize(models["plain"], tmp_path / "a", memory_limit="1MiB")
+    floor = refused.value.floor_bytes
+    optimize(models["plain"], tmp_path / "b", memory_limit=floor)
+    with pytest.raises(InfeasibleMemoryLimit):
+        optimize(models["plain"], tmp_path / "c", memory_limit=floor - 1)
+
+
+def test_auto_clustering_is_refused(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
+    with pytest.raises(UnsupportedGraph, match="auto-clustering"):
+        optimize(models["plain"], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_of_another_graph_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    optimize(models["keras"], tmp_path / "keras")
+    plan = tfswap.Plan.load(tmp_path / "keras" / "tfswap_plan.json")
+    with pytest.raises(InvalidModel, match="another graph"):
+        optimize(models["plain"], tmp_path / "out", plan=plan)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rewritten_step_is_not_rewritten_again(models: dict[str, Path], tmp_path: Path) -> None:
+    optimize(models["plain"], tmp_path / "out")
+    with pytest.raises(InvalidModel, match="already"):
+        optimize(tmp_path / "out", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(TfswapError, match="exists"):
+        optimize(models["plain"], tmp_path / "out")
+    with pytest.raises(TfswapError, match="no folder"):
+        optimize(models["plain"], tmp_path / "none" / "out")
+    with pytest.raises(TfswapError, match="inside the model"):
+        optimize(models["plain"], models["plain"] / "out")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+
+
+def test_a_full_disk_leaves_nothing(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)  # the README comes after the model
+    with pytest.raises(TfswapError, match="No space left"):
+        optimize(models["plain"], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

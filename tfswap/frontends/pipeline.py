@@ -41,11 +41,13 @@ class Options:
         tactics: subset of TACTICS; ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
         keep: names of tensors that must stay ("node:0").
+        solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
     """
 
     tactics: tuple[str, ...] = TACTICS
     host_limit_bytes: int | None = None
     keep: frozenset[str] = frozenset()
+    solver: str = "furthest"
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]
@@ -91,6 +93,7 @@ class Optimizer:
             keep=frozenset(values[name] for name in self.options.keep if name in values),
             host_limit_bytes=self.options.host_limit_bytes,
             swap="swap" in self.options.tactics,
+            solver=self.options.solver,
         )
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
         self.baseline_peak_bytes = simulate_baseline(
@@ -160,7 +163,7 @@ class Optimizer:
             persistent_bytes=self.resident_bytes,
             host_bytes=found.memory.host_peak_bytes,
             time_ratio=round(found.timing.total_s / found.timing.compute_s, 6) if found.timing.compute_s else 1.0,
-            solver="furthest",
+            solver=self.options.solver,
         )
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:

@@ -12,7 +12,7 @@ import heapq
 
 import numpy as np
 
-from tfswap.planner.problem import Gap, Problem
+from tfswap.planner.problem import Gap, Problem, live_without
 from tfswap.planner.schedule import Interval
 
 PREFETCH_SLACK = 1.5
@@ -54,7 +54,7 @@ def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
 
 def _trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
     """Give back what later choices made needless, the costliest first."""
-    live = _live_without(problem, chosen)
+    live = live_without(problem, chosen)
     kept: list[Gap] = []
     for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
         inside = live[gap.start + 1 : gap.end]
@@ -65,17 +65,9 @@ def _trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
     return kept
 
 
-def _live_without(problem: Problem, absent: list[Gap]) -> np.ndarray:
-    change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
-    for gap in absent:
-        change[gap.start + 1] -= gap.nbytes
-        change[gap.end] += gap.nbytes
-    return problem.live_bytes + np.cumsum(change[:-1])
-
-
 def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Interval]:
     """Say when each copy starts and when its buffer goes, within `target_bytes`."""
-    slack = target_bytes - _live_without(problem, chosen)
+    slack = target_bytes - live_without(problem, chosen)
     starts = problem.starts_s
     release: dict[Gap, int] = {}
     lane = 0.0

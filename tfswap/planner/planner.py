@@ -1,23 +1,27 @@
 """From facts and a byte limit to a plan.
 
 The ladder: a solver is asked for plans at a series of ever lower targets of live bytes, which do not depend on
-the limit; each is judged by the allocator's simulation; the plan is the first that fits. So a higher limit can
-only stop earlier on the same ladder: it never gives a slower plan, and a lower limit never a higher peak.
+the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest. A higher limit
+chooses among more: it never gives a slower plan, a lower limit never a higher peak, and at the floor there is a
+plan. Simulating memory costs most, so a rung gets that far only when it is fast enough and can fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.planner import furthest
+from tfswap.planner import furthest, meng
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.problem import Problem, Solver, make_problem
 from tfswap.planner.schedule import Interval, Step, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, simulate_memory, simulate_time
 
+SOLVERS: dict[str, Solver] = {"furthest": furthest.solve, "meng": meng.solve}
 LADDER_STEPS = 100
 MARGIN_SHARE = 0.001
 """Of the planned peak, kept free: what may still change in the arena between planning and the first step. Where
@@ -25,17 +29,32 @@ the arena is known chunk by chunk the simulation is off by less than a thousand 
 
 
 @dataclass(frozen=True)
+class Draft:
+    """One rung of the ladder, timed.
+
+    Attributes:
+        intervals: what is absent when.
+        timing: of the step so.
+        live_bytes: the most live at once, without fragmentation.
+    """
+
+    intervals: list[Interval]
+    timing: Timing
+    live_bytes: int
+
+
+@dataclass(frozen=True)
 class Candidate:
-    """One rung of the ladder, judged."""
+    """One rung of the ladder, judged.
+
+    Attributes:
+        peak_bytes: the peak that the plan promises: the simulated one and the margin.
+    """
 
     intervals: list[Interval]
     memory: Memory
     timing: Timing
-
-    @property
-    def peak_bytes(self) -> int:
-        """The peak that the plan promises: the simulated one and the margin."""
-        return self.memory.peak_bytes + int(self.memory.peak_bytes * MARGIN_SHARE)
+    peak_bytes: int
 
 
 class Planner:
@@ -47,7 +66,7 @@ class Planner:
         resident: what is in the arena before the step: variables, arguments and whatever else.
         keep: values that must stay.
         host_limit_bytes: the most host memory that swapped tensors may take.
-        solver: named in the plan.
+        solver: one of SOLVERS.
     """
 
     def __init__(
@@ -59,48 +78,53 @@ class Planner:
         keep: frozenset[int] = frozenset(),
         host_limit_bytes: int | None = None,
         swap: bool = True,
-        solver: Solver = furthest.solve,
+        solver: str = "furthest",
         rates: Rates | None = None,
     ):
         self.flow = flow
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
         self.swap = swap
-        self.solver = solver
+        self.solver: Solver = SOLVERS[solver]
         self.rates = rates or default_rates(device)
         self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
         order = choose_order(flow, self.cost_s)
         self.problem: Problem = make_problem(
             flow, order, self.rates, self.cost_s, resident=resident, keep=keep
         )
-        self._judged: dict[int, Candidate | None] = {}
+        self._drafted: dict[int, Draft | None] = {}
+        self._judged: dict[int, Candidate] = {}
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
-        """The first rung within the limit; the top one for no limit; None when none fits."""
+        """The fastest rung within the limit, the highest of several; the top one for no limit; None if none fits."""
         if limit_bytes is None:
-            return self._rung(0)
+            return self._candidate(0)
+        best: Candidate | None = None
         for rung in range(LADDER_STEPS):
-            if self._target(rung) > limit_bytes:
+            draft = self._draft(rung)
+            if draft is None or draft.live_bytes > limit_bytes:
                 continue
-            found = self._rung(rung)
-            if found is None:
-                return None
+            if best is not None and draft.timing.total_s >= best.timing.total_s:
+                continue
+            found = self._candidate(rung)
             if found.peak_bytes <= limit_bytes and self._host_fits(found):
-                return found
-        return None
+                best = found
+                if not best.timing.stall_s:
+                    break  # nothing is faster
+        return best
 
     def floor_bytes(self) -> int:
         """The smallest limit that the ladder reaches."""
         best: int | None = None
         for rung in reversed(range(LADDER_STEPS)):
-            if best is not None and self._target(rung) >= best:
-                break
-            found = self._rung(rung)
-            if found is not None and self._host_fits(found):
+            draft = self._draft(rung)
+            if draft is None or (best is not None and draft.live_bytes >= best):
+                continue
+            found = self._candidate(rung)
+            if self._host_fits(found):
                 best = found.peak_bytes if best is None else min(best, found.peak_bytes)
-        top = self._rung(0)
-        assert top is not None
-        return top.peak_bytes if best is None else best
+        assert best is not None, "the top rung swaps nothing"
+        return best
 
     def schedule(self, candidate: Candidate) -> list[Step]:
         return build_schedule(self.problem.order, candidate.intervals)
@@ -111,24 +135,42 @@ class Planner:
     def _host_fits(self, candidate: Candidate) -> bool:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
-    def _rung(self, rung: int) -> Candidate | None:
+    def _draft(self, rung: int) -> Draft | None:
+        if rung not in self._drafted:
+            intervals: list[Interval] | None = []
+            if rung:
+                intervals = self.solver(self.problem, self._target(rung)) if self.swap else None
+            self._drafted[rung] = None if intervals is None else self.draft(intervals)
+        return self._drafted[rung]
+
+    def _candidate(self, rung: int) -> Candidate:
         if rung not in self._judged:
-            self._judged[rung] = self._judge(rung)
+            draft = self._draft(rung)
+            assert draft is not None
+            self._judged[rung] = self._judge(draft)
         return self._judged[rung]
 
-    def _judge(self, rung: int) -> Candidate | None:
-        if rung and not self.swap:
-            return None
-        intervals = [] if not rung else self.solver(self.problem, self._target(rung))
-        if intervals is None:
-            return None
-        return self.judge(intervals)
-
-    def judge(self, intervals: list[Interval]) -> Candidate:
-        """Memory and time of any set of absences, whoever chose it."""
+    def draft(self, intervals: list[Interval]) -> Draft:
+        """What is cheap to tell of any set of absences: its time and its live bytes."""
         steps = build_schedule(self.problem.order, intervals)
-        memory = simulate_memory(self.flow, steps, resident=self.resident)
         timing = simulate_time(
             self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s
         )
-        return Candidate(intervals, memory, timing)
+        change = np.zeros(len(self.problem.live_bytes) + 1, dtype=np.int64)
+        for a in intervals:
+            change[a.release] -= round_up(self.flow.values[a.value].nbytes)
+            change[a.back] += round_up(self.flow.values[a.value].nbytes)
+        live = self.problem.live_bytes + np.cumsum(change[:-1])
+        return Draft(intervals, timing, int(live.max(initial=0)))
+
+    def judge(self, intervals: list[Interval]) -> Candidate:
+        """Memory and time of any set of absences, whoever chose it."""
+        return self._judge(self.draft(intervals))
+
+    def _judge(self, draft: Draft) -> Candidate:
+        steps = build_schedule(self.problem.order, draft.intervals)
+        memory = simulate_memory(self.flow, steps, resident=self.resident)
+        # A fresh buffer can be taken over where the original could not: then less is live than the draft says.
+        # The larger of the two keeps a rung's promise and its draft consistent.
+        peak = max(draft.live_bytes, memory.peak_bytes + int(memory.peak_bytes * MARGIN_SHARE))
+        return Candidate(draft.intervals, memory, draft.timing, peak)

@@ -126,3 +126,12 @@ def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:
         if v not in reasons and flow.values[v].tensor != (node, index) and not is_view(node.op):
             reasons[v] = f"{node.op} {node.name} passes its buffer on in a way that can't be repeated"
     return reasons
+
+
+def live_without(problem: Problem, absent: list[Gap]) -> np.ndarray:
+    """Live bytes per position with these gaps' values absent in between."""
+    change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
+    for gap in absent:
+        change[gap.start + 1] -= gap.nbytes
+        change[gap.end] += gap.nbytes
+    return problem.live_bytes + np.cumsum(change[:-1])

@@ -16,6 +16,7 @@ from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import furthest, meng
+from tfswap.planner.allocator import round_up
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.problem import Problem, Solver, make_problem
 from tfswap.planner.schedule import Interval, Step, build_schedule

@@ -192,6 +192,12 @@ class Optimizer:
                 "this plan was made for another graph (its fingerprint differs): plan again for this one, or "
                 "load the plan that was made for it"
             )
+        strange = [name for name in plan.order if name not in self.flow.place]
+        if strange:
+            raise InvalidModel(
+                f"this plan names the node {strange[0]!r}, which this graph does not have: the two are built alike "
+                "and named otherwise (a second model in one process, say). Plan again for this one."
+            )
         if plan.changes_nothing:
             return self.graph
         made = self.settled.copy()

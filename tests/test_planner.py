@@ -497,7 +497,7 @@ def test_the_fingerprint_is_of_the_structure():
 def test_a_plan_is_refused_where_nodes_have_other_names():
     optimizer = optimizer_of(parse_graph(LONG))
     plan = optimizer.plan(optimizer.floor_bytes())
-    with pytest.raises(InvalidModel, match="'other'"):
+    with pytest.raises(InvalidModel, match="names the node 'b'"):
         optimizer_of(parse_graph(LONG.replace("%b", "%other"))).rewrite(plan)
 
 

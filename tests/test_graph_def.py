@@ -153,9 +153,7 @@ def test_nothing_but_the_step_moves(graph_def: Any) -> None:
 def test_the_same_graph_gives_the_same_result(graph_def: Any) -> None:
     made = optimize(graph_def)
     again = optimize(graph_def, plan=made.plan)
-    assert made.graph_def.SerializeToString(deterministic=True) == again.graph_def.SerializeToString(
-        deterministic=True
-    )
+    assert made.graph_def.SerializeToString(deterministic=True) == again.graph_def.SerializeToString(deterministic=True)
 
 
 def test_a_generous_limit_changes_nothing(graph_def: Any) -> None:

@@ -248,9 +248,7 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
-def test_a_full_disk_leaves_nothing(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -235,4 +235,6 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _unwritable(target: str | os.PathLike[str], error: OSError) -> TfswapError:
-    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {error.strerror or error}. Nothing was left there.")
+    return TfswapError(
+        f"the output folder {os.fspath(target)!r} can't be written: {error.strerror or error}. Nothing was left there."
+    )

@@ -1,0 +1,197 @@
+"""The command line: exit statuses, pure JSON, no tracebacks, and what a person reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import saved_models
+from processes import ROOT
+
+import tfswap
+from tfswap.frontends import cli, progress
+
+FLAGS = ("--batch_size=1024",)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("cli") / "model")
+    saved_models.save("plain", path)
+    return path
+
+
+def tfswap_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tfswap", *arguments]
+    base = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    env = {**base, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_optimize_in_a_process_of_its_own(model: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    done = tfswap_command("optimize", model, out, "--memory_limit=60%", "--function=train_step", *FLAGS, "--json")
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["output_dir"] == out
+    assert content["planned_peak_bytes"] <= content["memory_limit_bytes"] < content["baseline_peak_bytes"]
+    assert "Traceback" not in done.stderr
+    noise = [line for line in done.stderr.splitlines() if not line.startswith("tfswap: ")]
+    assert noise == []
+
+
+def test_doctor_without_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('no TensorFlow here')\n")
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    done = tfswap_command("doctor", "--json", PYTHONPATH=path)
+    assert done.returncode == 1
+    content = json.loads(done.stdout)
+    assert content["tensorflow"] is None
+    assert "TensorFlow" in content["advice"][0]
+    assert "Traceback" not in done.stderr
+    done = tfswap_command("analyze", str(tmp_path), PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "TensorFlow" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_analyze_says_what_the_step_takes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS)
+    assert (status, err) == (0, "")
+    for word in ("peak before", "peak after", "smallest limit", "Swapped, and why", "waits from kernel"):
+        assert word in out
+    status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    assert {"baseline_peak_bytes", "floor_bytes", "rows", "notes"} <= set(json.loads(out))
+
+
+def test_analyze_needs_no_limit(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "analyze", model, *FLAGS)
+    assert status == 0
+    assert "none given" in out
+
+
+def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    rows = json.loads(out)["rows"]
+    assert {r["tactic"] for r in rows} == {"keep", "swap"}
+    assert all(r["reason"] for r in rows)
+    status, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--tensor=Relu_2:0")
+    assert status == 0
+    assert out.count("\n") == 2
+    status, _, err = run(capsys, "explain", model, *FLAGS, "--tensor=nowhere")
+    assert status == 1
+    assert "nowhere" in err
+
+
+def test_verify_tells_a_rewritten_model_from_a_damaged_one(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    out = tmp_path / "out"
+    tfswap.optimize_graph(model, out, memory_limit="60%", batch_size=1024)
+    status, text, _ = run(capsys, "verify", str(out))
+    assert status == 0
+    assert "as planned" in text
+    status, text, _ = run(capsys, "verify", model)
+    assert status == 0
+    assert "no function" in text
+    proto = saved_model_pb2.SavedModel.FromString((out / "saved_model.pb").read_bytes())
+    for function in proto.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            if node.name == "tfswap_step":
+                node.attr["config_proto"].s = b""
+    (out / "saved_model.pb").write_bytes(proto.SerializeToString())
+    status, _, err = run(capsys, "verify", str(out))
+    assert status == 1
+    assert "Grappler" in err
+
+
+def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "doctor")
+    assert status == 0
+    for word in ("Python", "TensorFlow", "compiler", "op library", "CPU:0"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        ((), 2, "required"),
+        (("fly",), 2, "fly"),
+        (("analyze",), 2, "SAVED_MODEL_DIR"),
+        (("analyze", "MODEL", "--batch_size=many"), 2, "batch_size"),
+        (("analyze", "MODEL", "--input_shapes=x:1"), 2, "not a shape"),
+        (("analyze", "MODEL", "--colour=red"), 2, "colour"),
+        (("analyze", "nowhere", *FLAGS), 1, "does not exist"),
+        (("analyze", "MODEL"), 1, "leaves sizes open"),
+        (("analyze", "MODEL", "--function=fit", *FLAGS), 1, "has no function 'fit'"),
+        (("analyze", "MODEL", "--function=predict", *FLAGS), 1, "no backward pass"),
+        (("analyze", "MODEL", "--function=compiled_step", *FLAGS), 1, "XLA"),
+        (("analyze", "MODEL", "--plan=nowhere", *FLAGS), 1, "no plan can be read"),
+        (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit=lots"), 1, "not a size"),
+        (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit=-4"), 1, "memory_limit"),
+        (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit=1KiB"), 3, "needs at least"),
+        (("optimize", "MODEL", "MODEL", *FLAGS, "--memory_limit=60%"), 1, "exists"),
+        (("optimize", "MODEL", "OUT/deeper", *FLAGS, "--memory_limit=60%"), 1, "no folder"),
+    ],
+)
+def test_errors_have_their_exit_status(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Sequence[str],
+    status: int,
+    says: str,
+) -> None:
+    real = [a.replace("MODEL", model).replace("OUT", str(tmp_path / "out")) for a in arguments]
+    got, out, err = run(capsys, *real)
+    assert got == status
+    assert says in err.replace("\n", " ")
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_are_json_too(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--memory_limit=1KiB", *FLAGS, "--json")
+    status, out, _ = run(capsys, "optimize", model, str(tmp_path / "out"), *flags)
+    assert status == 3
+    error = json.loads(out)["error"]
+    assert error["type"] == "InfeasibleMemoryLimit"
+    assert error["floor_bytes"] > error["limit_bytes"] == 1024
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_progress_is_shown_only_when_it_lasts(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress.Progress(stream) as shown:
+        shown.stage("quick")
+        time.sleep(0.3)
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(progress, "QUIET_S", 0.1)
+    with progress.Progress(stream) as shown:
+        shown.stage("slow")
+        time.sleep(0.6)
+    assert "slow" in stream.getvalue()
+    assert ("\r" in stream.getvalue()) == stream.isatty()

@@ -127,6 +127,7 @@ class _Builder:
         flow.fetched = frozenset(
             v for f in self.graph.fetches if (v := flow.value_of.get((f.node, f.index))) is not None
         )
+        self._drop_folded_inputs()
         self._order_writes_after_reads()
         return flow
 
@@ -148,7 +149,7 @@ class _Builder:
         free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
-        folded = not free and self._is_folded(node)
+        folded = self._is_folded(node)
         free = free or folded
         deps = {self.index[t.node] for t in node.inputs}
         deps.update(self.index[c] for c in node.controls)
@@ -212,6 +213,16 @@ class _Builder:
             and all(t.node in self.flow.constants for t in node.inputs)
             and all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)
         )
+
+    def _drop_folded_inputs(self) -> None:
+        """Constants that only folded nodes read are gone once those are computed: they take no bytes."""
+        flow = self.flow
+        kept = {t.node for node in flow.nodes if node not in flow.constants for t in node.inputs}
+        kept.update(f.node for f in self.graph.fetches)
+        for node in flow.constants - kept:
+            for o in range(len(node.outputs)):
+                v = flow.value_of[node, o]
+                flow.values[v] = flow.values[v]._replace(nbytes=0)
 
     def _variable_version(self, resource: int, output: Output) -> int:
         """The value that a read of the variable behind `resource` sees now."""

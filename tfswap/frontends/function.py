@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.audit import audited_call
 from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
@@ -45,6 +45,7 @@ class _Optimised:
     plan: Plan
     report: Report
     audited: bool = False
+    resident_bytes: int = 0
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than what was planned for."""
@@ -85,6 +86,8 @@ class OptimizedFunction:
         concrete = self._trace(args, kwargs)
         inputs = self._flat_inputs(concrete, args, kwargs)
         made = self._optimised(concrete, inputs)
+        if self._crowded(made):
+            made = self._adapt(made, concrete, inputs)
         return self._run(made, inputs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -199,7 +202,7 @@ class OptimizedFunction:
         log.info("tfswap: %s: %s", self.__name__, report.headline())
         static = all(t.shape.is_fully_defined() for t in concrete.inputs[: len(shapes)] if t.dtype.name != "resource")
         kept = (None,) * len(shapes) if static else shapes
-        return _Optimised(kept, function, optimizer, plan, report, audited)
+        return _Optimised(kept, function, optimizer, plan, report, audited, resident.total_bytes if audited else 0)
 
     def _prepare(
         self, optimizer: Optimizer, plan: Plan, concrete: Any, inputs: Sequence[Any], device: str
@@ -255,6 +258,34 @@ class OptimizedFunction:
             made.audited = True
             return self._watched(made, lambda: audited_call(function, inputs))
         return self._watched(made, lambda: function._call_flat(inputs, captured_inputs=function.captured_inputs))
+
+    def _crowded(self, made: _Optimised) -> bool:
+        """Whether more has moved into the arena since the plan was made than the plan leaves room for."""
+        limit = made.plan.limit_bytes
+        if made.plan.changes_nothing or limit is None or self._given_plan or self._mode == "analyze":
+            return False
+        info = machine.memory_info(_device_once()[0])
+        room = max(0, limit - made.plan.planned_peak_bytes)
+        return info is not None and bool(made.resident_bytes) and info.current_bytes > made.resident_bytes + room
+
+    def _adapt(self, made: _Optimised, concrete: Any, inputs: Sequence[Any]) -> _Optimised:
+        """Plan again, before the step runs, when the arena as it is now would break the limit."""
+        with self._lock:
+            now = dataclasses.replace(machine.resident(_device_once()[0]), instantiated=True)
+            made.resident_bytes = now.total_bytes
+            if made.optimizer.peak_bytes(made.plan, now) <= (made.plan.limit_bytes or 0):
+                return made
+            try:
+                fresh = self._optimise(concrete, inputs, made.shapes)
+            except InfeasibleMemoryLimit as error:
+                if self._on_exceeded == "raise":
+                    raise
+                log.warning("tfswap: %s: the limit will not hold any more: %s", self.__name__, error)
+                return made
+            entries = self._made[concrete]
+            entries[entries.index(made)] = fresh
+            self._latest = fresh
+            return fresh
 
     def _watched(self, made: _Optimised, call: Callable[[], Any]) -> Any:
         """Run a step and notice when the allocator's peak passes the plan's."""

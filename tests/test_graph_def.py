@@ -210,7 +210,7 @@ def test_a_meta_graph_names_its_signature(graph_def: Any) -> None:
     assert made.graph_def == optimize(graph_def).graph_def
     assert made.meta_graph_def.graph_def == made.graph_def
     assert made.meta_graph_def.signature_def["train"] == given.signature_def["train"]
-    with pytest.raises(InvalidModel, match="'serve'.*'train'"):
+    with pytest.raises(InvalidModel, match=r"'serve'.*'train'"):
         tfswap.optimize_graph(given, signature="serve", memory_limit="60%", batch_size=BATCH)
 
 

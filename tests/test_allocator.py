@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -74,7 +75,7 @@ def test_chunks_tile_their_regions_and_free_ones_coalesce(rows, program):
         elif held:
             arena.free(held.pop(amount % len(held))[0])
         now = chunks_of(arena)
-        for (a, size, used), (b, _, next_used) in zip(now, now[1:], strict=False):
+        for (a, size, used), (b, _, next_used) in pairwise(now):
             assert a + size <= b
             assert b in regions or a + size == b
             assert used or next_used or b in regions, "two free neighbours"

@@ -28,7 +28,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
@@ -99,7 +99,8 @@ def _value(value: object) -> str:
     if isinstance(value, Opaque):
         return f"{value.kind}<{value.data.hex()}>"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_value, value))}{',' if len(value) == 1 else ''})"
+        items = cast("tuple[object, ...]", value)
+        return f"({', '.join(map(_value, items))}{',' if len(items) == 1 else ''})"
     if isinstance(value, (bytes, int, float)):
         return repr(value)
     raise TypeError(f"an attribute can't be a {type(value).__name__}: {value!r}")

@@ -40,7 +40,7 @@ def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
 
 
 def _interval(problem: Problem, gap: Gap) -> Interval:
-    wanted = problem.starts_s[gap.end] - gap.nbytes / problem.rates.in_bytes_per_s
+    wanted = float(problem.starts_s[gap.end]) - gap.nbytes / problem.rates.in_bytes_per_s
     trigger = int(np.searchsorted(problem.starts_s, wanted, side="right")) - 1
     back = min(gap.end, max(gap.start + 1, trigger))
     return Interval(gap.value, gap.start, gap.start + 1, back, gap.end)

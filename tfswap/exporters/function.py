@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tfswap.exporters.graph_def import export_graph_def
+from tfswap.importers.function import own_outputs
 from tfswap.ir.graph import Graph
 
 
 def export_function(graph: Graph, original: Any) -> Any:
     """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
 
-    Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `.outputs`.
+    Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
     from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
     from tensorflow.python.framework import func_graph as func_graph_module
@@ -34,7 +35,7 @@ def export_function(graph: Graph, original: Any) -> Any:
             name="",
         )
     outputs, targets = returned[: len(graph.fetches)], returned[len(graph.fetches) :]
-    for output, tensor in zip(outputs, source.outputs, strict=True):
+    for output, tensor in zip(outputs, own_outputs(original), strict=True):
         handle_data_util.copy_handle_data(tensor, output)
     made.inputs = placeholders
     made.outputs = list(outputs)
@@ -64,7 +65,11 @@ def export_function(graph: Graph, original: Any) -> Any:
     atomic = atomic_function.from_func_graph(
         concrete_function._inference_name(made.name), made, {"_noinline": True}, original.function_type
     )
-    return OptimizedFunction(atomic)
+    result = OptimizedFunction(atomic)
+    # How it may be called by position and by name, which its function type alone does not say.
+    result._arg_keywords = original._arg_keywords
+    result._num_positional_args = original._num_positional_args
+    return result
 
 
 class grappler_off:  # noqa: N801 - a context manager, named as one

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
@@ -60,6 +61,9 @@ class OptimizedFunction:
 
     __name__: str
 
+    # AutoGraph, tracing a function that calls this one, takes it as it is. (What it wraps is converted as ever.)
+    autograph_info__: ClassVar[dict[str, Any]] = {}
+
     def __init__(
         self,
         function: Any,
@@ -76,6 +80,7 @@ class OptimizedFunction:
         self._mode = mode
         self._on_exceeded = on_exceeded
         self._margin_bytes = 0
+        self._told_of_tape = False
         self._lock = threading.RLock()
         self._made: dict[Any, list[_Optimised]] = {}
         self._latest: _Optimised | None = None
@@ -85,6 +90,8 @@ class OptimizedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         concrete = self._trace(args, kwargs)
         inputs = self._flat_inputs(concrete, args, kwargs)
+        if _is_watched(concrete, inputs):
+            return self._call_traced(concrete, inputs)
         made = self._optimised(concrete, inputs)
         if self._crowded(made):
             made = self._adapt(made, concrete, inputs)
@@ -146,10 +153,26 @@ class OptimizedFunction:
             concrete._garbage_collector.release()
         return concrete
 
-    @staticmethod
-    def _flat_inputs(concrete: Any, args: Any, kwargs: Any) -> list[Any]:
-        bound = concrete.function_type.bind(*args, **kwargs)
-        return concrete.function_type.unpack_inputs(bound)
+    def _flat_inputs(self, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
+        from tensorflow.python.eager.polymorphic_function import function_type_utils
+
+        traced = self._function
+        full = function_type_utils.canonicalize_function_inputs(
+            args, kwargs, traced.function_type, traced._default_values
+        )
+        return concrete.function_type.unpack_inputs(concrete.function_type.bind(*full.args, **full.kwargs))
+
+    def _call_traced(self, concrete: Any, inputs: Sequence[Any]) -> Any:
+        """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
+        if not self._told_of_tape:
+            self._told_of_tape = True
+            log.warning(
+                "tfswap: %s: a gradient tape watches this call from outside, so it runs as it was traced, without "
+                "its memory limit. Take the gradients inside the function that is optimized; or, if none are "
+                "wanted, call it outside of the tape or under tape.stop_recording().",
+                self.__name__,
+            )
+        return concrete._call_flat(inputs, captured_inputs=concrete.captured_inputs)
 
     def _optimised(self, concrete: Any, inputs: Sequence[Any]) -> _Optimised:
         entries = self._made.get(concrete)
@@ -192,6 +215,7 @@ class OptimizedFunction:
                 break
             # Planned again for that arena, less this function's constants.
             function = None
+            gc.collect()  # a function's graph is full of cycles, and its kernels hold the constants
             resident = machine.resident(device)
         else:
             raise TfswapError(
@@ -320,6 +344,19 @@ class OptimizedFunction:
 @functools.cache
 def _device_once() -> tuple[str, Any]:
     return machine.current_device()
+
+
+def _is_watched(concrete: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a gradient tape may ask for gradients of this call. Follows ConcreteFunction._call_flat."""
+    from tensorflow.python.eager import record
+    from tensorflow.python.ops import gradients_util, resource_variable_ops
+
+    if not record.could_possibly_record():
+        return False
+    for variable in concrete.graph.variables:
+        resource_variable_ops.variable_accessed(variable)
+    arguments = [*inputs, *concrete.captured_inputs]
+    return gradients_util.PossibleTapeGradientTypes(arguments) != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE
 
 
 def _shape(tensor: Any) -> tuple[int, ...] | None:

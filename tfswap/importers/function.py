@@ -48,11 +48,18 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     graph = import_graph_def(
         graph_def,
         feeds=[t.op.name for t in func_graph.inputs],
-        fetches=[t.name for t in func_graph.outputs],
+        fetches=[t.name for t in own_outputs(concrete)],
         targets=[o.name for o in func_graph.control_outputs],
     )
     graph.prune()
     return graph
+
+
+def own_outputs(concrete: Any) -> list[Any]:
+    """The tensors that a ConcreteFunction returns. Once it has been differentiated its graph lists more outputs
+    after them: what the backward function needs.
+    """
+    return concrete.graph.outputs[: len(concrete.function_def.signature.output_arg)]
 
 
 def refuse_xla(name: str, attributes: Any) -> None:
@@ -81,13 +88,16 @@ def bind_shapes(
         node.attr.pop("_output_shapes", None)
     with tf.Graph().as_default() as scratch:
         bound = {}
-        for tensor in func_graph.inputs:
+        for i, tensor in enumerate(func_graph.inputs):
             shape = shapes.get(tensor.op.name, tensor.shape)
-            made = tf.compat.v1.placeholder(tensor.dtype, shape, name=tensor.op.name)
+            # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
+            made = tf.compat.v1.placeholder(tensor.dtype, shape, name=f"tfswap_argument_{i}")
             handle_data_util.copy_handle_data(tensor, made)
             bound[tensor.name] = made
         tf.graph_util.import_graph_def(bare, input_map=bound, name="")
         inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
+    for tensor, made in bound.items():
+        inferred[tensor.partition(":")[0]] = inferred[made.op.name]
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     for node in result.node:

@@ -239,10 +239,9 @@ class _Builder:
         for resource, adopted in writes:
             if resource < 0:
                 continue
-            source = node.inputs[memory.retains[0] if adopted is not None else -1]
             old = self.version.get(resource)
-            if old is None:
-                old = self._variable_version(resource, source)
+            if old is None:  # written and never read: as large as the largest of what it is updated with
+                old = self._variable_version(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)
             self.version[resource] = new
             self.readers[new] = []

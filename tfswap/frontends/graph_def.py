@@ -20,7 +20,8 @@ from tfswap.frontends.offline import OfflineReport, plan_offline
 from tfswap.frontends.pipeline import Options
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.library_function import fill_defaults, infer_shapes, refuse_compiled, require_known_ops, shape_of
+from tfswap.importers.library_function import fill_defaults, refuse_compiled, require_known_ops, shape_of
+from tfswap.importers.shapes import infer_shapes
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import makes_handle
 from tfswap.ir.types import Shape

@@ -61,6 +61,8 @@ def memory_info(device: str) -> MemoryInfo | None:
         info: Any = tf.config.experimental.get_memory_info(device)
     except ValueError:
         return None
+    if not info["peak"]:  # the plain CPU allocator keeps no figures, and says so by zeros
+        return None
     return MemoryInfo(info["current"], info["peak"])
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.importers.library_function import HandleType, called_functions, shape_of
+from tfswap.importers.library_function import called_functions, shape_of
+from tfswap.importers.shapes import HandleType
 from tfswap.ir.ops import calls_functions, is_const, is_view
 from tfswap.ir.types import Shape
 

@@ -8,14 +8,13 @@ these bits is the same function with Grappler off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.graph_def import import_graph_def
+from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.importers.shapes import infer_shapes
 from tfswap.ir.graph import Graph
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
@@ -43,14 +42,16 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
         for t, a in zip(func_graph.inputs, arguments, strict=False)
         if t.dtype.name != "resource" and t.shape.rank is not None and not t.shape.is_fully_defined()
     }
-    if shapes:
-        graph_def = bind_shapes(graph_def, func_graph, shapes)
-    graph = import_graph_def(
-        graph_def,
-        feeds=[t.op.name for t in func_graph.inputs],
-        fetches=[t.name for t in own_outputs(concrete)],
-        targets=[o.name for o in func_graph.control_outputs],
-    )
+    outputs = own_outputs(concrete)
+    fetches = [t.name for t in outputs]
+    targets = [o.name for o in func_graph.control_outputs]
+    calls = has_calls(graph_def)
+    if calls:
+        enums = [t.dtype.as_datatype_enum for t in outputs]
+        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
+    if calls or shapes:
+        infer_shapes(graph_def, _arguments(func_graph, shapes))
+    graph = import_graph_def(graph_def, [t.op.name for t in func_graph.inputs], fetches, targets)
     graph.prune()
     return graph
 
@@ -72,37 +73,16 @@ def refuse_xla(name: str, attributes: Any) -> None:
             )
 
 
-def bind_shapes(
-    graph_def: graph_pb2.GraphDef, func_graph: Any, shapes: dict[str, tuple[int | None, ...]]
-) -> graph_pb2.GraphDef:
-    """`graph_def` with shapes inferred anew by TensorFlow, its placeholders' shapes being `shapes`.
-
-    Only the inferred `_output_shapes` change: the graph keeps its traced dimensions otherwise.
-    """
-    import tensorflow as tf
+def _arguments(func_graph: Any, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, Any]:
+    """The inputs of `func_graph` for `infer_shapes`, with these shapes bound."""
     from tensorflow.python.ops import handle_data_util
 
-    bare = type(graph_def)()
-    bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
-    with tf.Graph().as_default() as scratch:
-        bound = {}
-        for i, tensor in enumerate(func_graph.inputs):
-            shape = shapes.get(tensor.op.name, tensor.shape)
-            # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
-            made = tf.compat.v1.placeholder(tensor.dtype, shape, name=f"tfswap_argument_{i}")
-            handle_data_util.copy_handle_data(tensor, made)
-            bound[tensor.name] = made
-        tf.graph_util.import_graph_def(bare, input_map=bound, name="")
-        inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
-    for tensor, made in bound.items():
-        inferred[tensor.partition(":")[0]] = inferred[made.op.name]
-    result = type(graph_def)()
-    result.CopyFrom(graph_def)
-    for node in result.node:
-        if node.name in inferred:
-            node.attr["_output_shapes"].CopyFrom(inferred[node.name])
+    result = {}
+    for tensor in func_graph.inputs:
+        shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
+        handle = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name == "resource" else None
+        types = [(t.dtype, t.shape) for t in handle.shape_and_type] if handle is not None else []
+        result[tensor.op.name] = (tensor.dtype.as_datatype_enum, shapes.get(tensor.op.name, shape), types)
     return result
 
 

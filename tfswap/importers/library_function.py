@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.function import XLA_ATTRIBUTES, refuse_xla
 from tfswap.importers.graph_def import import_graph_def
+from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.importers.shapes import HandleType, infer_shapes
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import function_pb2, graph_pb2
+    from tensorflow.core.framework import function_pb2
 
-HandleType = tuple[int, Any]
-"""A resource's element type (as TensorFlow numbers them) and shape proto."""
 
 
 def import_library_function(
@@ -59,13 +59,13 @@ def import_library_function(
         if not found and handles and argument.name in handles:
             found = [handles[argument.name]]
         arguments[argument.name] = (argument.type, shapes.get(argument.name, file_shape(fdef, argument.name)), found)
+    fetches = [flat[fdef.ret[a.name]] for a in fdef.signature.output_arg]
+    targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
+    if has_calls(graph_def):
+        types = [a.type for a in fdef.signature.output_arg]
+        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
     infer_shapes(graph_def, arguments)
-    graph = import_graph_def(
-        graph_def,
-        feeds=[a.name for a in fdef.signature.input_arg],
-        fetches=[flat[fdef.ret[a.name]] for a in fdef.signature.output_arg],
-        targets=[fdef.control_ret[c] for c in fdef.signature.control_output],
-    )
+    graph = import_graph_def(graph_def, [a.name for a in fdef.signature.input_arg], fetches, targets)
     graph.prune()
     return graph
 
@@ -86,40 +86,6 @@ def shape_of(proto: Any) -> Shape:
     return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
 
 
-def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[int, Shape, list[HandleType]]]) -> None:
-    """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
-
-    Args:
-        arguments: per fed node, its element type, its shape, and what it stands for if it is a resource.
-    """
-    import tensorflow as tf
-    from tensorflow.python.ops import handle_data_util
-
-    bare = type(graph_def)()
-    bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
-    with tf.Graph().as_default() as scratch:
-        bound = {}
-        for name, (dtype, shape, handles) in arguments.items():
-            resource = tf.as_dtype(dtype) == tf.resource
-            made = tf.compat.v1.placeholder(dtype, () if resource else shape, name=name)
-            if handles:
-                handle_data_util.set_handle_data(made, _handle_data(handles))
-            bound[f"{name}:0"] = made
-        try:
-            tf.graph_util.import_graph_def(bare, input_map=bound, name="")
-        except ValueError as error:
-            raise InvalidModel(
-                f"TensorFlow can't build this graph with the given input shapes: {error}. "
-                "Check batch_size= or input_shapes=."
-            ) from error
-        inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
-    for node in graph_def.node:
-        if node.name in inferred:
-            node.attr["_output_shapes"].CopyFrom(inferred[node.name])
-
-
 def fill_defaults(nodes: Iterable[Any]) -> None:
     """Give each node, in place, the attributes that files leave out because they have their default value."""
     from tensorflow.python.framework import op_def_registry
@@ -128,15 +94,6 @@ def fill_defaults(nodes: Iterable[Any]) -> None:
         for attribute in op_def_registry.get(node.op).attr:
             if attribute.HasField("default_value") and attribute.name not in node.attr:
                 node.attr[attribute.name].CopyFrom(attribute.default_value)
-
-
-def _handle_data(handles: list[HandleType]) -> Any:
-    from tensorflow.core.framework import cpp_shape_inference_pb2 as shape_inference
-
-    made = shape_inference.CppShapeInferenceResult.HandleData(is_set=True)
-    for dtype, shape in handles:
-        made.shape_and_type.add(dtype=dtype).shape.CopyFrom(shape)
-    return made
 
 
 def called_functions(node: Any) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 from tfswap.planner.plan import Absence, Plan
@@ -79,12 +79,12 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
             names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), device=device
         )
     if kind == IN:
-        shape = source.type.shape
         travel.coming = graph.add(
             names.SWAP_IN,
             graph.unique_name(f"{stem}/in"),
             (travel.handle,),
-            attrs={"T": dtype, "shape": None if shape is None else Dims(shape)},
+            # No shape: TensorFlow takes it from the handle, and planned sizes may be of one batch among many.
+            attrs={"T": dtype, "shape": None},
             outputs=(source.type, VARIANT),
             device=device,
         )

@@ -1,0 +1,76 @@
+"""Nested function calls become part of the graph that is planned: a call hides what it holds.
+
+TensorFlow's own function optimizer does it, alone: no other part of Grappler touches the graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
+# Calls of a function by name. Loops and conditionals call functions too, and stay as they are.
+CALLS = frozenset(
+    (
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+    )
+)
+LOWERING = "_lower_using_switch_merge"
+FETCH = "tfswap_fetch_"
+TARGET = "tfswap_target"
+
+
+def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
+    return any(node.op in CALLS for node in graph_def.node)
+
+
+def inline_calls(
+    graph_def: graph_pb2.GraphDef, fetches: list[tuple[str, int]], targets: list[str]
+) -> tuple[graph_pb2.GraphDef, list[str], list[str]]:
+    """`graph_def` with its calls inlined, without inferred shapes; and its new fetches and targets.
+
+    Calls that TensorFlow does not inline (marked so, or compiled by XLA) are left as they are.
+
+    Args:
+        graph_def: the graph.
+        fetches: tensor names that are fetched, with the number of TensorFlow's enum for their types.
+        targets: nodes that must run.
+    """
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
+    meta = meta_graph_pb2.MetaGraphDef()
+    meta.graph_def.CopyFrom(graph_def)
+    names = []
+    for i, (fetch, enum) in enumerate(fetches):
+        node = meta.graph_def.node.add(name=f"{FETCH}{i}", op="Identity", input=[fetch])
+        node.attr["T"].type = enum
+        names.append(node.name)
+    if targets:
+        meta.graph_def.node.add(name=TARGET, op="NoOp", input=[f"^{t}" for t in targets])
+        names.append(TARGET)
+    lowered = False
+    for node in meta.graph_def.node:
+        node.attr.pop("_output_shapes", None)
+        if node.op not in CALLS and LOWERING in node.attr:
+            # A lowered loop is a cyclic graph, which can't be planned; it is lowered when it runs.
+            lowered |= node.attr[LOWERING].b
+            del node.attr[LOWERING]
+    meta.collection_def["train_op"].node_list.value.extend(
+        names + [node.name for node in graph_def.node if node.op == "Placeholder"]
+    )
+    config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.min_graph_nodes = -1
+    rewrite.optimizers.append("function")
+    rewrite.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
+    made = tf_optimizer.OptimizeGraph(config, meta)
+    for node in made.node:  # colocation with nodes of the inlined body, which are gone
+        node.attr.pop("_class", None)
+    if lowered:
+        for node in made.node:
+            if node.op in ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"):
+                node.attr[LOWERING].b = True
+    return made, [f"{FETCH}{i}:0" for i in range(len(fetches))], [TARGET] if targets else []

@@ -6,6 +6,7 @@ Importing this changes nothing in TensorFlow, and does not import it until somet
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
+from tfswap.frontends.marks import keep
 from tfswap.frontends.offline import OfflineReport
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.planner.plan import Absence, Plan
@@ -25,6 +26,7 @@ __all__ = [
     "Report",
     "TfswapError",
     "UnsupportedGraph",
+    "keep",
     "optimize",
     "optimize_graph",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import sized_by_value
 from tfswap.passes.order import apply_order
@@ -40,13 +41,11 @@ class Options:
     Attributes:
         tactics: subset of TACTICS; ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
-        keep: names of tensors that must stay ("node:0").
         solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
     """
 
     tactics: tuple[str, ...] = TACTICS
     host_limit_bytes: int | None = None
-    keep: frozenset[str] = frozenset()
     solver: str = "furthest"
 
     def __post_init__(self) -> None:
@@ -85,12 +84,12 @@ class Optimizer:
         apply_split_views(self.settled)
         self.settled.prune()
         self.flow: Dataflow = analyse_dataflow(self.settled, device)
-        values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
+        kept = (self.settled.tensor(name) for name in marked_to_keep(self.settled))
         self.planner = Planner(
             self.flow,
             device,
             resident=resident,
-            keep=frozenset(values[name] for name in self.options.keep if name in values),
+            keep=frozenset(v for t in kept if (v := self.flow.value_of.get((t.node, t.index))) is not None),
             host_limit_bytes=self.options.host_limit_bytes,
             swap="swap" in self.options.tactics,
             solver=self.options.solver,

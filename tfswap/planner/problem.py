@@ -61,7 +61,8 @@ Solver = Callable[[Problem, int], list[Interval] | None]
 """From a problem and a target of live bytes to what is absent when; None when the target is out of reach."""
 
 MIN_SWAP_BYTES = 64 << 10
-"""Below this a swap costs more in ops and edges than it frees."""
+MIN_SWAP_SHARE = 0.001
+"""A tensor below both, in bytes and as a share of the live peak, costs more in ops and edges than it frees."""
 
 
 def make_problem(
@@ -91,10 +92,11 @@ def make_problem(
             if uses[v] and uses[v][-1] != position:
                 uses[v].append(position)
     refusals = _refusals(flow, keep)
+    smallest = min(MIN_SWAP_BYTES, MIN_SWAP_SHARE * max(memory.during_bytes, default=0))
     gaps: list[Gap] = []
     for v, positions in enumerate(uses):
         value = flow.values[v]
-        if v in refusals or made[v] < 0 or value.nbytes < MIN_SWAP_BYTES:
+        if v in refusals or made[v] < 0 or value.nbytes < smallest:
             continue
         for start, end in pairwise(positions):
             if end - start > 1:

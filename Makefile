@@ -29,7 +29,7 @@ test-slow: $(VENV)/test
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -95,9 +96,7 @@ class Optimizer:
             solver=self.options.solver,
         )
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
-        self.baseline_peak_bytes = simulate_baseline(
-            self.flow, self.planner.cost_s, device.inter_op_threads, resident=resident
-        )
+        self.baseline_peak_bytes = self._baseline(resident)
 
     def plan(self, limit: int | str | None) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none."""
@@ -109,6 +108,12 @@ class Optimizer:
         if found is None:
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
+
+    def _baseline(self, resident: Resident) -> int:
+        """Peak of the step as it was traced: variables adopt buffers, and an IdentityN holds all gradients."""
+        flow = analyse_dataflow(self.graph, self.device)
+        cost_s = [kernel_seconds(node, self.planner.rates) for node in flow.nodes]
+        return simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
 
     def floor_bytes(self) -> int:
         return self.planner.floor_bytes() + self.extra_margin_bytes

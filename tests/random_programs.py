@@ -1,0 +1,174 @@
+"""Random training steps, run under several limits: values and peaks. Run by test_random_programs.py on a capped arena.
+
+    python random_programs.py FIRST_SEED COUNT
+
+Prints a JSON list, one entry per program and limit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import tensorflow as tf
+
+import tfswap
+from tfswap.exporters.function import grappler_off
+
+MIB = 2**20
+STEPS = 3
+TRIES = 3
+SHARES = (0.0, 0.1, 0.5, 1.0)  # of the way from the floor to the unoptimised peak
+
+
+def normal(shape, seed, scale=1.0):
+    return tf.random.stateless_normal(shape, seed=(seed, 11)) * scale
+
+
+class Program:
+    """A chain of random layers with skips, and its training step with momentum for some of the variables."""
+
+    def __init__(self, seed: int):
+        choose = random.Random(seed)
+        self.image = choose.random() < 0.5
+        if self.image:
+            self.size, self.width = choose.choice((14, 16)), choose.choice((12, 16))
+            self.shape = [choose.choice((24, 32)), self.size, self.size, self.width]
+        else:
+            self.width = choose.choice((96, 128))
+            self.shape = [choose.choice((500, 1024)), self.width]
+        kinds = ["relu", "tanh", "scale", "add", "mul", "dropout", "norm", "dense", "dense", "dense"]
+        if self.image:
+            kinds += ["pool"]
+        self.layers = [(choose.choice(kinds), choose.random()) for _ in range(choose.randint(6, 14))]
+        self.layers.insert(0, ("dense", 0.0))
+        self.learning_rate = 0.05
+        filters = [3, 3, self.width, self.width] if self.image else [self.width, self.width]
+        self.weights = [
+            tf.Variable(normal(filters, i, 0.2)) for i, (kind, _) in enumerate(self.layers) if kind == "dense"
+        ]
+        self.momenta = [tf.Variable(tf.zeros_like(w)) if choose.random() < 0.5 else None for w in self.weights]
+        self.count = tf.Variable(0, dtype=tf.int32)
+
+    def forward(self, x, step):
+        weights = iter(self.weights)
+        made = [x]
+        for i, (kind, where) in enumerate(self.layers):
+            h, skip = made[-1], made[int(where * len(made))]
+            if kind == "dense":
+                w = next(weights)
+                h = tf.nn.conv2d(h, w, 1, "SAME") if self.image else h @ w
+            elif kind == "relu":
+                h = tf.nn.relu(h)
+            elif kind == "tanh":
+                h = tf.tanh(h)
+            elif kind == "scale":
+                h = h * 0.5 + 0.1
+            elif kind == "add":
+                h = h + skip
+            elif kind == "mul":
+                h = tf.tanh(h) * tf.sigmoid(skip)
+            elif kind == "pool":
+                h = tf.nn.max_pool2d(h, 3, 1, "SAME")
+            elif kind == "norm":
+                mean, variance = tf.nn.moments(h, [0], keepdims=True)
+                h = (h - mean) * tf.math.rsqrt(variance + 1e-3)
+            else:
+                mask = tf.random.stateless_uniform(tf.shape(h), seed=tf.stack([step, i]))
+                h = tf.where(mask < 0.7, h / 0.7, 0.0)
+            made.append(h)
+        return tf.reduce_mean(made[-1] ** 2)
+
+    def step(self, x):
+        count = self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = self.forward(x, count)
+        gradients = tape.gradient(loss, self.weights)
+        for w, m, g in zip(self.weights, self.momenta, gradients, strict=True):
+            if m is not None:
+                m.assign(0.9 * m + g)
+                g = m
+            w.assign_sub(self.learning_rate * tf.clip_by_norm(g, 1.0))
+        return loss, tf.linalg.global_norm(gradients)
+
+    def reset(self):
+        for i, w in enumerate(self.weights):
+            w.assign(normal(w.shape, i, 0.2))
+        for m in self.momenta:
+            if m is not None:
+                m.assign(tf.zeros_like(m))
+        self.count.assign(0)
+
+
+def bits(tensors) -> list[bytes]:
+    return [t.numpy().tobytes() for t in tf.nest.flatten(tensors)]
+
+
+def state(program):
+    return [program.count, *program.weights, *(m for m in program.momenta if m is not None)]
+
+
+def run(program, function) -> tuple[list, int]:
+    """Results of each step and the variables after the last, and the measured peak."""
+    program.reset()
+    x = normal(program.shape, 5)
+    found = []
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    for _ in range(STEPS):
+        found.append(bits(function(x)))
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [found, bits(state(program))], peak
+
+
+def check(seed: int) -> list[dict]:
+    program = Program(seed)
+    reference = tf.function(program.step)
+    with grappler_off():
+        expected, unoptimised = run(program, reference)
+    del reference
+    floor, baseline = _floor(program)
+    results = []
+    for share in SHARES:
+        limit = floor + int((max(baseline, floor) - floor) * share)
+        for _ in range(TRIES):
+            entry = {"seed": seed, "share": share, "limit": limit, "unoptimised": unoptimised}
+            step = tfswap.optimize(tf.function(program.step), memory_limit=limit)
+            try:
+                found, peak = run(program, step)
+            except tfswap.InfeasibleMemoryLimit as error:
+                # The floor was that of the arena as it was then; other tensors have come since, and this
+                # step's own constants.
+                entry["refused"] = limit = error.floor_bytes + error.floor_bytes // 50
+                continue
+            # A plan that changes nothing runs TensorFlow's default, Grappler and all: other bits.
+            entry["same"], entry["peak"] = found == expected or step.plan().changes_nothing, peak
+            entry["unchanged"] = step.plan().changes_nothing
+            entry["planned"], entry["swapped"] = step.plan().planned_peak_bytes, len(step.plan().absences)
+            break
+        results.append(entry)
+    return results
+
+
+def _floor(program) -> tuple[int, int]:
+    """The floor, with room for what a refused try leaves out, and the unoptimised peak."""
+    step = tfswap.optimize(tf.function(program.step), memory_limit="1KiB")
+    program.reset()
+    try:
+        step(normal(program.shape, 5))
+    except tfswap.InfeasibleMemoryLimit as error:
+        floor = error.floor_bytes
+    analysed = tfswap.optimize(tf.function(program.step), memory_limit="300%", mode="analyze")
+    analysed.get_concrete_function(tf.TensorSpec(program.shape))
+    return floor + floor // 50, analysed.report().baseline_peak_bytes
+
+
+def main() -> None:
+    first, count = map(int, sys.argv[1:])
+    slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
+    del slab
+    print(json.dumps([entry for seed in range(first, first + count) for entry in check(seed)]))
+
+
+if __name__ == "__main__":
+    main()

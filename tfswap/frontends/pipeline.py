@@ -42,11 +42,13 @@ class Options:
     Attributes:
         tactics: subset of TACTICS; ordering is always on.
         host_limit_bytes: the most host memory for swapped tensors; None for no limit.
+        keep: names of tensors that must stay ("node:0").
         solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
     """
 
     tactics: tuple[str, ...] = TACTICS
     host_limit_bytes: int | None = None
+    keep: frozenset[str] = frozenset()
     solver: str = "furthest"
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Optimizer:
         apply_split_views(self.settled)
         self.settled.prune()
         self.flow: Dataflow = analyse_dataflow(self.settled, device)
-        kept = (self.settled.tensor(name) for name in marked_to_keep(self.settled))
+        kept = (self.settled.tensor(name) for name in (*self.options.keep, *marked_to_keep(self.settled)))
         self.planner = Planner(
             self.flow,
             device,
@@ -132,7 +134,6 @@ class Optimizer:
         )
 
     def _freeze(self, limit_bytes: int | None, found: Candidate | None) -> Plan:
-        problem = self.planner.problem
         names = [node.name for node in self.flow.nodes]
         if found is None:
             return Plan(
@@ -150,7 +151,7 @@ class Optimizer:
         return Plan(
             fingerprint=self.fingerprint,
             limit_bytes=limit_bytes,
-            order=tuple(names[i] for i in problem.order),
+            order=tuple(names[i] for i in found.problem.order),
             absences=tuple(
                 Absence(
                     self.flow.values[a.value].tensor.name,

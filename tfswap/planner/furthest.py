@@ -27,6 +27,12 @@ def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
     return place_copies(problem, chosen, target_bytes)
 
 
+def solve_tight(problem: Problem, target_bytes: int) -> list[Interval] | None:
+    """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
+    chosen = _evict(problem, target_bytes)
+    return None if chosen is None else place_copies(problem, chosen, 0)
+
+
 def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
     over = problem.live_bytes - target_bytes
     gaps = problem.gaps

@@ -20,8 +20,8 @@ PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
 
 
-def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
-    """Kernels in the order with the lowest live peak.
+def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
+    """Distinct orders of the kernels, the one with the lowest live peak first.
 
     Orders within PEAK_TIE of the lowest count as equal, and the one that holds least over the whole step's
     time wins: it leaves least to be moved when the limit is below all of them.
@@ -38,9 +38,16 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
         kernels = [i for i in order if flow.is_kernel[i]]
         memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)
         held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
-        judged.append((memory.peak_bytes, held, rank, kernels))
+        if all(kernels != other for *_, other in judged):
+            judged.append((memory.peak_bytes, held, rank, kernels))
     lowest = min(judged)[0]
-    return min((j for j in judged if j[0] <= lowest * PEAK_TIE), key=lambda j: j[1:3])[3]
+    judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
+    return [kernels for *_, kernels in judged]
+
+
+def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
+    """The first of `rank_orders`."""
+    return rank_orders(flow, cost_s)[0]
 
 
 def traced_order(flow: Dataflow) -> list[int]:

@@ -4,11 +4,15 @@ The ladder: a solver is asked for plans at a series of ever lower targets of liv
 the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest. A higher limit
 chooses among more: it never gives a slower plan, a lower limit never a higher peak, and at the floor there is a
 plan. Simulating memory costs most, so a rung gets that far only when it is fast enough and can fit.
+
+How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
+several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +21,29 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import furthest, meng
 from tfswap.planner.allocator import round_up
-from tfswap.planner.ordering import choose_order
+from tfswap.planner.ordering import rank_orders
 from tfswap.planner.problem import Problem, Solver, make_problem
 from tfswap.planner.schedule import Interval, Step, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, simulate_memory, simulate_time
 
-SOLVERS: dict[str, Solver] = {"furthest": furthest.solve, "meng": meng.solve}
+SOLVERS: dict[str, tuple[Solver, ...]] = {
+    "furthest": (furthest.solve, furthest.solve_tight),
+    "meng": (meng.solve,),
+}
 LADDER_STEPS = 100
+MAX_KERNELS_FOR_ALL_ORDERS = 1500
+"""Up to here ladders are climbed in every order: it costs little, and few large tensors fragment most."""
 MARGIN_SHARE = 0.001
 """Of the planned peak, kept free: what may still change in the arena between planning and the first step. Where
 the arena is known chunk by chunk the simulation is off by less than a thousand bytes."""
+
+
+class Rung(NamedTuple):
+    """One rung of one ladder: its order, by number, its solver, and how far down it is."""
+
+    order: int
+    solver: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -34,11 +51,13 @@ class Draft:
     """One rung of the ladder, timed.
 
     Attributes:
+        problem: the step in the order of this ladder.
         intervals: what is absent when.
         timing: of the step so.
         live_bytes: the most live at once, without fragmentation.
     """
 
+    problem: Problem
     intervals: list[Interval]
     timing: Timing
     live_bytes: int
@@ -49,9 +68,11 @@ class Candidate:
     """One rung of the ladder, judged.
 
     Attributes:
+        problem: the step in the order of this ladder.
         peak_bytes: the peak that the plan promises: the simulated one and the margin.
     """
 
+    problem: Problem
     intervals: list[Interval]
     memory: Memory
     timing: Timing
@@ -86,22 +107,30 @@ class Planner:
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
         self.swap = swap
-        self.solver: Solver = SOLVERS[solver]
+        self.solvers = SOLVERS[solver]
         self.rates = rates or default_rates(device)
         self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
-        order = choose_order(flow, self.cost_s)
-        self.problem: Problem = make_problem(
-            flow, order, self.rates, self.cost_s, resident=resident, keep=keep
-        )
-        self._drafted: dict[int, Draft | None] = {}
-        self._judged: dict[int, Candidate] = {}
+        orders = rank_orders(flow, self.cost_s)
+        if sum(flow.is_kernel) > MAX_KERNELS_FOR_ALL_ORDERS:
+            del orders[1:]
+        self.problems = [
+            make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
+        ]
+        self.rungs = [
+            Rung(order, solver, number)
+            for order in range(len(orders))
+            for solver in range(len(self.solvers))
+            for number in range(LADDER_STEPS)
+        ]
+        self._drafted: dict[Rung, Draft | None] = {}
+        self._judged: dict[Rung, Candidate] = {}
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
         """The fastest rung within the limit, the highest of several; the top one for no limit; None if none fits."""
         if limit_bytes is None:
-            return self._candidate(0)
+            return self._candidate(self.rungs[0])
         best: Candidate | None = None
-        for rung in range(LADDER_STEPS):
+        for rung in self.rungs:
             draft = self._draft(rung)
             if draft is None or draft.live_bytes > limit_bytes:
                 continue
@@ -117,7 +146,7 @@ class Planner:
     def floor_bytes(self) -> int:
         """The smallest limit that the ladder reaches."""
         best: int | None = None
-        for rung in reversed(range(LADDER_STEPS)):
+        for rung in reversed(self.rungs):
             draft = self._draft(rung)
             if draft is None or (best is not None and draft.live_bytes >= best):
                 continue
@@ -128,50 +157,49 @@ class Planner:
         return best
 
     def schedule(self, candidate: Candidate) -> list[Step]:
-        return build_schedule(self.problem.order, candidate.intervals)
-
-    def _target(self, rung: int) -> int:
-        return self.problem.live_peak_bytes * (LADDER_STEPS - rung) // LADDER_STEPS
+        return build_schedule(candidate.problem.order, candidate.intervals)
 
     def _host_fits(self, candidate: Candidate) -> bool:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
-    def _draft(self, rung: int) -> Draft | None:
+    def _draft(self, rung: Rung) -> Draft | None:
         if rung not in self._drafted:
+            problem = self.problems[rung.order]
             intervals: list[Interval] | None = []
-            if rung:
-                intervals = self.solver(self.problem, self._target(rung)) if self.swap else None
-            self._drafted[rung] = None if intervals is None else self.draft(intervals)
+            if rung.number:
+                target = problem.live_peak_bytes * (LADDER_STEPS - rung.number) // LADDER_STEPS
+                intervals = self.solvers[rung.solver](problem, target) if self.swap else None
+            self._drafted[rung] = None if intervals is None else self.draft(problem, intervals)
         return self._drafted[rung]
 
-    def _candidate(self, rung: int) -> Candidate:
+    def _candidate(self, rung: Rung) -> Candidate:
         if rung not in self._judged:
             draft = self._draft(rung)
             assert draft is not None
             self._judged[rung] = self._judge(draft)
         return self._judged[rung]
 
-    def draft(self, intervals: list[Interval]) -> Draft:
+    def draft(self, problem: Problem, intervals: list[Interval]) -> Draft:
         """What is cheap to tell of any set of absences: its time and its live bytes."""
-        steps = build_schedule(self.problem.order, intervals)
+        steps = build_schedule(problem.order, intervals)
         timing = simulate_time(
             self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s
         )
-        change = np.zeros(len(self.problem.live_bytes) + 1, dtype=np.int64)
+        change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
         for a in intervals:
             change[a.release] -= round_up(self.flow.values[a.value].nbytes)
             change[a.back] += round_up(self.flow.values[a.value].nbytes)
-        live = self.problem.live_bytes + np.cumsum(change[:-1])
-        return Draft(intervals, timing, int(live.max(initial=0)))
+        live = problem.live_bytes + np.cumsum(change[:-1])
+        return Draft(problem, intervals, timing, int(live.max(initial=0)))
 
-    def judge(self, intervals: list[Interval]) -> Candidate:
+    def judge(self, problem: Problem, intervals: list[Interval]) -> Candidate:
         """Memory and time of any set of absences, whoever chose it."""
-        return self._judge(self.draft(intervals))
+        return self._judge(self.draft(problem, intervals))
 
     def _judge(self, draft: Draft) -> Candidate:
-        steps = build_schedule(self.problem.order, draft.intervals)
+        steps = build_schedule(draft.problem.order, draft.intervals)
         memory = simulate_memory(self.flow, steps, resident=self.resident)
         # A fresh buffer can be taken over where the original could not: then less is live than the draft says.
         # The larger of the two keeps a rung's promise and its draft consistent.
         peak = max(draft.live_bytes, memory.peak_bytes + int(memory.peak_bytes * MARGIN_SHARE))
-        return Candidate(draft.intervals, memory, draft.timing, peak)
+        return Candidate(draft.problem, draft.intervals, memory, draft.timing, peak)

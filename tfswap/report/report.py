@@ -177,7 +177,8 @@ def _alive_at_peak(
     from tfswap.passes.swap import to_interval
 
     intervals = [to_interval(a, values) for a in plan.absences]
-    steps = build_schedule(planner.problem.order, intervals)
+    order = [flow.place[name] for name in plan.order] or planner.problems[0].order
+    steps = build_schedule(order, intervals)
     memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
     return tuple(
         (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
@@ -187,8 +188,10 @@ def _alive_at_peak(
 def _rows(
     flow: Dataflow, planner: Planner, absences: dict[int, list], locate: Callable[[str], str | None]
 ) -> list[TensorRow]:
+    problem = planner.problems[0]
+    kernels = len(problem.order)
     gaps: dict[int, tuple[int, int]] = {}
-    for gap in planner.problem.gaps:
+    for gap in problem.gaps:
         if gap.value not in gaps or gap.end - gap.start > gaps[gap.value][1] - gaps[gap.value][0]:
             gaps[gap.value] = (gap.start, gap.end)
     rows = []
@@ -197,10 +200,10 @@ def _rows(
             continue
         away: Sequence = absences.get(v, ())
         if away:
-            reason = f"waits from kernel {away[0].release} to {away[-1].use} of {len(planner.problem.order)}"
+            reason = f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}"
             cost = value.nbytes * (len(away) + sum(a.out is not None for a in away))
         else:
-            reason = planner.problem.refusals.get(v) or (
+            reason = problem.refusals.get(v) or (
                 "memory suffices without" if v in gaps else "never waits between two uses"
             )
             cost = 0

@@ -52,6 +52,11 @@ def test_the_notation():
     assert graph.library == Opaque("GraphDef", b"\x0a\x02\xff")
 
 
+def test_the_order_of_attributes_does_not_show():
+    texts = ["%a = NoOp() {x=1, y=2}\n", "%a = NoOp() {y=2, x=1}\n"]
+    assert [format_graph(parse_graph(text)) for text in texts] == texts[:1] * 2
+
+
 def test_an_input_may_come_later_and_comments_are_ignored():
     graph = parse_graph("# a comment\n\n  %b = Relu(%a)  -> float32[]\n%a = Const() -> float32[]\n")
     assert graph["b"].inputs == (graph["a"].out(),)

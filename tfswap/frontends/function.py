@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.audit import audited_call
+from tfswap.frontends.backward import require_backward
 from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
 from tfswap.planner.plan import Plan
 from tfswap.planner.simulate import Resident
@@ -47,6 +48,7 @@ class _Optimised:
     report: Report
     audited: bool = False
     resident_bytes: int = 0
+    broken: bool = False
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than what was planned for."""
@@ -93,7 +95,7 @@ class OptimizedFunction:
         if _is_watched(concrete, inputs):
             return self._call_traced(concrete, inputs)
         made = self._optimised(concrete, inputs)
-        if self._crowded(made):
+        if made.broken or self._crowded(made):
             made = self._adapt(made, concrete, inputs)
         return self._run(made, inputs)
 
@@ -200,7 +202,11 @@ class OptimizedFunction:
             optimizer = Optimizer(
                 graph, model, self._options, resident=resident, extra_margin_bytes=self._margin_bytes
             )
-            plan = self._given_plan or optimizer.plan(self._limit(device))
+            try:
+                plan = self._given_plan or optimizer.plan(self._limit(device))
+            except InfeasibleMemoryLimit:
+                require_backward(self.__name__, graph)
+                raise
             function, audited = concrete, False
             if self._mode == "analyze" or plan.changes_nothing:
                 break
@@ -297,14 +303,16 @@ class OptimizedFunction:
         with self._lock:
             now = dataclasses.replace(machine.resident(_device_once()[0]), instantiated=True)
             made.resident_bytes = now.total_bytes
-            if made.optimizer.peak_bytes(made.plan, now) <= (made.plan.limit_bytes or 0):
+            if not made.broken and made.optimizer.peak_bytes(made.plan, now) <= (made.plan.limit_bytes or 0):
                 return made
+            made.broken = False
             try:
                 fresh = self._optimise(concrete, inputs, made.shapes)
             except InfeasibleMemoryLimit as error:
                 if self._on_exceeded == "raise":
                     raise
                 log.warning("tfswap: %s: the limit will not hold any more: %s", self.__name__, error)
+                self._margin_bytes = made.optimizer.extra_margin_bytes
                 return made
             entries = self._made[concrete]
             entries[entries.index(made)] = fresh
@@ -333,9 +341,7 @@ class OptimizedFunction:
         )
         with self._lock:
             self._margin_bytes += excess_bytes
-            for entries in self._made.values():
-                if made in entries:
-                    entries.remove(made)
+            made.broken = True
         if self._on_exceeded == "raise":
             raise TfswapError(message)
         log.warning(message)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
+from tfswap.frontends.backward import require_backward
 from tfswap.frontends.pipeline import Optimizer, Options
-from tfswap.frontends.ref_variables import writes_reference
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import calls_functions, is_const, writes_variable
+from tfswap.ir.ops import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
 from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Plan
@@ -29,8 +29,7 @@ ARENA_NOTE = (
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
 it. One variable's worth of that is kept free, and no more than this share of the unoptimised peak."""
-BACKWARD_MARKS = ("Grad", "Backprop")
-"""Parts of the names of kernels that only a backward pass has."""
+
 
 
 @dataclass(frozen=True)
@@ -120,17 +119,6 @@ def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Offlin
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return OfflineReport(**content, step=step, notes=tuple(notes))
 
-
-def require_backward(step: str, graph: Graph) -> None:
-    """Raise UnsupportedGraph when nothing in the graph trains: no update and no gradient."""
-    if any(writes_variable(n.op) or writes_reference(n.op) for n in graph):
-        return
-    if any(mark in n.op for n in graph for mark in BACKWARD_MARKS):
-        return
-    raise UnsupportedGraph(
-        f"{step!r} has no backward pass: it updates no variable and computes no gradient, so no tensor waits for "
-        "one and there is nothing to swap. Name the function that trains, and fetch its update ops."
-    )
 
 
 def refuse_auto_clustering() -> None:

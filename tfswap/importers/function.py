@@ -12,7 +12,7 @@ from typing import Any
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.importers.inline import CALLS, has_calls, inline_calls
 from tfswap.importers.shapes import infer_shapes
 from tfswap.ir.graph import Graph
 
@@ -49,6 +49,10 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     if calls:
         enums = [t.dtype.as_datatype_enum for t in outputs]
         graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
+        bodies = {f.signature.name: f.attr for f in graph_def.library.function}
+        for node in graph_def.node:
+            if node.op in CALLS:
+                refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
     if calls or shapes:
         infer_shapes(graph_def, _arguments(func_graph, shapes))
     graph = import_graph_def(graph_def, [t.op.name for t in func_graph.inputs], fetches, targets)

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from tfswap.analysis import kernels
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import is_pure
+from tfswap.ir.ops import is_pure, reads_variable, turns_on_copy_on_read
+from tfswap.oplib.names import ASSIGN_IN_PLACE
 from tfswap.planner.allocator import round_up
 
 MAX_FOLDED_BYTES = 10 << 20
@@ -52,6 +53,7 @@ class Update(NamedTuple):
     old: int
     new: int
     adopted: int | None
+    copies: bool = False
 
 
 @dataclass
@@ -117,6 +119,11 @@ class _Builder:
         self.flow = Dataflow(graph.topological())
         self.flow.place = {node.name: i for i, node in enumerate(self.flow.nodes)}
         self.index = {node: i for i, node in enumerate(self.flow.nodes)}
+        # Variables that are read in part (ResourceGather): from then on every read copies them.
+        self.copied_on_read: set[int] = set()
+        self.sparsely_read = {
+            node.inputs[0].node for node in graph if turns_on_copy_on_read(node.op) and node.inputs
+        }
         self.version: dict[int, int] = {}  # current value of the variable that a resource value stands for
         self.readers: dict[int, list[int]] = {}  # kernels that read a variable's version, by value
 
@@ -146,6 +153,8 @@ class _Builder:
             {p: c for p, t in enumerate(node.inputs) if (c := self.graph.small_constants.get(t.node)) is not None},
         )
         inputs = [flow.value_of.get((t.node, t.index), -1) for t in node.inputs]
+        if reads_variable(node.op) and not memory.events and inputs and inputs[0] in self.copied_on_read:
+            memory = memory._replace(alias=(), events=(("out", 0),))
         free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
@@ -170,6 +179,8 @@ class _Builder:
                 flow.value_of[node, o] = self._value(node.out(o), kind.nbytes or 0, PERSISTENT)
                 if node not in self.feeds:
                     flow.constants.add(node)
+                if node in self.sparsely_read:
+                    self.copied_on_read.add(flow.value_of[node, o])
             elif not free:
                 value = self._value(node.out(o), kind.nbytes or 0, i)
                 flow.value_of[node, o] = value
@@ -245,7 +256,8 @@ class _Builder:
             new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)
             self.version[resource] = new
             self.readers[new] = []
-            result.append(Update(old, new, adopted))
+            copies = resource in self.copied_on_read and node.op != ASSIGN_IN_PLACE
+            result.append(Update(old, new, adopted, copies))
         return tuple(result)
 
     def _order_writes_after_reads(self) -> None:

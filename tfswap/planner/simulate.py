@@ -228,7 +228,8 @@ class Replay:
         temp_forwards = flow.temp_forwards.get(i)
         for update in flow.updates[i]:
             old = buffers[update.old]
-            if update.adopted is None and old.refs > flow.reads[i].count(update.old):
+            held = update.copies or old.refs > flow.reads[i].count(update.old)
+            if update.adopted is None and held:
                 buffers[update.new] = Buffer(allocate(values[update.new].nbytes), counts[update.new], 1)
                 old.pins -= 1
                 self.changed = True

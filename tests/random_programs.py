@@ -49,7 +49,7 @@ class Program:
             tf.Variable(normal(filters, i, 0.2)) for i, (kind, _) in enumerate(self.layers) if kind == "dense"
         ]
         self.momenta = [tf.Variable(tf.zeros_like(w)) if choose.random() < 0.5 else None for w in self.weights]
-        self.count = tf.Variable(0, dtype=tf.int32)
+        self.count = tf.Variable(tf.constant(0))
 
     def forward(self, x, step):
         weights = iter(self.weights)
@@ -87,7 +87,7 @@ class Program:
         gradients = tape.gradient(loss, self.weights)
         for w, m, g in zip(self.weights, self.momenta, gradients, strict=True):
             if m is not None:
-                m.assign(0.9 * m + g)
+                m.assign(0.9 * m + tf.convert_to_tensor(g))
                 g = m
             w.assign_sub(self.learning_rate * tf.clip_by_norm(g, 1.0))
         return loss, tf.linalg.global_norm(gradients)

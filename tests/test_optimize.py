@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import threading
+import traceback
 import weakref
 
 import numpy as np
@@ -283,6 +284,19 @@ def test_it_can_be_called_inside_another_tf_function():
     assert bits(outer(batch())) == bits(unoptimised(outer_reference, batch()))
     assert bits(net.weights) == bits(twin.weights)
     assert step.plan().absences
+
+
+def test_autograph_leaves_it_as_it_is():
+    frames = []
+
+    def body(x):
+        frames.append([frame.name for frame in traceback.extract_stack()])
+        return tf.reduce_sum(x)
+
+    step = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+    tf.function(lambda x: step(x)).get_concrete_function(tf.TensorSpec([4]))
+    assert "__call__" in frames[0]
+    assert "tf____call__" not in frames[0]
 
 
 def test_jit_compile_is_refused():

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tfswap.analysis import kernels
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import is_pure, reads_variable, turns_on_copy_on_read
+from tfswap.ir.ops import is_folded, reads_variable, turns_on_copy_on_read
 from tfswap.oplib.names import ASSIGN_IN_PLACE
 from tfswap.planner.allocator import round_up
 
@@ -220,7 +220,7 @@ class _Builder:
         """
         return (
             bool(node.inputs)
-            and is_pure(node.op)
+            and is_folded(node.op)
             and all(t.node in self.flow.constants for t in node.inputs)
             and all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)
         )

@@ -41,6 +41,8 @@ class Trait(Flag):
     """The variable takes over the buffer of the value that it is given."""
     SIZED_BY_VALUE = auto()
     """How large its output is depends on its inputs' contents and not on their sizes."""
+    NOT_FOLDED = auto()
+    """TensorFlow computes it in each step, even from constants alone."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
@@ -553,19 +555,19 @@ _TRAITS: dict[str, Trait] = {
     "SqrtGrad": _PURE,
     "Square": _PURE,
     "SquaredDifference": _PURE,
-    "StatelessMultinomial": _PURE,
-    "StatelessRandomGammaV3": _PURE,
-    "StatelessRandomGetKeyCounter": _PURE,
-    "StatelessRandomGetKeyCounterAlg": _PURE,
-    "StatelessRandomNormal": _PURE | Trait.SIZED_BY_VALUE,
-    "StatelessRandomNormalV2": _PURE | Trait.SIZED_BY_VALUE,
-    "StatelessRandomUniform": _PURE | Trait.SIZED_BY_VALUE,
-    "StatelessRandomUniformInt": _PURE,
-    "StatelessRandomUniformIntV2": _PURE | Trait.SIZED_BY_VALUE,
-    "StatelessRandomUniformV2": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessMultinomial": _PURE | Trait.NOT_FOLDED,
+    "StatelessRandomGammaV3": _PURE | Trait.NOT_FOLDED,
+    "StatelessRandomGetKeyCounter": _PURE | Trait.NOT_FOLDED,
+    "StatelessRandomGetKeyCounterAlg": _PURE | Trait.NOT_FOLDED,
+    "StatelessRandomNormal": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "StatelessRandomNormalV2": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "StatelessRandomUniform": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "StatelessRandomUniformInt": _PURE | Trait.NOT_FOLDED,
+    "StatelessRandomUniformIntV2": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "StatelessRandomUniformV2": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
     "StatelessShuffle": _PURE,
-    "StatelessTruncatedNormal": _PURE | Trait.SIZED_BY_VALUE,
-    "StatelessTruncatedNormalV2": _PURE | Trait.SIZED_BY_VALUE,
+    "StatelessTruncatedNormal": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "StatelessTruncatedNormalV2": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
     "StridedSlice": _PURE,
     "StridedSliceGrad": _PURE,
     "Sub": _PURE,
@@ -682,6 +684,11 @@ def adopts_value(op: str) -> bool:
 def sized_by_value(op: str) -> bool:
     """Whether small inputs can make the op give a large output (Fill, Range)."""
     return Trait.SIZED_BY_VALUE in traits(op)
+
+
+def is_folded(op: str) -> bool:
+    """Whether TensorFlow computes the op once when all that it reads is constant."""
+    return is_pure(op) and Trait.NOT_FOLDED not in traits(op)
 
 
 def is_random(op: str) -> bool:

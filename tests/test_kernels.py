@@ -134,7 +134,8 @@ json.dump({name: None if op is None else op.is_stateful for name, op in found.it
 
 
 def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
-    names = sorted({name for table in _tables().values() for name in table})
+    # tfswap's own ops are registered by its library, not by TensorFlow.
+    names = sorted({name for table in _tables().values() for name in table if not name.startswith("Tfswap>")})
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
         [sys.executable, "-c", REGISTRY],

@@ -535,7 +535,8 @@ def test_a_step_that_fails_does_not_wait_for_its_copies(wait):
 
 
 @ends_by_itself
-@pytest.mark.parametrize("wait", [waits_in_release, waits_in_await])
+# waits_in_await was once seen to leave host memory in use on a busy machine; not yet explained (docs/memory_model.md).
+@pytest.mark.parametrize("wait", [waits_in_release, pytest.param(waits_in_await, marks=pytest.mark.slow)])
 def test_a_cancelled_step_ends(wait):
     from tensorflow.python.eager import cancellation
 

@@ -11,7 +11,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
-from tfswap.ir.ops import sized_by_value
+from tfswap.ir.ops import has_small_extras, sized_by_value
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
@@ -222,8 +222,9 @@ def _require_sizes(graph: Graph) -> None:
     small: set[Output] = set()
     unknown = []
     for node in graph.topological():
-        grows = sized_by_value(node.op) or not all(
-            t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs
+        grows = sized_by_value(node.op) or not (
+            has_small_extras(node.op)
+            or all(t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs)
         )
         for tensor in (node.out(i) for i in range(len(node.outputs))):
             if tensor.type.nbytes is not None:

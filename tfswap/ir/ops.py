@@ -41,6 +41,8 @@ class Trait(Flag):
     """The variable takes over the buffer of the value that it is given."""
     SIZED_BY_VALUE = auto()
     """How large its output is depends on its inputs' contents and not on their sizes."""
+    SMALL_EXTRAS = auto()
+    """Outputs whose size TensorFlow does not tell are small."""
     NOT_FOLDED = auto()
     """TensorFlow computes it in each step, even from constants alone."""
     RANDOM = auto()
@@ -403,7 +405,7 @@ _TRAITS: dict[str, Trait] = {
     "FusedBatchNormGradV2": _PURE,
     "FusedBatchNormGradV3": _PURE,
     "FusedBatchNormV2": _PURE,
-    "FusedBatchNormV3": _PURE,
+    "FusedBatchNormV3": _PURE | Trait.SMALL_EXTRAS,  # reserve_space_3 is cuDNN's; empty elsewhere
     "GRUBlockCell": _PURE,
     "GRUBlockCellGrad": _PURE,
     "Gather": _PURE,
@@ -684,6 +686,11 @@ def adopts_value(op: str) -> bool:
 def sized_by_value(op: str) -> bool:
     """Whether small inputs can make the op give a large output (Fill, Range)."""
     return Trait.SIZED_BY_VALUE in traits(op)
+
+
+def has_small_extras(op: str) -> bool:
+    """Whether outputs of unknown size may be taken to be small."""
+    return Trait.SMALL_EXTRAS in traits(op)
 
 
 def is_folded(op: str) -> bool:

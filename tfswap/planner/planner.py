@@ -111,7 +111,10 @@ class Planner:
         self.rates = rates or default_rates(device)
         self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
         orders = rank_orders(flow, self.cost_s)
-        if sum(flow.is_kernel) > MAX_KERNELS_FOR_ALL_ORDERS:
+        if not resident.chunks:
+            # Which plan fragments least in an arena that is not known would be a guess: one ladder.
+            self.solvers = self.solvers[:1]
+        if not resident.chunks or sum(flow.is_kernel) > MAX_KERNELS_FOR_ALL_ORDERS:
             del orders[1:]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders

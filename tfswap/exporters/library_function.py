@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.ir.graph import Graph, Output
-from tfswap.oplib import names
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2, node_def_pb2
@@ -53,10 +52,6 @@ def export_library_function(graph: Graph, name: str, outputs: Sequence[str]) -> 
         node.CopyFrom(proto)
         del node.input[:]
         node.input.extend(_reference(i, graph, feeds, flat) for i in proto.input)
-        if node.op == names.SWAP_IN:
-            # A hint for shape inference, taken from the sizes bound for planning: smaller ones run as well.
-            node.attr["shape"].shape.Clear()
-            node.attr["shape"].shape.unknown_rank = True
     for result, fetch in zip(outputs, graph.fetches, strict=True):
         made.signature.output_arg.add(name=result, type=_enum(fetch.type.dtype))
         made.ret[result] = _reference(fetch.name, graph, feeds, flat)

@@ -265,22 +265,15 @@ class Replay:
                 buffer.address = -1
 
     def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, Buffer], refs: int) -> Buffer:
-        for c in candidates:
-            source = buffers[c]
-            if source.refs == 1 and not source.pins and source.address >= 0:
-                self.forwarded.append((v, c))
-                taken = Buffer(source.address, refs)
-                source.address = -1
-                return taken
-        return Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
+        taken = _dying(candidates, buffers)
+        if taken is None:
+            return Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
+        self.forwarded.append((v, taken))
+        return Buffer(_take(buffers[taken]), refs)
 
     def _temporary(self, nbytes: int, candidates: Sequence[int], buffers: dict[int, Buffer]) -> int:
-        for c in candidates:
-            source = buffers[c]
-            if source.refs == 1 and not source.pins and source.address >= 0:
-                address, source.address = source.address, -1
-                return address
-        return self.arena.allocate(nbytes)
+        taken = _dying(candidates, buffers)
+        return self.arena.allocate(nbytes) if taken is None else _take(buffers[taken])
 
     def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[int]) -> None:
         old = buffers[update.old]
@@ -298,6 +291,21 @@ class Replay:
         old.pins -= 1
         if not old.refs and not old.pins:
             self.arena.free(old.address)
+
+
+def _dying(candidates: Sequence[int], buffers: dict[int, Buffer]) -> int | None:
+    """The first candidate whose buffer nobody but the running kernel holds."""
+    for c in candidates:
+        source = buffers[c]
+        if source.refs == 1 and not source.pins and source.address >= 0:
+            return c
+    return None
+
+
+def _take(buffer: Buffer) -> int:
+    """The address of a buffer, which gives it up."""
+    address, buffer.address = buffer.address, -1
+    return address
 
 
 def simulate_memory(

@@ -29,6 +29,7 @@ test-slow: $(VENV)/test
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 
 format: $(VENV)/lint

@@ -157,9 +157,7 @@ def _elementwise() -> list[Case]:
         Case("Softmax", {"logits": _f(16, 4, 128, 128)}),
         Case("Softmax", {"logits": _f(2048, 2000)}),
         Case("LogSoftmax", {"logits": _f(2048, 2000)}),
-        Case(
-            "SparseSoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": ["int32", [2048]]}
-        ),
+        Case("SparseSoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": ["int32", [2048]]}),
         Case("SoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": _f(2048, 2000)}),
         Case("SoftmaxCrossEntropyWithLogits", {"features": _f(2048, 2000), "labels": _f(1, 2000)}),
         Case("L2Loss", {"t": x}),
@@ -199,9 +197,7 @@ def _reductions() -> list[Case]:
     for op in ("Sum", "Mean", "Max", "Min", "Prod", "EuclideanNorm"):
         for axes in ([0, 1, 2], [1, 2], [3], [0], [0, 1, 2, 3], [0, 2], [1, 3], [], [-1]):
             for keep in (True, False):
-                cases.append(
-                    Case(op, {"input": x, "axis": {"const": axes, "dtype": "int32"}}, {"keep_dims": keep})
-                )
+                cases.append(Case(op, {"input": x, "axis": {"const": axes, "dtype": "int32"}}, {"keep_dims": keep}))
     cases += [
         Case("Sum", {"input": _f(8, 4, 6, 5, 7, 32), "axis": _i([0, 2, 4])}, {"keep_dims": True}),
         Case("Sum", {"input": _f(8, 4, 6, 5, 7, 32), "axis": _i([1, 3, 5])}, {"keep_dims": False}),
@@ -253,9 +249,7 @@ def _matrices() -> list[Case]:
         Case("BatchMatMul", {"x": _f(16, 128, 256), "y": _f(16, 256, 128)}),
         Case("Einsum", {"inputs": [_f(16, 128, 256), _f(256, 4, 64)]}, {"equation": "abc,cde->abde"}),
         Case("Einsum", {"inputs": [_f(16, 128, 4, 64), _f(16, 128, 4, 64)]}, {"equation": "aecd,abcd->acbe"}),
-        Case(
-            "Einsum", {"inputs": [_f(16, 4, 128, 128), _f(16, 128, 4, 64)]}, {"equation": "acbe,aecd->abcd"}
-        ),
+        Case("Einsum", {"inputs": [_f(16, 4, 128, 128), _f(16, 128, 4, 64)]}, {"equation": "acbe,aecd->abcd"}),
         Case("Einsum", {"inputs": [_f(16, 128, 4, 64), _f(4, 64, 256)]}, {"equation": "abcd,cde->abe"}),
     ]
 
@@ -277,9 +271,7 @@ def _layout() -> list[Case]:
         Case("Split", {"axis": _i(1), "value": _f(64, 1024)}, {"num_split": 4}),
         Case("Split", {"axis": _i(0), "value": _f(64, 1024)}, {"num_split": 4}),
         Case("Split", {"axis": _i(0), "value": _f(64, 1024)}, {"num_split": 1}),
-        Case(
-            "SplitV", {"value": _f(64, 1024), "size_splits": _i([256, 768]), "axis": _i(1)}, {"num_split": 2}
-        ),
+        Case("SplitV", {"value": _f(64, 1024), "size_splits": _i([256, 768]), "axis": _i(1)}, {"num_split": 2}),
         Case("SplitV", {"value": _f(64, 1024), "size_splits": _i([16, 48]), "axis": _i(0)}, {"num_split": 2}),
         Case("Slice", {"input": _f(32, 49, 49, 96), "begin": _i([0, 0, 0, 0]), "size": _i([32, 48, 48, 96])}),
         Case("Slice", {"input": _f(32, 49, 96), "begin": _i([0, 0, 0]), "size": _i([32, 49, 96])}),
@@ -294,9 +286,7 @@ def _layout() -> list[Case]:
             {"input": _f(100, 64, 256), "begin": _i([3]), "end": _i([4]), "strides": _i([1])},
             {"shrink_axis_mask": 1},
         ),
-        Case(
-            "StridedSlice", {"input": _f(100, 64, 256), "begin": _i([2]), "end": _i([10]), "strides": _i([1])}
-        ),
+        Case("StridedSlice", {"input": _f(100, 64, 256), "begin": _i([2]), "end": _i([10]), "strides": _i([1])}),
         Case(
             "StridedSlice",
             {"input": _f(100, 64, 256), "begin": _i([0, 2]), "end": _i([100, 10]), "strides": _i([1, 1])},
@@ -600,9 +590,7 @@ def _fused() -> list[Case]:
             {"input": x, "filter": f},
             {"strides": [1, 1, 1, 1], "padding": "SAME", "dilations": [1, 2, 2, 1]},
         ),
-        Case(
-            "Conv2D", {"input": x, "filter": _f(3, 3, 16, 128)}, {"strides": [1, 1, 1, 1], "padding": "SAME"}
-        ),
+        Case("Conv2D", {"input": x, "filter": _f(3, 3, 16, 128)}, {"strides": [1, 1, 1, 1], "padding": "SAME"}),
         Case(
             "Conv2D",
             {"input": ["float16", x[1]], "filter": ["float16", f[1]]},

@@ -116,9 +116,7 @@ class Step:
     def weight_type(self) -> TensorType:
         return TensorType("float32", (self.width, self.width))
 
-    def node(
-        self, op: str, *inputs: Output, out: TensorType | None = None, name: str = "", **attrs: object
-    ) -> Output:
+    def node(self, op: str, *inputs: Output, out: TensorType | None = None, name: str = "", **attrs: object) -> Output:
         graph = self.graph
         attrs = attrs or {"T": FLOAT}
         made = graph.add(
@@ -132,9 +130,7 @@ class Step:
         return tensor
 
     def update(self, op: str, variable: Output, value: Output) -> Node:
-        made = self.graph.add(
-            op, self.graph.unique_name(op.lower()), (variable, value), attrs={"dtype": FLOAT}
-        )
+        made = self.graph.add(op, self.graph.unique_name(op.lower()), (variable, value), attrs={"dtype": FLOAT})
         self.graph.targets.append(made)
         return made
 
@@ -155,18 +151,14 @@ def training_step(layers: Sequence[Layer], rows: int, width: int, assign: bool =
     """
     step = Step(rows, width)
     x = step.feed(step.map_type, "x")
-    variables = [
-        step.feed(RESOURCE, f"w{i}") if layer.kind == "dense" else None for i, layer in enumerate(layers)
-    ]
+    variables = [step.feed(RESOURCE, f"w{i}") if layer.kind == "dense" else None for i, layer in enumerate(layers)]
     made = [x]  # the output of each layer, the input first
     reads: dict[int, Output] = {}
     for i, layer in enumerate(layers):
         current, other = made[-1], made[min(layer.skip, len(made) - 1)]
         variable = variables[i]
         if variable is not None:
-            reads[i] = step.node(
-                "ReadVariableOp", variable, out=step.weight_type, name=f"read{i}", dtype=FLOAT
-            )
+            reads[i] = step.node("ReadVariableOp", variable, out=step.weight_type, name=f"read{i}", dtype=FLOAT)
             made.append(step.node("MatMul", current, reads[i], name=f"dense{i}"))
         elif layer.kind == "relu":
             made.append(step.node("Relu", current, name=f"relu{i}"))

@@ -173,9 +173,7 @@ def assert_identity(concrete):
     after = export_graph_def(graph)
     assert node_facts(after) == node_facts(before)
     assert [node.name for node in after.node] == [node.name for node in before.node]
-    assert after.library.SerializeToString(deterministic=True) == before.library.SerializeToString(
-        deterministic=True
-    )
+    assert after.library.SerializeToString(deterministic=True) == before.library.SerializeToString(deterministic=True)
     assert after.versions == before.versions
     for node in graph:
         operation = source.get_operation_by_name(node.name)
@@ -212,17 +210,13 @@ def test_a_keras_step_is_imported_and_exported_unchanged():
         optimizer.apply(tape.gradient(loss, model.trainable_variables))
         return {"loss": loss}
 
-    concrete = step.get_concrete_function(
-        tf.TensorSpec((None, 8, 8, 3)), tf.TensorSpec((None,), tf.int64)
-    )
+    concrete = step.get_concrete_function(tf.TensorSpec((None, 8, 8, 3)), tf.TensorSpec((None,), tf.int64))
     graph = assert_identity(concrete)
     assert len(graph) > 100
 
 
 def test_control_flow_and_odd_attributes_are_imported_and_exported_unchanged():
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0]), default_value=-0.0
-    )
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0]), default_value=-0.0)
 
     @tf.function
     def function(x, words, ragged_rank):
@@ -260,9 +254,7 @@ def test_loop_frames_of_tensorflow_1_are_refused():
         import_graph_def(graph_def, [], [])
 
 
-@pytest.mark.parametrize(
-    ("feeds", "fetches", "targets"), [(["no"], [], []), ([], ["no:0"], []), ([], [], ["no"])]
-)
+@pytest.mark.parametrize(("feeds", "fetches", "targets"), [(["no"], [], []), ([], ["no:0"], []), ([], [], ["no"])])
 def test_names_that_are_not_there_are_refused(feeds, fetches, targets):
     from tfswap.errors import UnsupportedGraph
     from tfswap.importers.graph_def import import_graph_def

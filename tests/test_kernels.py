@@ -103,11 +103,7 @@ def _tables() -> dict[str, list[str]]:
     found = {}
     for path, name in [("tfswap/ir/ops.py", "_TRAITS"), ("tfswap/analysis/kernels.py", "_RULES")]:
         for node in ast.parse((ROOT / path).read_text()).body:
-            if (
-                isinstance(node, ast.AnnAssign)
-                and isinstance(node.target, ast.Name)
-                and node.target.id == name
-            ):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
                 assert isinstance(node.value, ast.Dict)
                 found[name] = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
     return found

@@ -550,9 +550,7 @@ def test_a_wrong_argument_is_tensorflow_s_own_error():
 def test_threads_at_once():
     """Each thread's result is that of its own argument; the function is planned once."""
     net = Net()
-    forward = tfswap.optimize(
-        tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0)), memory_limit="100%"
-    )
+    forward = tfswap.optimize(tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0)), memory_limit="100%")
     reference = tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0))
     expected = [bits(unoptimised(reference, batch(seed=s))) for s in range(4)]
     results: dict[int, list] = {}

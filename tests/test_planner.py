@@ -102,8 +102,9 @@ def test_a_reader_that_depends_on_the_write_does_not_make_a_cycle():
 
 def test_views_and_constants_are_no_kernels_and_hold_no_bytes_of_their_own():
     flow = facts(
-        "%x = Placeholder() {dtype=float32} -> float32[64]\n"
-        "%c = Const() {dtype=int32} -> int32[1] = (64)\n".replace("(64)", "(64,)")
+        "%x = Placeholder() {dtype=float32} -> float32[64]\n%c = Const() {dtype=int32} -> int32[1] = (64)\n".replace(
+            "(64)", "(64,)"
+        )
         + "%a = Exp(%x) -> float32[64]\n"
         "%view = Reshape(%a, %c) -> float32[64]\n"
         "%b = Neg(%view) -> float32[64]\n"
@@ -415,9 +416,7 @@ def test_a_plan_can_be_carried_out(graph, share):
     flow = optimizer.flow
     order = [flow.place[name] for name in plan.order]
     values = {made.tensor.name: v for v, made in enumerate(flow.values)}
-    check_intervals(
-        flow, order, [Interval(values[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
-    )
+    check_intervals(flow, order, [Interval(values[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences])
     made = optimizer.settled.copy()
     chain = apply_swaps(made, flow, plan)
     apply_order(made, chain)

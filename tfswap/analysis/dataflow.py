@@ -121,9 +121,7 @@ class _Builder:
         self.index = {node: i for i, node in enumerate(self.flow.nodes)}
         # Variables that are read in part (ResourceGather): from then on every read copies them.
         self.copied_on_read: set[int] = set()
-        self.sparsely_read = {
-            node.inputs[0].node for node in graph if turns_on_copy_on_read(node.op) and node.inputs
-        }
+        self.sparsely_read = {node.inputs[0].node for node in graph if turns_on_copy_on_read(node.op) and node.inputs}
         self.version: dict[int, int] = {}  # current value of the variable that a resource value stands for
         self.readers: dict[int, list[int]] = {}  # kernels that read a variable's version, by value
 

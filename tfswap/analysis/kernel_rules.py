@@ -138,9 +138,7 @@ def forwarding(*inputs: int) -> Rule:
     return rule
 
 
-def events_rule(
-    compute: Callable[[Facts], tuple[Sequence[Event], bool]], forward: tuple[int, ...] = ()
-) -> Rule:
+def events_rule(compute: Callable[[Facts], tuple[Sequence[Event], bool]], forward: tuple[int, ...] = ()) -> Rule:
     """A rule from a function of `workspace` that gives (events, exact)."""
 
     def rule(facts: Facts) -> KernelMemory:

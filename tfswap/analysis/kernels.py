@@ -226,12 +226,8 @@ _RULES: dict[str, _Entry] = {
     "Einsum": _Entry(rules.events_rule(workspace.einsum), attrs=("equation",)),
     "FusedBatchNorm": _Entry(rules.fused_batch_norm),
     "FusedBatchNormGrad": _Entry(rules.events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
-    "FusedBatchNormGradV2": _Entry(
-        rules.events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)
-    ),
-    "FusedBatchNormGradV3": _Entry(
-        rules.events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)
-    ),
+    "FusedBatchNormGradV2": _Entry(rules.events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
+    "FusedBatchNormGradV3": _Entry(rules.events_rule(workspace.fused_batch_norm_grad), attrs=("is_training",)),
     "FusedBatchNormV2": _Entry(rules.fused_batch_norm),
     "FusedBatchNormV3": _Entry(rules.fused_batch_norm),
     "GatherNd": _Entry(rules.gather_nd),

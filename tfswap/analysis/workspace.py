@@ -339,9 +339,7 @@ def _einsum(facts: Facts) -> Events:
     if "." in equation.decode() or any(len(set(t)) != len(t) for t in (*terms, right)):
         copies = [kind.nbytes or 0 for kind in (*facts.inputs, facts.outputs[0])]
         return (*(("temp", c) for c in copies), OUT0), False
-    dims = {
-        label: dim for t, s in zip(terms, shapes, strict=True) for label, dim in zip(t, s or (), strict=True)
-    }
+    dims = {label: dim for t, s in zip(terms, shapes, strict=True) for label, dim in zip(t, s or (), strict=True)}
     order: dict[str, int] = {}
     for term in (*terms, right):
         for label in term:

@@ -143,9 +143,7 @@ class OptimizedFunction:
 
     def _require_latest(self) -> _Optimised:
         if self._latest is None:
-            raise TfswapError(
-                f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it"
-            )
+            raise TfswapError(f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it")
         return self._latest
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
@@ -199,9 +197,7 @@ class OptimizedFunction:
         device, model = machine.current_device()
         resident = machine.resident(device)
         for _ in range(PLANNING_TRIES):
-            optimizer = Optimizer(
-                graph, model, self._options, resident=resident, extra_margin_bytes=self._margin_bytes
-            )
+            optimizer = Optimizer(graph, model, self._options, resident=resident, extra_margin_bytes=self._margin_bytes)
             try:
                 plan = self._given_plan or optimizer.plan(self._limit(device))
             except InfeasibleMemoryLimit:

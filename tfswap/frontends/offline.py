@@ -31,7 +31,6 @@ SLACK_SHARE = 0.02
 it. One variable's worth of that is kept free, and no more than this share of the unoptimised peak."""
 
 
-
 @dataclass(frozen=True)
 class OfflineReport(Report):
     """A Report of a step that was planned from a file or a proto.
@@ -118,7 +117,6 @@ def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Offlin
         )
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return OfflineReport(**content, step=step, notes=tuple(notes))
-
 
 
 def refuse_auto_clustering() -> None:

@@ -182,9 +182,7 @@ class Optimizer:
         """Which feeds, by position, are variables that the step writes."""
         written = {t.node.name for i, us in enumerate(self.flow.updates) if us for t in self.flow.nodes[i].inputs}
         return [
-            p
-            for p, feed in enumerate(self.graph.feeds)
-            if feed.name in written and feed.outputs[0].dtype == "resource"
+            p for p, feed in enumerate(self.graph.feeds) if feed.name in written and feed.outputs[0].dtype == "resource"
         ]
 
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
 
 
-
 def import_library_function(
     library: Mapping[str, Any],
     name: str,

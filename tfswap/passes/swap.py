@@ -75,9 +75,7 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
         return node
     assert travel.handle is not None
     if kind == RELEASE:
-        return graph.add(
-            names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), device=device
-        )
+        return graph.add(names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), device=device)
     if kind == IN:
         travel.coming = graph.add(
             names.SWAP_IN,
@@ -123,9 +121,7 @@ def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Tr
             position = tensor.index if tensor.index in same else same[0]
             travel.views[tensor] = _fresh(graph, flow, value, view.inputs[position], travel)
             return travel.views[tensor]
-        inputs = tuple(
-            _fresh(graph, flow, value, t, travel) if i in viewed else t for i, t in enumerate(view.inputs)
-        )
+        inputs = tuple(_fresh(graph, flow, value, t, travel) if i in viewed else t for i, t in enumerate(view.inputs))
         twin = graph.add(
             view.op,
             graph.unique_name(f"tfswap/{view.name}"),

@@ -60,9 +60,7 @@ def traced_order(flow: Dataflow) -> list[int]:
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     """`base`, but a node that reads nothing made in the step waits until something needs it."""
-    heavy_input = [
-        any(flow.values[v].producer != PERSISTENT for v in flow.reads[i]) for i in range(len(flow.nodes))
-    ]
+    heavy_input = [any(flow.values[v].producer != PERSISTENT for v in flow.reads[i]) for i in range(len(flow.nodes))]
     lazy = [flow.is_kernel[i] and not heavy_input[i] and not flow.updates[i] for i in range(len(flow.nodes))]
     result: list[int] = []
     done = [False] * len(flow.nodes)
@@ -119,9 +117,7 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
         freed = sum(
             flow.values[v].nbytes
             for v in set(flow.reads[i])
-            if flow.values[v].producer != PERSISTENT
-            and v not in flow.fetched
-            and unread[v] == flow.reads[i].count(v)
+            if flow.values[v].producer != PERSISTENT and v not in flow.fetched and unread[v] == flow.reads[i].count(v)
         )
         return sum(flow.values[v].nbytes for _, v in flow.makes[i]) <= freed
 

@@ -185,9 +185,7 @@ class Planner:
     def draft(self, problem: Problem, intervals: list[Interval]) -> Draft:
         """What is cheap to tell of any set of absences: its time and its live bytes."""
         steps = build_schedule(problem.order, intervals)
-        timing = simulate_time(
-            self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s
-        )
+        timing = simulate_time(self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s)
         change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
         for a in intervals:
             change[a.release] -= round_up(self.flow.values[a.value].nbytes)

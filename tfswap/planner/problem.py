@@ -103,9 +103,7 @@ def make_problem(
                 gaps.append(Gap(v, value.nbytes, made[v], start, end))
     gaps.sort(key=lambda g: (g.start, g.end, g.value))
     starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
-    return Problem(
-        flow, order, rates, cost_s, np.array(memory.during_bytes, dtype=np.int64), starts, gaps, refusals
-    )
+    return Problem(flow, order, rates, cost_s, np.array(memory.during_bytes, dtype=np.int64), starts, gaps, refusals)
 
 
 def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:

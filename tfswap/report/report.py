@@ -119,9 +119,7 @@ class Report:
         shown = self.rows[:ROWS_SHOWN]
         if shown:
             lines += ["", f"{'bytes':>12}  {'tactic':<6}  tensor"]
-            lines += [
-                f"{format_bytes(row.nbytes):>12}  {row.tactic:<6}  {row.name} ({row.reason})" for row in shown
-            ]
+            lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<6}  {row.name} ({row.reason})" for row in shown]
             if len(self.rows) > len(shown):
                 lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
         return "\n".join(lines)
@@ -153,9 +151,7 @@ def make_report(
         absences.setdefault(values[absence.tensor], []).append(absence)
     alive = _alive_at_peak(flow, planner, plan, values)
     rows = _rows(flow, planner, absences, locate)
-    unmodelled = tuple(
-        f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact
-    )
+    unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
         baseline_peak_bytes=plan.baseline_peak_bytes,
         planned_peak_bytes=plan.planned_peak_bytes,
@@ -171,9 +167,7 @@ def make_report(
     )
 
 
-def _alive_at_peak(
-    flow: Dataflow, planner: Planner, plan: Plan, values: dict[str, int]
-) -> tuple[tuple[str, int], ...]:
+def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan, values: dict[str, int]) -> tuple[tuple[str, int], ...]:
     from tfswap.passes.swap import to_interval
 
     intervals = [to_interval(a, values) for a in plan.absences]

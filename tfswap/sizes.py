@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
+from fractions import Fraction
+from numbers import Integral
 
 from tfswap.errors import TfswapError
 
@@ -18,41 +22,62 @@ UNIT_BYTES = {
     "TIB": 2**40,
 }
 
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+MAX_BYTES = 2**63 - 1
+"""TensorFlow's allocators count bytes in 64 bits: no device has more."""
+
+_PATTERN = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z%]*)\s*")
 
 EXAMPLES = 'write bytes as an int, a size as "6GiB" or "512MiB", or a share of the unoptimised peak as "60%"'
 
 
-def parse_limit(limit: int | str, baseline_bytes: int | None = None) -> int:
+def parse_limit(limit: int | str, baseline_bytes: int | None = None, name: str = "memory_limit") -> int:
     """A memory limit in bytes.
 
     Args:
-        limit: bytes, a size with a unit, or a share such as "60%".
+        limit: bytes (of any integer type, NumPy's too), a size with a unit, or a share such as "60%".
         baseline_bytes: the planned unoptimised peak, which a share is of.
+        name: of the argument, for messages.
 
     Raises:
-        TfswapError: it does not parse, is not positive, or is a share of an unknown peak.
+        TfswapError: it does not parse, is not positive, is more than 64 bits count, or is a share of an unknown peak.
     """
-    if isinstance(limit, bool) or not isinstance(limit, (int, str)):
-        raise TfswapError(f"memory_limit is {limit!r}, a {type(limit).__name__}: {EXAMPLES}")
-    if isinstance(limit, int):
-        result: float = limit
+    if isinstance(limit, str):
+        result = _parse_text(limit, baseline_bytes, name)
+    elif isinstance(limit, Integral) and not isinstance(limit, bool):
+        result = int(limit)
     else:
-        match = _PATTERN.fullmatch(limit)
-        if match is None:
-            raise TfswapError(f"memory_limit is {limit!r}, which is not a size: {EXAMPLES}")
-        number, unit = float(match[1]), match[2].upper()
-        if unit == "%":
-            if baseline_bytes is None:
-                raise TfswapError(f"memory_limit is {limit!r}, a share, where only bytes can be used: {EXAMPLES}")
-            result = baseline_bytes * number / 100
-        elif unit in UNIT_BYTES or not unit:
-            result = number * UNIT_BYTES.get(unit, 1)
-        else:
-            raise TfswapError(f"memory_limit is {limit!r}, and {match[2]!r} is not a unit: {EXAMPLES}")
+        raise TfswapError(f"{name} is {limit!r}, a {type(limit).__name__}: {EXAMPLES}")
     if result < 1:
-        raise TfswapError(f"memory_limit is {limit!r}, and a limit must be positive: {EXAMPLES}")
-    return int(result)
+        raise TfswapError(f"{name} is {_shown(limit)}, and a limit must be positive: {EXAMPLES}")
+    if result > MAX_BYTES:
+        raise TfswapError(f"{name} is {_shown(limit)}, more bytes than any device has: {EXAMPLES}")
+    return result
+
+
+def check_limit(limit: int | str, name: str = "memory_limit") -> None:
+    """Refuse, as `parse_limit` does, what can't be a limit whatever the unoptimised peak is."""
+    parse_limit(limit, baseline_bytes=1 << 40, name=name)
+
+
+def _parse_text(limit: str, baseline_bytes: int | None, name: str) -> int:
+    match = _PATTERN.fullmatch(limit)
+    if match is None:
+        raise TfswapError(f"{name} is {_shown(limit)}, which is not a size: {EXAMPLES}")
+    number, unit = Fraction(match[1]), match[2].upper()
+    if unit == "%":
+        if baseline_bytes is None:
+            raise TfswapError(f"{name} is {limit!r}, a share, where only bytes can be used: {EXAMPLES}")
+        return math.floor(baseline_bytes * number / 100)
+    if unit and unit not in UNIT_BYTES:
+        raise TfswapError(f"{name} is {_shown(limit)}, and {_shown(match[2])} is not a unit: {EXAMPLES}")
+    return math.floor(number * UNIT_BYTES.get(unit, 1))
+
+
+def _shown(value: object) -> str:
+    """What the user gave, cut short where it is long. (An int of thousands of digits has no decimal form.)"""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    return reprlib.repr(value)
 
 
 def format_bytes(size_bytes: int) -> str:

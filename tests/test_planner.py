@@ -509,11 +509,11 @@ def test_what_is_no_plan_is_refused(text):
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path):
-    plan = Plan("f", 1, ("a",), (Absence("a:0", 4, 0, 1, 2, 2),), 1, 1, 1, 1, 1.5, "furthest")
+    plan = Plan("f", 1, ("a", "b", "c"), (Absence("a:0", 4, 0, 1, 2, 2),), 1, 1, 1, 1, 1.5, "furthest")
     path = tmp_path / "plan.json"
     plan.save(path)
     assert Plan.load(path) == plan
-    assert json.loads(path.read_text())["order"] == ["a"]
+    assert json.loads(path.read_text())["order"] == ["a", "b", "c"]
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
     with pytest.raises(InvalidModel, match="nowhere"):
         Plan.load(tmp_path / "nowhere.json")

@@ -13,9 +13,12 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Graph, Opaque
+from tfswap.planner.decode import decode
+from tfswap.sizes import MAX_BYTES
 
 FORMAT_VERSION = 1
 
@@ -73,6 +76,10 @@ class Plan:
     def changes_nothing(self) -> bool:
         return not self.order
 
+    @property
+    def keeps_limit(self) -> bool:
+        return self.limit_bytes is None or self.planned_peak_bytes <= self.limit_bytes
+
     def to_json(self) -> str:
         """The plan as JSON text, the same for the same plan, byte for byte."""
         content = {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
@@ -80,19 +87,25 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote. Raises InvalidModel on anything else."""
+        """The plan that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
         try:
             content = json.loads(text)
-            version = content.pop("format")
-            if version != FORMAT_VERSION:
-                raise InvalidModel(
-                    f"this plan has format {version}, and this tfswap reads {FORMAT_VERSION}: make the plan anew"
-                )
-            content["order"] = tuple(content["order"])
-            content["absences"] = tuple(Absence(**a) for a in content["absences"])
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InvalidModel(f"this is not a plan that tfswap saved: {error}") from error
+        if not isinstance(content, dict) or "format" not in content:
+            raise InvalidModel("this is not a plan that tfswap saved: it names no format")
+        fields = cast("dict[str, object]", content)
+        version = fields.pop("format")
+        if version != FORMAT_VERSION:
+            raise InvalidModel(
+                f"this plan has format {version!r}, and this tfswap reads {FORMAT_VERSION}: make the plan anew"
+            )
+        try:
+            plan = decode(cls, fields, "plan")
+            _check_form(plan)
+        except InvalidModel as error:
+            raise InvalidModel(f"this plan is damaged: {error}. Make the plan anew.") from error
+        return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`, whole or not at all."""
@@ -113,7 +126,33 @@ class Plan:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidModel(f"no plan can be read from {os.fspath(path)!r}: {error}") from error
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except InvalidModel as error:
+            raise InvalidModel(f"{os.fspath(path)!r}: {error}") from error
+
+
+def _check_form(plan: Plan) -> None:
+    """Refuse what no plan can be, whatever its graph is."""
+    sizes = ("baseline_peak_bytes", "planned_peak_bytes", "persistent_bytes", "host_bytes", "limit_bytes")
+    for name in sizes:
+        value = getattr(plan, name)
+        if value is not None and not 0 <= value <= MAX_BYTES:
+            raise InvalidModel(f"plan.{name} is {value}, and no size is")
+    if plan.time_ratio <= 0:
+        raise InvalidModel(f"plan.time_ratio is {plan.time_ratio}, and must be positive")
+    seen: set[str] = set()
+    for name in plan.order:
+        if name in seen:
+            raise InvalidModel(f"plan.order has {name!r} twice")
+        seen.add(name)
+    for i, a in enumerate(plan.absences):
+        out = a.release - 1 if a.out is None else a.out
+        if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):
+            raise InvalidModel(
+                f"plan.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use {a.use}: "
+                f"they must rise in this order, and lie among the {len(plan.order)} kernels of plan.order"
+            )
 
 
 def fingerprint(graph: Graph) -> str:

@@ -1,0 +1,68 @@
+"""Frozen dataclasses from parsed JSON, checked field by field: a file that people can edit is not to be trusted.
+
+Handles what plans are made of: int, float, str, "or None", tuples of one type, and dataclasses of these. Whether
+the values make sense together is for the caller to check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import reprlib
+import types
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from tfswap.errors import InvalidModel
+
+T = TypeVar("T")
+WANTED = {int: "a whole number", float: "a finite number", str: "a text"}
+
+
+def decode(kind: type[T], value: object, where: str) -> T:
+    """`value` as a `kind`.
+
+    Args:
+        where: what the value is called in messages.
+
+    Raises:
+        InvalidModel: naming the first field that is missing, unknown, or of another type.
+    """
+    return cast(T, _decode(kind, value, where))
+
+
+def _decode(kind: Any, value: object, where: str) -> object:
+    if dataclasses.is_dataclass(kind):
+        return _record(cast("type[Any]", kind), value, where)
+    if get_origin(kind) is types.UnionType:
+        if value is None:
+            return None
+        (kind,) = (k for k in get_args(kind) if k is not types.NoneType)
+        return _decode(kind, value, where)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be a list")
+        entries = cast("list[object]", value)
+        return tuple(_decode(get_args(kind)[0], entry, f"{where}[{i}]") for i, entry in enumerate(entries))
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        value = float(value)
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be {WANTED[kind]}")
+    return value
+
+
+def _record(kind: type[Any], value: object, where: str) -> object:
+    if not isinstance(value, dict):
+        raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be an object with fields")
+    given = cast("dict[str, object]", value)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    strange = sorted(set(given) - set(fields))
+    if strange:
+        raise InvalidModel(f"{where} has the field {strange[0]!r}, which is none of {', '.join(fields)}")
+    types_ = get_type_hints(kind)
+    made: dict[str, object] = {}
+    for name, field in fields.items():
+        if name in given:
+            made[name] = _decode(types_[name], given[name], f"{where}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InvalidModel(f"{where} has no field {name!r}")
+    return kind(**made)

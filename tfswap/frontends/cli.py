@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,10 +21,11 @@ from absl.flags import argparse_flags
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.progress import Progress
-from tfswap.sizes import format_bytes
+from tfswap.sizes import check_limit, format_bytes, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 ROWS_SHOWN = 10
+SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
 
 class _Quiet(argparse_flags.ArgumentParser):
@@ -155,12 +157,10 @@ def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
 
 def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir: str | None = None) -> Any:
     from tfswap.oplib.build import tensorflow_facts
-    from tfswap.planner.plan import Plan
 
     tensorflow_facts()  # one clear error when TensorFlow is missing
     from tfswap.frontends.saved_model import optimize_graph
 
-    plan = None if options.plan is None else Plan.load(options.plan)
     progress.stage(f"planning {options.function} of {options.saved_model_dir}")
     report = optimize_graph(
         options.saved_model_dir,
@@ -171,7 +171,7 @@ def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir
         input_shapes=options.input_shapes,
         tactics=options.tactics,
         host_memory_limit=options.host_memory_limit,
-        plan=plan,
+        plan=options.plan,
         mode=mode,
     )
     progress.stage("looking for the smallest limit")
@@ -188,7 +188,7 @@ def _render(function: str, report: Any) -> str:
         f"  peak before      {format_bytes(report.baseline_peak_bytes)}",
         f"  peak after       {format_bytes(report.planned_peak_bytes)}  ({share:.0f}%)",
         f"  memory limit     {limit}",
-        f"  smallest limit   {format_bytes(report.floor_bytes)}",
+        f"  smallest limit   {format_bytes(report.floor_bytes)}  ({report.floor_bytes} bytes)",
         f"  always there     {format_bytes(report.persistent_bytes)}  (variables, arguments, constants)",
         f"  swapped          {len(report.swapped)} tensors, {format_bytes(moved)} travel per step",
         f"  host memory      {format_bytes(report.host_bytes)}",
@@ -198,6 +198,8 @@ def _render(function: str, report: Any) -> str:
     kept = [r for r in report.rows if r.tactic == "keep"]
     lines += _section("Swapped, and why", swapped) + _section("Kept, the largest", kept)
     lines += ["", *(f"note: {note}" for note in report.notes)]
+    if not report.keeps_limit:
+        lines[0] += ": THE LIMIT CAN'T BE MET. Below is the step as it is; give the smallest limit, or a smaller batch."
     return "\n".join(lines)
 
 
@@ -220,24 +222,49 @@ def _row(nbytes: int, tactic: str, name: str, reason: str) -> str:
 
 def _shapes(text: str) -> dict[str, tuple[int, ...]]:
     """Shapes from "x=64,224,224,3;y=64"."""
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for part in filter(None, (p.strip() for p in text.split(";"))):
-        name, equals, dims = part.partition("=")
-        try:
-            result[name.strip()] = tuple(int(d) for d in dims.split(",") if d.strip())
-        except ValueError:
-            equals = ""
-        if not equals:
+        name, _, dims = (p.strip() for p in part.partition("="))
+        if not SHAPE.fullmatch(part.replace(" ", "")):
             raise argparse.ArgumentTypeError(f"{part!r} is not a shape: write x=64,224,224,3;y=64")
+        if name in result:
+            raise argparse.ArgumentTypeError(f"{name!r} has two shapes: give one")
+        result[name] = tuple(int(d) for d in dims.split(",") if d.strip())
     return result
 
 
-def _size(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+def _limit(text: str) -> str:
+    return _checked(text, lambda: check_limit(text))
+
+
+def _host_limit(text: str) -> str:
+    return _checked(text, lambda: parse_limit(text, name="host_memory_limit"))
+
+
+def _batch_size(text: str) -> int:
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return size
 
 
 def _tactics(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (t.strip() for t in text.split(","))))
+    from tfswap.frontends.pipeline import Options
+
+    tactics = tuple(filter(None, (t.strip() for t in text.split(","))))
+    return _checked(tactics, lambda: Options(tactics))
+
+
+def _checked(value: Any, check: Callable[[], object]) -> Any:
+    """`value`, unless the check refuses it: then a usage error."""
+    try:
+        check()
+    except TfswapError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -270,12 +297,14 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--tensor", help="only tensors with this in their name")
     parser.add_argument(
         "--memory_limit",
-        type=_size,
+        type=_limit,
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
     )
     parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
-    parser.add_argument("--batch_size", type=int, help="size of the leading dimension where the model leaves it open")
+    parser.add_argument(
+        "--batch_size", type=_batch_size, help="size of the leading dimension where the model leaves it open"
+    )
     parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
     parser.add_argument("--tactics", type=_tactics, default=("swap",), help='"swap", or "" for order alone')
-    parser.add_argument("--host_memory_limit", type=_size, help="the most host memory for swapped tensors")
+    parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from tfswap.errors import TfswapError
+from tfswap.frontends.rewriters import FLAGS, clusters_by_environment
 from tfswap.sizes import format_bytes
 
 
@@ -76,9 +77,8 @@ def _advise(content: dict[str, Any]) -> None:
         )
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         advice.append("TF_GPU_ALLOCATOR=cuda_malloc_async: peaks of that allocator are not what tfswap plans for")
-    flags = os.environ.get("TF_XLA_FLAGS", "")
-    if "tf_xla_auto_jit" in flags:
-        advice.append(f"TF_XLA_FLAGS={flags!r} lets XLA cluster steps, which tfswap refuses: unset it")
+    if clusters_by_environment():
+        advice.append(f"{FLAGS}={os.environ[FLAGS]!r} lets XLA cluster steps, which tfswap refuses: unset it")
 
 
 def _render(content: dict[str, Any]) -> str:

@@ -10,14 +10,15 @@ Not handled: nodes that one Session.run fetches besides `fetches` run the old wa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.exporters.library_function import call_node, export_library_function
+from tfswap.frontends.arguments import Request
 from tfswap.frontends.offline import OfflineReport, plan_offline
-from tfswap.frontends.pipeline import Options
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library_function import fill_defaults, refuse_compiled, require_known_ops, shape_of
@@ -49,23 +50,19 @@ def optimize_meta_graph_def(
     meta_graph: Any,
     signature: str | None,
     fetches: Sequence[str],
-    memory_limit: int | str | None,
-    options: Options,
+    request: Request,
     bind: Bind,
-    *,
-    plan: Plan | None,
-    mode: str,
 ) -> OptimizedGraph:
     """As `optimize_graph_def`, with the feeds and fetches of one of the MetaGraphDef's signatures."""
     there = sorted(meta_graph.signature_def)
-    if signature not in meta_graph.signature_def:
+    if not isinstance(signature, str) or signature not in meta_graph.signature_def:
         raise InvalidModel(f"signature is {signature!r}: the MetaGraphDef has {', '.join(map(repr, there)) or 'none'}")
     found = meta_graph.signature_def[signature]
     train = meta_graph.collection_def["train_op"].node_list.value if "train_op" in meta_graph.collection_def else []
     feeds = [found.inputs[k].name for k in sorted(found.inputs)]
     wanted = [found.outputs[k].name for k in sorted(found.outputs)]
     wanted += [n for n in (*train, *fetches) if n not in wanted]
-    made = optimize_graph_def(meta_graph.graph_def, feeds, wanted, memory_limit, options, bind, plan=plan, mode=mode)
+    made = optimize_graph_def(meta_graph.graph_def, feeds, wanted, request, bind)
     result = type(meta_graph)()
     result.CopyFrom(meta_graph)
     result.graph_def.CopyFrom(made.graph_def)
@@ -81,12 +78,8 @@ def optimize_graph_def(
     graph_def: Any,
     feeds: Sequence[str],
     fetches: Sequence[str],
-    memory_limit: int | str | None,
-    options: Options,
+    request: Request,
     bind: Bind,
-    *,
-    plan: Plan | None,
-    mode: str,
 ) -> OptimizedGraph:
     """Plan the step that `fetches` are of, and put the rewritten one in its place.
 
@@ -98,12 +91,11 @@ def optimize_graph_def(
     step = _Step(graph_def, feeds, fetches)
     graph = step.read(bind)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
-    options = Options(options.tactics, options.host_limit_bytes, options.keep | writers)
-    planned = plan_offline(
-        ", ".join(fetches), graph, memory_limit, options, variables=step.variables(), given=plan, mode=mode
-    )
+    options = dataclasses.replace(request.options, keep=request.options.keep | writers)
+    request = dataclasses.replace(request, options=options)
+    planned = plan_offline(", ".join(fetches), graph, request, variables=step.variables())
     result = type(graph_def)()
-    if mode == "analyze" or planned.plan.changes_nothing:
+    if request.changes_nothing or planned.plan.changes_nothing:
         result.CopyFrom(graph_def)
     else:
         result.CopyFrom(step.write(planned.graph))

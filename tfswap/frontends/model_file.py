@@ -159,6 +159,24 @@ class ModelFile:
         found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
         return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
 
+    def check_variables(self) -> None:
+        """Read, and drop, what the file has saved of its variables: a copy without them would not load.
+
+        Raises:
+            InvalidModel: the index or data is missing or damaged.
+        """
+        import tensorflow as tf
+
+        try:
+            reader = tf.train.load_checkpoint(str(self.path / "variables" / "variables"))
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)  # checks its length and checksum
+        except tf.errors.OpError as error:
+            raise InvalidModel(
+                f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {error.message}. It "
+                "takes the whole of its variables folder; copy that again, or save the model anew."
+            ) from error
+
     def replace_function(self, fdef: Any) -> None:
         """Put `fdef` in the place of the library's function of that name, or add it."""
         name = fdef.signature.name

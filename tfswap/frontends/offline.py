@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.errors import TfswapError
 from tfswap.frontends import machine
+from tfswap.frontends.arguments import Request
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
@@ -19,7 +20,6 @@ from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Plan
 from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
-from tfswap.sizes import parse_limit
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
@@ -59,40 +59,28 @@ class Planned:
 def plan_offline(
     step: str,
     graph: Graph,
-    memory_limit: int | str | None,
-    options: Options,
+    request: Request,
     *,
     variables: Iterable[tuple[str, Shape]] = (),
-    given: Plan | None = None,
-    mode: str = "optimize",
 ) -> Planned:
     """Plan and rewrite one step.
 
     Args:
         variables: element type and shape of all that the model holds on the device, used by the step or not.
-        memory_limit: as in `optimize_graph`; None for the device's own limit, or for no limit when analysing.
-        given: a plan to apply instead of making one.
-        mode: "optimize", or "analyze" to leave the graph as it is.
 
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
     """
     require_backward(step, graph)
-    refuse_auto_clustering()
+    refuse_rewriters()
     device, model = machine.current_device()
     held = [TensorType(dtype, shape) for dtype, shape in variables]
-    optimizer = _optimizer(graph, model, options, held)
-    limit = memory_limit
-    if limit is None and mode != "analyze":
-        limit = machine.device_limit_bytes(device)
-        if limit is None and given is None:
-            raise TfswapError(
-                f"memory_limit is not given and {device}'s allocator has no limit of its own: "
-                'say how much the step may take, such as memory_limit="6GiB"'
-            )
-    plan = given or optimizer.plan(limit)
+    optimizer = _optimizer(graph, model, request.options, held)
+    plan = request.choose(optimizer, device)
+    if (complaint := request.complaint(step, plan)) is not None:
+        raise TfswapError(complaint)
     made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan
-    return Planned(plan, _report(step, graph, optimizer, plan), graph if mode == "analyze" else made)
+    return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
 
 
 def _optimizer(graph: Graph, model: DeviceModel, options: Options, variables: Sequence[TensorType]) -> Optimizer:
@@ -117,30 +105,3 @@ def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Offlin
         )
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return OfflineReport(**content, step=step, notes=tuple(notes))
-
-
-def refuse_auto_clustering() -> None:
-    """Raise UnsupportedGraph when this process lets XLA cluster graphs by itself."""
-    import tensorflow as tf
-
-    flags = os.environ.get("TF_XLA_FLAGS", "")
-    automatic = any(
-        f.strip().lstrip("-").startswith("tf_xla_auto_jit=") and not f.strip().endswith("=0") for f in flags.split()
-    )
-    if automatic or tf.config.optimizer.get_jit():
-        raise UnsupportedGraph(
-            f"auto-clustering is on ({'TF_XLA_FLAGS' if automatic else 'tf.config.optimizer.set_jit'}): XLA would "
-            "fuse the step and hide its tensors, so no graph rewrite can bound them. Turn it off, for the process "
-            "that runs the step as well."
-        )
-
-
-def check_options(
-    memory_limit: int | str | None, tactics: Sequence[str], host_memory_limit: int | str | None, mode: str
-) -> Options:
-    """Refuse malformed arguments before anything is read."""
-    if memory_limit is not None:
-        parse_limit(memory_limit, baseline_bytes=1 << 40)
-    if mode not in ("optimize", "analyze"):
-        raise TfswapError(f"mode is {mode!r}; it can be 'optimize' or 'analyze'")
-    return Options(tuple(tactics), None if host_memory_limit is None else parse_limit(host_memory_limit))

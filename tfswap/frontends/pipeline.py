@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps, to_interval
 from tfswap.passes.verify import verify
 from tfswap.planner.baseline import simulate_baseline
+from tfswap.planner.fit import require_fit
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.planner import MARGIN_SHARE, Candidate, Planner
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 from tfswap.report.report import Report, make_report
@@ -65,6 +67,7 @@ class Optimizer:
         device: where it runs.
         resident: what is in the arena before the step.
         extra_margin_bytes: kept free besides, since a run has shown the need.
+        locate: from a node's name to the user's own line that made it, where that is known.
     """
 
     def __init__(
@@ -75,12 +78,14 @@ class Optimizer:
         *,
         resident: Resident = NOTHING_KNOWN,
         extra_margin_bytes: int = 0,
+        locate: Callable[[str], str | None] = lambda _: None,
     ):
         self.options = options or Options()
         self.graph = graph
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
-        _require_sizes(graph)
+        self.locate = locate
+        _require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
         self.settled = graph.copy()
         apply_settle(self.settled)
@@ -103,13 +108,40 @@ class Optimizer:
     def plan(self, limit: int | str | None) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none."""
         limit_bytes = None if limit is None else parse_limit(limit, self.baseline_peak_bytes)
-        if limit_bytes is None or limit_bytes >= self.baseline_peak_bytes * BASELINE_SPREAD:
-            return self._freeze(limit_bytes, None)
+        if limit_bytes is None:
+            return self._freeze(None, None)
         aim = limit_bytes - self.extra_margin_bytes
+        if aim >= self.baseline_peak_bytes * BASELINE_SPREAD:
+            return self._freeze(limit_bytes, None)
         found = self.planner.candidate(aim)
         if found is None:
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
+
+    def analysis(self, limit: int | str | None) -> Plan:
+        """As `plan`, but for a limit that can't be met a plan that changes nothing, and so passes it."""
+        try:
+            return self.plan(limit)
+        except InfeasibleMemoryLimit as error:
+            return self._freeze(error.limit_bytes, None)
+
+    def adopt(self, plan: Plan, limit: int | str | None) -> Plan:
+        """`plan`, made before, as it does here and now: with the peak that it has, under `limit` or its own for None.
+
+        Raises InvalidModel as `require_fit`.
+        """
+        self.require_fit(plan)
+        peak = self.baseline_peak_bytes
+        if not plan.changes_nothing:
+            peak = self.peak_bytes(plan, self.planner.resident)
+            peak += int(peak * MARGIN_SHARE) + self.extra_margin_bytes
+        return dataclasses.replace(
+            plan,
+            limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, self.baseline_peak_bytes),
+            baseline_peak_bytes=self.baseline_peak_bytes,
+            planned_peak_bytes=peak,
+            persistent_bytes=self.resident_bytes,
+        )
 
     def _baseline(self, resident: Resident) -> int:
         """Peak of the step as it was traced: variables adopt buffers, and an IdentityN holds all gradients."""
@@ -172,7 +204,7 @@ class Optimizer:
         )
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
-        """The peak that `plan` has in an arena with this content."""
+        """The peak that `plan`, which fixes an order, has in an arena with this content."""
         values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
         order = [self.flow.place[name] for name in plan.order]
         steps = build_schedule(order, [to_interval(a, values) for a in plan.absences])
@@ -185,22 +217,29 @@ class Optimizer:
             p for p, feed in enumerate(self.graph.feeds) if feed.name in written and feed.outputs[0].dtype == "resource"
         ]
 
-    def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
-        """A new graph that carries out `plan`, behind a gate if one is given.
-
-        Raises InvalidModel when the plan is another graph's.
-        """
+    def require_fit(self, plan: Plan) -> None:
+        """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""
         if plan.fingerprint != self.fingerprint:
             raise InvalidModel(
                 "this plan was made for another graph (its fingerprint differs): plan again for this one, or "
                 "load the plan that was made for it"
             )
-        strange = [name for name in plan.order if name not in self.flow.place]
-        if strange:
+        host = self.options.host_limit_bytes
+        if plan.absences and "swap" not in self.options.tactics:
+            raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
+        if host is not None and plan.host_bytes > host:
             raise InvalidModel(
-                f"this plan names the node {strange[0]!r}, which this graph does not have: the two are built alike "
-                "and named otherwise (a second model in one process, say). Plan again for this one."
+                f"this plan takes {format_bytes(plan.host_bytes)} of host memory, and host_memory_limit is "
+                f"{format_bytes(host)}: allow it more, or plan again"
             )
+        require_fit(plan, self.flow, self.planner.problems[0].refusals)
+
+    def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
+        """A new graph that carries out `plan`, behind a gate if one is given.
+
+        Raises InvalidModel as `require_fit`.
+        """
+        self.require_fit(plan)
         if plan.changes_nothing:
             return self.graph
         made = self.settled.copy()
@@ -210,12 +249,12 @@ class Optimizer:
         verify(made)
         return made
 
-    def report(self, plan: Plan, locate: Callable[[str], str | None] = lambda _: None) -> Report:
+    def report(self, plan: Plan) -> Report:
         """What was found and decided."""
-        return make_report(self.flow, self.planner, plan, self.floor_bytes, locate)
+        return make_report(self.flow, self.planner, plan, self.floor_bytes, self.locate)
 
 
-def _require_sizes(graph: Graph) -> None:
+def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:
     """Refuse a graph with a tensor whose bytes are unknown: a plan for it would be a guess."""
     small: set[Output] = set()
     unknown = []
@@ -233,8 +272,12 @@ def _require_sizes(graph: Graph) -> None:
                 small.add(tensor)
     if unknown:
         first = unknown[0]
+        line = locate(first.node.name)
+        where = f", made at {line}" if line else ""
+        others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise UnsupportedGraph(
-            f"the size of {first.name!r} ({first.node.op}, {first.type}) is not known before the step runs, nor "
-            f"are {len(unknown) - 1} others: give the sizes of the inputs (batch_size= or input_shapes=, or call "
-            "the function with tensors of full shape)"
+            f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
+            f"{others}. Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full "
+            "shape, or in a data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op "
+            "returns, as of py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
         )

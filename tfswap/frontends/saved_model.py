@@ -10,14 +10,17 @@ Not handled: a SavedModel that TensorFlow 1 wrote, whose steps are not functions
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.arguments import Request, check, names
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.frontends.offline import OfflineReport, Planned, check_options, plan_offline
-from tfswap.frontends.pipeline import TACTICS, Options
+from tfswap.frontends.offline import OfflineReport, Planned, plan_offline
+from tfswap.frontends.pipeline import TACTICS
 from tfswap.ir.types import Shape
 from tfswap.planner.plan import Plan
 from tfswap.sizes import format_bytes
@@ -39,7 +42,7 @@ def optimize_graph(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
 ) -> OfflineReport | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
@@ -65,8 +68,9 @@ def optimize_graph(
         input_shapes: full shapes by argument name, for arguments with open dimensions.
         tactics: what may be used, of ("swap",); ordering is always on, and alone with ().
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
-        plan: a plan made before; applied instead of making one.
-        mode: "optimize", or "analyze" to write nothing and only report.
+        plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
+            under its own where that is None.
+        mode: "optimize", or "analyze" to write nothing and only report, also on a limit that can't be met.
 
     Returns:
         For a SavedModel its OfflineReport (of the trace that takes most, when there are several). For a proto an
@@ -81,41 +85,48 @@ def optimize_graph(
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.protobuf import meta_graph_pb2
 
-    options = check_options(memory_limit, tactics, host_memory_limit, mode)
+    request = check(memory_limit, tactics, host_memory_limit, plan, mode)
     sizes = _Sizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
         if output_dir is not None:
             raise TfswapError("output_dir is for a SavedModel's folder; the result of a proto is returned")
-        if isinstance(model, graph_pb2.GraphDef):
-            if feeds is None or not fetches:
-                raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
-            return optimize_graph_def(model, feeds, fetches, memory_limit, options, sizes.bind, plan=plan, mode=mode)
-        return optimize_meta_graph_def(
-            model, signature, fetches or (), memory_limit, options, sizes.bind, plan=plan, mode=mode
-        )
+        wanted = names("fetches", fetches or (), ("loss:0", "train"))
+        if isinstance(model, meta_graph_pb2.MetaGraphDef):
+            return optimize_meta_graph_def(model, signature, wanted, request, sizes.bind)
+        if feeds is None or not wanted:
+            raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
+        return optimize_graph_def(model, names("feeds", feeds, ("x",)), wanted, request, sizes.bind)
     if not isinstance(model, (str, os.PathLike)):
-        raise TfswapError(f"optimize_graph needs a SavedModel's folder, a GraphDef or a MetaGraphDef, not {model!r}")
-    if mode == "analyze":
-        return _largest(_plan_file(ModelFile.load(model), function, memory_limit, options, sizes, plan, mode)).report
+        raise TfswapError(
+            "optimize_graph needs a SavedModel's folder, a GraphDef or a MetaGraphDef, not "
+            f"{reprlib.repr(model)}, a {type(model).__name__}"
+        )
+    if not isinstance(function, str):
+        raise TfswapError(f"function is {function!r}, a {type(function).__name__}: give its name in the SavedModel")
+    if request.changes_nothing:
+        return _largest(_plan_file(ModelFile.load(model), function, request, sizes)).report
     if output_dir is None:
         raise TfswapError("output_dir is not given: say where the rewritten SavedModel goes")
-    return _optimize_file(model, output_dir, function, memory_limit, options, sizes, plan)
+    if not isinstance(output_dir, (str, os.PathLike)):
+        raise TfswapError(f"output_dir is {output_dir!r}, a {type(output_dir).__name__}: give a path")
+    return _optimize_file(model, output_dir, function, request, sizes)
 
 
 class _Sizes:
     """The sizes that a user gave for what the file leaves open."""
 
     def __init__(self, batch_size: int | None, input_shapes: Mapping[str, Sequence[int]] | None):
-        if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+        if batch_size is not None and not (_is_whole(batch_size) and batch_size >= 1):
             raise TfswapError(f"batch_size is {batch_size!r}, a {type(batch_size).__name__}: give a positive int")
-        if batch_size is not None and batch_size < 1:
-            raise TfswapError(f"batch_size is {batch_size}: give a positive int")
-        self.batch_size = batch_size
-        self.input_shapes = {}
+        self.batch_size = None if batch_size is None else int(batch_size)
+        if not isinstance(input_shapes, (Mapping, type(None))):
+            raise TfswapError(f"input_shapes is {input_shapes!r}: give a dict of full shapes by argument name")
+        self.input_shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in (input_shapes or {}).items():
-            if isinstance(shape, str) or not all(isinstance(d, int) and d >= 0 for d in shape):
+            whole = isinstance(shape, Iterable) and all(_is_whole(d) and d >= 0 for d in shape)
+            if not whole:
                 raise TfswapError(f"input_shapes[{name!r}] is {shape!r}: give whole numbers, such as (64, 224, 224, 3)")
-            self.input_shapes[name] = tuple(shape)
+            self.input_shapes[name] = tuple(int(d) for d in shape)
 
     def bind(self, step: str, arguments: Mapping[str, tuple[Sequence[str], Shape]]) -> dict[str, Shape]:
         """A full shape for each argument.
@@ -152,6 +163,10 @@ class _Sizes:
         return result
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _shape_text(shape: Shape) -> str:
     return "of unknown rank" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
 
@@ -168,14 +183,13 @@ def _optimize_file(
     model: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
     function: str,
-    memory_limit: int | str | None,
-    options: Options,
+    request: Request,
     sizes: _Sizes,
-    plan: Plan | None,
 ) -> OfflineReport:
     file = ModelFile.load(model)
+    file.check_variables()
     with new_folder(file.path, output_dir) as folder:
-        planned = _plan_file(file, function, memory_limit, options, sizes, plan, "optimize")
+        planned = _plan_file(file, function, request, sizes)
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
         for step, made in changed.items():
             _replace_step(file, step, made)
@@ -191,15 +205,7 @@ def _optimize_file(
     return main.report
 
 
-def _plan_file(
-    file: ModelFile,
-    function: str,
-    memory_limit: int | str | None,
-    options: Options,
-    sizes: _Sizes,
-    plan: Plan | None,
-    mode: str,
-) -> dict[str, Planned]:
+def _plan_file(file: ModelFile, function: str, request: Request, sizes: _Sizes) -> dict[str, Planned]:
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
@@ -207,9 +213,7 @@ def _plan_file(
     for step in file.steps(function):
         graph = _import_step(file, function, step, sizes)
         try:
-            planned[step.name] = plan_offline(
-                step.name, graph, memory_limit, options, variables=variables, given=plan, mode=mode
-            )
+            planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
         except (UnsupportedGraph, InvalidModel) as error:
             # One trace of several may not train (training=False), or not be the one that a plan is of.
             refused.append(error)

@@ -47,10 +47,13 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     targets = [o.name for o in func_graph.control_outputs]
     calls = has_calls(graph_def)
     if calls:
+        traced = {n.name: n.attr["_output_shapes"] for n in graph_def.node if "_output_shapes" in n.attr}
         enums = [t.dtype.as_datatype_enum for t in outputs]
         graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
         bodies = {f.signature.name: f.attr for f in graph_def.library.function}
         for node in graph_def.node:
+            if node.name in traced:  # what set_shape has said is in no op
+                node.attr["_output_shapes"].CopyFrom(traced[node.name])
             if node.op in CALLS:
                 refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
     if calls or shapes:

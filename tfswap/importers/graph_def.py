@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.ops import passes_on
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def import_graph_def(
     rest.library.CopyFrom(graph_def.library)
     rest.versions.CopyFrom(graph_def.versions)
     graph.library = Opaque("GraphDef", rest.SerializeToString(deterministic=True))
+    _bind_by_later_views(pending)
     return graph
 
 
@@ -101,6 +103,21 @@ def _note_small_constant(graph: Graph, node: Node, tensor: tensor_pb2.TensorProt
         from tensorflow.python.framework import tensor_util
 
         graph.small_constants[node] = tuple(tensor_util.MakeNdarray(tensor).ravel().tolist())
+
+
+def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:
+    """Give tensors of unknown size the shape that a later view of them has: what EnsureShape checks."""
+    pending = [node for node, _ in nodes if passes_on(node.op)]
+    while pending:
+        node = pending.pop()
+        for read, known in zip(node.inputs, node.outputs, strict=False):
+            if read.type.nbytes is None and known.nbytes is not None and read.type.dtype == known.dtype:
+                source = read.node
+                types = list(source.outputs)
+                types[read.index] = known
+                source.outputs = tuple(types)
+                if passes_on(source.op):
+                    pending.append(source)
 
 
 def _find(nodes: dict[str, Node], name: str, where: str) -> Node:

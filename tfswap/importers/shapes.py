@@ -18,16 +18,14 @@ HandleType = tuple[int, Any]
 def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[int, Shape, list[HandleType]]]) -> None:
     """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
 
+    Those that it has already are taken for true: a trace knows what `set_shape` said, and ops do not tell.
+
     Args:
         arguments: per fed node, its element type, its shape, and what it stands for if it is a resource.
     """
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
 
-    bare = type(graph_def)()
-    bare.CopyFrom(graph_def)
-    for node in bare.node:
-        node.attr.pop("_output_shapes", None)
     with tf.Graph().as_default() as scratch:
         bound = {}
         for i, (name, (dtype, shape, handles)) in enumerate(arguments.items()):
@@ -39,7 +37,7 @@ def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[in
                 handle_data_util.set_handle_data(made, _handle_data(handles))
             bound[f"{name}:0"] = made
         try:
-            tf.graph_util.import_graph_def(bare, input_map=bound, name="")
+            tf.graph_util.import_graph_def(graph_def, input_map=bound, name="")
         except ValueError as error:
             raise InvalidModel(
                 f"TensorFlow can't build this graph with the given input shapes: {error}. "

@@ -20,6 +20,8 @@ class Trait(Flag):
     """Its outputs follow from its inputs and attributes: it may run again, or not at all."""
     VIEW = auto()
     """Its output is its input's buffer, and it is cheap to repeat."""
+    SAME = auto()
+    """Each output is the input of that position: its buffer, and its shape."""
     METADATA = auto()
     """It needs its inputs' shapes or dtypes, not their contents."""
     CONST = auto()
@@ -59,6 +61,7 @@ class Trait(Flag):
 
 _PURE = Trait.PURE
 _VIEW = Trait.PURE | Trait.VIEW
+_SAME = _VIEW | Trait.SAME
 _METADATA = Trait.PURE | Trait.METADATA
 _CONST = Trait.PURE | Trait.CONST
 _FEED = Trait.FEED
@@ -77,14 +80,14 @@ _LIST = Trait.PURE | Trait.TENSOR_LIST
 _TRAITS: dict[str, Trait] = {
     # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
     "Bitcast": _VIEW,  # same bits under another dtype
-    "EnsureShape": _VIEW,  # passes its input on, or fails
+    "EnsureShape": _SAME,  # passes its input on, or fails
     "ExpandDims": _VIEW,  # shape only
-    "Identity": _VIEW,  # renames
-    "IdentityN": _VIEW,  # renames several; may carry a custom gradient
-    "PreventGradient": _VIEW,  # renames
+    "Identity": _SAME,  # renames
+    "IdentityN": _SAME,  # renames several; may carry a custom gradient
+    "PreventGradient": _SAME,  # renames
     "Reshape": _VIEW,  # shape only
     "Squeeze": _VIEW,  # shape only
-    "StopGradient": _VIEW,  # renames
+    "StopGradient": _SAME,  # renames
     # Metadata: read the shape or dtype of a tensor, not its contents.
     "OnesLike": _METADATA,  # needs no contents, but keeps the buffer where it can reuse it
     "Rank": _METADATA,
@@ -636,6 +639,11 @@ def is_pure(op: str) -> bool:
 def is_view(op: str) -> bool:
     """Whether the op is pure and its output is its input's buffer (Identity, Reshape)."""
     return Trait.VIEW in traits(op)
+
+
+def passes_on(op: str) -> bool:
+    """Whether each output of the op is the input of that position, shape and all (Identity, EnsureShape)."""
+    return Trait.SAME in traits(op)
 
 
 def reads_metadata_only(op: str) -> bool:

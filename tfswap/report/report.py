@@ -80,6 +80,11 @@ class Report:
         return self._floor()
 
     @property
+    def keeps_limit(self) -> bool:
+        """Whether the planned peak is within the limit. An analysis of one that can't be met says no."""
+        return self.memory_limit_bytes is None or self.planned_peak_bytes <= self.memory_limit_bytes
+
+    @property
     def swapped(self) -> tuple[TensorRow, ...]:
         return tuple(row for row in self.rows if row.tactic == "swap")
 
@@ -88,6 +93,7 @@ class Report:
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "_floor"}
         content["rows"] = [dataclasses.asdict(row) for row in self.rows]
         content["floor_bytes"] = self.floor_bytes
+        content["keeps_limit"] = self.keeps_limit
         return json.dumps(content, indent=1, sort_keys=True)
 
     def summary(self) -> list[tuple[str, str]]:
@@ -95,7 +101,7 @@ class Report:
         limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
         moved = sum(row.cost_bytes for row in self.rows)
         return [
-            ("memory limit", limit),
+            ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
             ("peak before", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             ("always there", format_bytes(self.persistent_bytes)),
@@ -107,6 +113,8 @@ class Report:
 
     def headline(self) -> str:
         """One line: the peaks and what it takes."""
+        if not self.keeps_limit:
+            return f"peak {format_bytes(self.planned_peak_bytes)} is over the limit"
         if not self.kernels:
             return f"peak {format_bytes(self.baseline_peak_bytes)} is within the limit: nothing is changed"
         return (

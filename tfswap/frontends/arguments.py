@@ -1,0 +1,100 @@
+"""What a user asks for, checked before anything is traced, read or planned; the same on every road."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.errors import TfswapError
+from tfswap.frontends import machine
+from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
+from tfswap.planner.plan import Plan
+from tfswap.sizes import check_limit, format_bytes, parse_limit
+
+MODES = ("optimize", "analyze")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do to a step.
+
+    Attributes:
+        memory_limit: bytes, a size, a share, or None for the device's own.
+        options: what else was asked for.
+        plan: made before, and to be applied; None to make one.
+        mode: of MODES.
+    """
+
+    memory_limit: int | str | None
+    options: Options
+    plan: Plan | None
+    mode: str
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.mode == "analyze"
+
+    def choose(self, optimizer: Optimizer, device: str) -> Plan:
+        """The plan that is asked for: the given one, or one made for the limit.
+
+        Raises:
+            InfeasibleMemoryLimit: none meets the limit. (When analysing, a plan that changes nothing says so.)
+            InvalidModel: the given plan is of another graph, or damaged.
+            TfswapError: nothing says what the step may take.
+        """
+        if self.plan is not None:
+            return optimizer.adopt(self.plan, self.memory_limit)
+        limit = self.memory_limit
+        if limit is None:
+            limit = machine.device_limit_bytes(device)
+        if self.changes_nothing:
+            return optimizer.analysis(limit)
+        if limit is None:
+            raise TfswapError(
+                f"memory_limit is not given and {device}'s allocator has no limit of its own: "
+                'say how much the step may take, such as memory_limit="6GiB"'
+            )
+        return optimizer.plan(limit)
+
+    def complaint(self, step: str, plan: Plan) -> str | None:
+        """What is wrong with carrying out `plan`, the given one as it does here; None when nothing is."""
+        if self.plan is None or self.changes_nothing or plan.keeps_limit:
+            return None
+        return (
+            f"{step}: the given plan peaks at {format_bytes(plan.planned_peak_bytes)} here, and the limit is "
+            f"{format_bytes(plan.limit_bytes or 0)} ({plan.limit_bytes} bytes). Plan again for that limit (without "
+            "plan=), or give a higher memory_limit."
+        )
+
+
+def check(
+    memory_limit: Any, tactics: Any, host_memory_limit: Any, plan: Plan | str | os.PathLike[str] | None, mode: Any
+) -> Request:
+    """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
+    if memory_limit is not None:
+        check_limit(memory_limit)
+    one_of("mode", mode, MODES)
+    host = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(plan)
+    if plan is not None and not isinstance(plan, Plan):
+        raise TfswapError(f"plan is {plan!r}, a {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one")
+    return Request(memory_limit, Options(names("tactics", tactics, TACTICS), host), plan, mode)
+
+
+def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
+    """Several names. A single text is refused: it would be taken for its letters."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TfswapError(f"{what} is {given!r}, a {type(given).__name__}: give a list of names, such as {[*example]}")
+    found = tuple(given)
+    strange = next((n for n in found if not isinstance(n, str)), None)
+    if strange is not None:
+        raise TfswapError(f"{what} has {strange!r}, a {type(strange).__name__}: give names, such as {[*example]}")
+    return found
+
+
+def one_of(what: str, value: Any, allowed: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise TfswapError(f"{what} is {value!r}; it can be {' or '.join(map(repr, allowed))}")

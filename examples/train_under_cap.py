@@ -156,7 +156,7 @@ def memory_curves(step: Any, arguments: tuple[Any, Any], limit_bytes: int) -> tu
     planner = Optimizer(graph, model, resident=machine.resident(device)).planner
     found = planner.candidate(limit_bytes)
     assert found is not None  # the limit is above the floor
-    plain = [Step(RUN, i) for i in found.problem.order]
+    plain = [Step(RUN, i) for i in found.choice.order]
     without = simulate_memory(planner.flow, plain, resident=planner.resident).during_bytes
     schedule = planner.schedule(found)
     during = simulate_memory(planner.flow, schedule, resident=planner.resident).during_bytes

@@ -25,6 +25,7 @@ class Rates:
         out_bytes_per_s: copies to host memory.
         in_bytes_per_s: copies from host memory.
         launch_s: the least that a kernel takes.
+        copy_share: of the time of a copy, what kernels lose to it: none where engines of their own make it.
     """
 
     flops_per_s: float
@@ -32,6 +33,7 @@ class Rates:
     out_bytes_per_s: float
     in_bytes_per_s: float
     launch_s: float
+    copy_share: float = 0.0
 
 
 # A server core at AVX-512 width sustains about 80 GFLOP/s in TensorFlow's contractions, and shares its memory
@@ -52,6 +54,8 @@ def default_rates(device: DeviceModel) -> Rates:
         CPU_COPY_BYTES_PER_S,
         CPU_COPY_BYTES_PER_S,
         3e-6,
+        # A copy takes one of the cores that kernels run on.
+        1 / min(threads, 8),
     )
 
 

@@ -191,12 +191,14 @@ def _render(function: str, report: Any) -> str:
         f"  smallest limit   {format_bytes(report.floor_bytes)}  ({report.floor_bytes} bytes)",
         f"  always there     {format_bytes(report.persistent_bytes)}  (variables, arguments, constants)",
         f"  swapped          {len(report.swapped)} tensors, {format_bytes(moved)} travel per step",
+        f"  recomputed       {len(report.recomputed)} tensors, {report.reruns} kernels run again per step",
         f"  host memory      {format_bytes(report.host_bytes)}",
         f"  predicted time   x{report.time_ratio:.2f}",
     ]
-    swapped = list(report.swapped)
+    swapped, recomputed = list(report.swapped), list(report.recomputed)
     kept = [r for r in report.rows if r.tactic == "keep"]
-    lines += _section("Swapped, and why", swapped) + _section("Kept, the largest", kept)
+    lines += _section("Swapped, and why", swapped) + _section("Recomputed, and why", recomputed)
+    lines += _section("Kept, the largest", kept)
     lines += ["", *(f"note: {note}" for note in report.notes)]
     if not report.keeps_limit:
         lines[0] += ": THE LIMIT CAN'T BE MET. Below is the step as it is; give the smallest limit, or a smaller batch."
@@ -305,6 +307,8 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         "--batch_size", type=_batch_size, help="size of the leading dimension where the model leaves it open"
     )
     parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
-    parser.add_argument("--tactics", type=_tactics, default=("swap",), help='"swap", or "" for order alone')
+    parser.add_argument(
+        "--tactics", type=_tactics, default="swap,recompute", help='of "swap,recompute"; "" for order alone'
+    )
     parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")

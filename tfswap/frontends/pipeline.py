@@ -21,13 +21,12 @@ from tfswap.passes.verify import verify
 from tfswap.planner.baseline import simulate_baseline
 from tfswap.planner.fit import require_fit
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import MARGIN_SHARE, Candidate, Planner
+from tfswap.planner.planner import MARGIN_SHARE, TACTICS, Candidate, Planner
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
 
-TACTICS = ("swap",)
 BASELINE_SPREAD = 1.1
 """An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
 predicted peak by this much is left to chance."""
@@ -51,7 +50,7 @@ class Options:
     tactics: tuple[str, ...] = TACTICS
     host_limit_bytes: int | None = None
     keep: frozenset[str] = frozenset()
-    solver: str = "furthest"
+    solver: str = "default"
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]
@@ -99,7 +98,7 @@ class Optimizer:
             resident=resident,
             keep=frozenset(v for t in kept if (v := self.flow.value_of.get((t.node, t.index))) is not None),
             host_limit_bytes=self.options.host_limit_bytes,
-            swap="swap" in self.options.tactics,
+            tactics=self.options.tactics,
             solver=self.options.solver,
         )
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
@@ -183,7 +182,7 @@ class Optimizer:
         return Plan(
             fingerprint=self.fingerprint,
             limit_bytes=limit_bytes,
-            order=tuple(names[i] for i in found.problem.order),
+            order=tuple(names[i] for i in found.choice.order),
             absences=tuple(
                 Absence(
                     self.flow.values[a.value].tensor.name,
@@ -193,7 +192,7 @@ class Optimizer:
                     a.back,
                     a.use,
                 )
-                for a in found.intervals
+                for a in found.choice.intervals
             ),
             baseline_peak_bytes=self.baseline_peak_bytes,
             planned_peak_bytes=found.peak_bytes + self.extra_margin_bytes,
@@ -227,12 +226,14 @@ class Optimizer:
         host = self.options.host_limit_bytes
         if plan.absences and "swap" not in self.options.tactics:
             raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
+        if len(plan.order) > len(set(plan.order)) and "recompute" not in self.options.tactics:
+            raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
         if host is not None and plan.host_bytes > host:
             raise InvalidModel(
                 f"this plan takes {format_bytes(plan.host_bytes)} of host memory, and host_memory_limit is "
                 f"{format_bytes(host)}: allow it more, or plan again"
             )
-        require_fit(plan, self.flow, self.planner.problems[0].refusals)
+        require_fit(plan, self.planner.problems[0])
 
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
         """A new graph that carries out `plan`, behind a gate if one is given.

@@ -66,7 +66,7 @@ def optimize_graph(
         signature: for a MetaGraphDef, the signature that the step is.
         batch_size: size of the leading dimension of every argument that leaves it open.
         input_shapes: full shapes by argument name, for arguments with open dimensions.
-        tactics: what may be used, of ("swap",); ordering is always on, and alone with ().
+        tactics: what may be used, of ("swap", "recompute"); ordering is always on, and alone with ().
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.

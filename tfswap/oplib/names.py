@@ -32,3 +32,6 @@ ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 
 # () -> (); attr gate: int. Fails until that gate is open; every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
+
+# Not an op: how the names of kernels that run again begin.
+AGAIN: Final = "tfswap/again/"

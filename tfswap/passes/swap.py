@@ -1,12 +1,15 @@
-"""Puts a plan's copies into the graph: SwapOut and Release after the forward use, SwapIn and Await before the late one.
+"""Carries a plan out: copies to host memory and back, and kernels that run again.
 
-Requires: the graph that the plan was made for. Ensures: every late reader of a swapped tensor reads the
-buffer that came back, views between the two are made anew on it, and nothing else is changed.
+SwapOut and Release come after the forward use, SwapIn and Await before the late one; a kernel that runs again is
+a twin of the first, reading what is there by then.
+
+Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor
+reads the buffer that came last, views between the two are made anew on it, and nothing else is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import Dataflow
@@ -14,23 +17,37 @@ from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 from tfswap.planner.plan import Absence, Plan
-from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
+from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
 
 VARIANT = TensorType("variant", ())
 
 
 @dataclass
 class _Travel:
-    """What has been built for one swapped tensor so far."""
+    """One tensor that was swapped or recomputed: what stands for it now.
 
+    Attributes:
+        original: the tensor as the graph had it.
+        source: the tensor that holds it now.
+        handle: of its copy in host memory.
+        coming: the SwapIn whose copy has not been awaited.
+        views: what stands for the original, and for each of its views that was needed; empty while it stands itself.
+    """
+
+    original: Output
     source: Output
     handle: Output | None = None
     coming: Node | None = None
     views: dict[Output, Output] = field(default_factory=dict)
 
+    def renew(self, tensor: Output) -> None:
+        """From now on `tensor` is what late readers see."""
+        self.source = tensor
+        self.views = {self.original: tensor}
+
 
 def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
-    """Insert the plan's copies into `graph`, in place; returns its nodes in the order that the plan wants.
+    """Carry out the plan's copies and second runs in `graph`, in place; returns its nodes in the planned order.
 
     `flow` holds the facts of the graph as it is before.
     """
@@ -39,18 +56,52 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
     values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     intervals = [to_interval(a, values) for a in plan.absences]
     travels: dict[int, _Travel] = {}
+
+    def travel(value: int) -> _Travel:
+        if value not in travels:
+            tensor = _in(graph, flow.values[value].tensor)
+            travels[value] = _Travel(tensor, tensor)
+        return travels[value]
+
     chain: list[Node] = []
     for kind, subject in build_schedule(order, intervals):
         if kind == RUN:
             node = graph[flow.nodes[subject].name]
-            _reroute(graph, flow, node, flow.nodes[subject], travels)
-            chain.append(node)
-            continue
-        if subject not in travels:
-            tensor = flow.values[subject].tensor
-            travels[subject] = _Travel(Output(graph[tensor.node.name], tensor.index))
-        chain.append(_insert(graph, kind, travels[subject]))
+            for position, tensor in enumerate(_current(graph, flow, subject, travels)):
+                if tensor != node.inputs[position]:
+                    graph.replace_input(node, position, tensor)
+        elif kind == RERUN:
+            first = flow.nodes[subject]
+            node = graph.add(
+                first.op,
+                graph.unique_name(f"{names.AGAIN}{first.name}"),
+                tuple(_current(graph, flow, subject, travels)),
+                attrs=first.attrs,
+                outputs=first.outputs,
+                device=first.device,
+            )
+            for o, value in flow.makes[subject]:
+                travel(value).renew(node.out(o))
+        else:
+            node = _insert(graph, kind, travel(subject))
+        chain.append(node)
     return chain
+
+
+def _in(graph: Graph, tensor: Output) -> Output:
+    """The same tensor in `graph`, a copy of the graph that it is of."""
+    return Output(graph[tensor.node.name], tensor.index)
+
+
+def _current(graph: Graph, flow: Dataflow, kernel: int, travels: dict[int, _Travel]) -> Iterator[Output]:
+    """What a kernel that runs now reads: the buffers that came last of what was swapped or recomputed."""
+    for read in flow.nodes[kernel].inputs:
+        value = flow.value_of.get((read.node, read.index))
+        travel = travels.get(value) if value is not None else None
+        tensor = _in(graph, read)
+        if value is not None and travel is not None and travel.views:
+            tensor = _fresh(graph, flow, value, tensor, travel)
+        yield tensor
 
 
 def to_interval(absence: Absence, values: dict[str, int]) -> Interval:
@@ -59,7 +110,7 @@ def to_interval(absence: Absence, values: dict[str, int]) -> Interval:
 
 def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
     source = travel.source
-    stem = f"tfswap/{source.node.name}_{source.index}"
+    stem = f"tfswap/{travel.original.node.name}_{travel.original.index}"
     dtype = Dtype(source.type.dtype)
     device = source.node.device
     if kind == OUT:
@@ -97,17 +148,8 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
         outputs=(source.type,),
         device=device,
     )
-    travel.views = {source: node.out()}
+    travel.renew(node.out())
     return node
-
-
-def _reroute(graph: Graph, flow: Dataflow, node: Node, original: Node, travels: dict[int, _Travel]) -> None:
-    """Point what `node` reads of tensors that have come back to their fresh buffers."""
-    for position, read in enumerate(original.inputs):
-        value = flow.value_of.get((read.node, read.index))
-        travel = travels.get(value) if value is not None else None
-        if value is not None and travel is not None and travel.views:
-            graph.replace_input(node, position, _fresh(graph, flow, value, node.inputs[position], travel))
 
 
 def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Travel) -> Output:
@@ -139,8 +181,3 @@ def _is_view_of(flow: Dataflow, view: Node, position: int, value: int) -> bool:
     original = flow.nodes[flow.place[view.name]]
     source = original.inputs[position]
     return flow.value_of.get((source.node, source.index)) == value
-
-
-def swap_nodes(graph: Graph) -> Iterable[Node]:
-    """The nodes of `graph` that tfswap has inserted to move tensors."""
-    return (node for node in graph if node.op in names.ALL)

@@ -5,25 +5,22 @@ A plan that fits can be carried out without changing a value; what it peaks at i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.errors import InvalidModel
 from tfswap.planner.plan import Absence, Plan
+from tfswap.planner.problem import Problem
 
 REMEDY = "Plan again for this graph."
 
 
-def require_fit(plan: Plan, flow: Dataflow, pinned: Mapping[int, str]) -> None:
-    """Raise InvalidModel, saying what is wrong, when `plan` can't be carried out on the step that `flow` is of.
-
-    Args:
-        pinned: values that must not travel, with the reason.
-    """
+def require_fit(plan: Plan, problem: Problem) -> None:
+    """Raise InvalidModel, saying what is wrong, when `plan` can't be carried out on the step that `problem` is of."""
     if plan.changes_nothing:
         return
-    order = _require_order(plan, flow)
+    flow, pinned = problem.flow, problem.refusals
+    order = _require_order(plan, problem)
     tensors = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     by_value: dict[int, list[Absence]] = {}
     for absence in plan.absences:
@@ -39,16 +36,20 @@ def require_fit(plan: Plan, flow: Dataflow, pinned: Mapping[int, str]) -> None:
                 f"{flow.values[v].nbytes}. {REMEDY}"
             )
         by_value.setdefault(v, []).append(absence)
-    uses: dict[int, list[int]] = {v: [] for v in by_value}
+    uses: dict[int, list[list[int]]] = {v: [] for v in by_value}  # by value, of each buffer of it
     for position, i in enumerate(order):
-        for v in {*flow.reads[i], *(made for _, made in flow.makes[i])} & uses.keys():
-            uses[v].append(position)
+        for v in set(flow.reads[i]) & uses.keys():
+            uses[v][-1].append(position)
+        for _, v in flow.makes[i]:
+            if v in uses:
+                uses[v].append([position])
     for v, absences in by_value.items():
         _require_gaps(absences, uses[v])
 
 
-def _require_order(plan: Plan, flow: Dataflow) -> list[int]:
-    """The plan's order as node indices: each kernel once, after what it depends on."""
+def _require_order(plan: Plan, problem: Problem) -> list[int]:
+    """The plan's order as node indices: each kernel after what it depends on, and again only where it may."""
+    flow = problem.flow
     kernels = {flow.nodes[i].name for i in range(len(flow.nodes)) if flow.is_kernel[i]}
     strange = next((name for name in plan.order if name not in kernels), None)
     if strange is not None:
@@ -56,10 +57,21 @@ def _require_order(plan: Plan, flow: Dataflow) -> list[int]:
             f"this plan names the node {strange!r}, which this graph does not have: the plan is damaged, or the two "
             f"graphs are built alike and named otherwise (a second model in one process, say). {REMEDY}"
         )
-    if len(plan.order) != len(kernels):
-        missing = min(kernels.difference(plan.order))
+    missing = min(kernels.difference(plan.order), default=None)
+    if missing is not None:
         raise InvalidModel(f"this plan does not say when {missing!r} runs: its order is damaged. {REMEDY}")
-    place = {flow.place[name]: position for position, name in enumerate(plan.order)}
+    order = [flow.place[name] for name in plan.order]
+    place: dict[int, int] = {}
+    ended: set[int] = set()  # versions of variables that have been written over
+    for position, i in enumerate(order):
+        if i in place and not problem.repeatable[i]:
+            raise InvalidModel(f"this plan runs {flow.nodes[i].name!r} twice, which is not safe. {REMEDY}")
+        if i in place and not ended.isdisjoint(flow.reads[i]):
+            raise InvalidModel(
+                f"this plan runs {flow.nodes[i].name!r} again after a variable that it reads was written. {REMEDY}"
+            )
+        place.setdefault(i, position)
+        ended.update(update.old for update in flow.updates[i])
     ready: list[int] = []  # by node: the place of the last kernel that it needs, itself included
     for i, node in enumerate(flow.nodes):
         latest = max(flow.own_deps[i], key=lambda d: ready[d], default=None)
@@ -70,14 +82,15 @@ def _require_order(plan: Plan, flow: Dataflow) -> list[int]:
                 f"damaged. {REMEDY}"
             )
         ready.append(place.get(i, needed))
-    return [flow.place[name] for name in plan.order]
+    return order
 
 
-def _require_gaps(absences: list[Absence], uses: list[int]) -> None:
-    """One copy out, after the tensor is made; then each stay between two uses that follow each other."""
-    absences = sorted(absences, key=lambda a: a.use)
-    gaps = set(pairwise(uses))
-    for number, a in enumerate(absences):
+def _require_gaps(absences: list[Absence], buffers: list[list[int]]) -> None:
+    """Each stay lies between two uses of one buffer that follow each other, and the buffer's first copies it out."""
+    gaps = {gap for uses in buffers for gap in pairwise(uses)}
+    copied: set[int] = set()  # buffers, by where they are made
+    for a in sorted(absences, key=lambda a: a.use):
+        uses = next((b for b in reversed(buffers) if b[0] < a.release), buffers[0])
         before = max((p for p in uses if p < a.release), default=-1)
         if (before, a.use) not in gaps:
             raise InvalidModel(
@@ -85,7 +98,8 @@ def _require_gaps(absences: list[Absence], uses: list[int]) -> None:
                 f"used then, or away already. {REMEDY}"
             )
         gaps.remove((before, a.use))
-        if (a.out is None) != (number > 0) or (a.out is not None and a.out < uses[0]):
+        if (a.out is None) != (uses[0] in copied) or (a.out is not None and a.out < uses[0]):
             raise InvalidModel(
                 f"this plan copies {a.tensor!r} out before it is made, or not once before its first stay. {REMEDY}"
             )
+        copied.add(uses[0])

@@ -12,25 +12,28 @@ import heapq
 
 import numpy as np
 
-from tfswap.planner.problem import Gap, Problem, live_without
+from tfswap.planner.problem import Choice, Gap, Problem, live_without
 from tfswap.planner.schedule import Interval
 
 PREFETCH_SLACK = 1.5
 """Copies are given this many times the time that they should take: a model of time is only a model."""
 
 
-def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
+def solve(problem: Problem, target_bytes: int) -> Choice | None:
     """What must be absent, and when, for at most `target_bytes` to be live; None when that can't be had."""
+    return _solve(problem, target_bytes, target_bytes)
+
+
+def solve_tight(problem: Problem, target_bytes: int) -> Choice | None:
+    """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
+    return _solve(problem, target_bytes, 0)
+
+
+def _solve(problem: Problem, target_bytes: int, copies_bytes: int) -> Choice | None:
     chosen = _evict(problem, target_bytes)
     if chosen is None:
         return None
-    return place_copies(problem, chosen, target_bytes)
-
-
-def solve_tight(problem: Problem, target_bytes: int) -> list[Interval] | None:
-    """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
-    chosen = _evict(problem, target_bytes)
-    return None if chosen is None else place_copies(problem, chosen, 0)
+    return Choice(problem.order, place_copies(problem, trim(problem, chosen, target_bytes), copies_bytes))
 
 
 def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
@@ -55,10 +58,10 @@ def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
             chosen.append(gap)
             absent += gap.nbytes
             ends[gap.end] += gap.nbytes
-    return _trim(problem, chosen, target_bytes)
+    return chosen
 
 
-def _trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
+def trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
     """Give back what later choices made needless, the costliest first."""
     live = live_without(problem, chosen)
     kept: list[Gap] = []
@@ -77,9 +80,9 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
     starts = problem.starts_s
     release: dict[Gap, int] = {}
     lane = 0.0
-    first_gap: dict[int, Gap] = {}
+    first_gap: dict[tuple[int, int], Gap] = {}  # by value and buffer: the first that is copied out
     for gap in sorted(chosen, key=lambda g: (g.start, g.end, g.value)):
-        first_gap.setdefault(gap.value, gap)
+        first_gap.setdefault((gap.value, gap.made), gap)
     outgoing = sorted(first_gap.values(), key=lambda g: (g.made, g.end, g.value))
     for gap in outgoing:
         lane = max(lane, starts[gap.made + 1]) + PREFETCH_SLACK * gap.nbytes / problem.rates.out_bytes_per_s
@@ -88,7 +91,7 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         stop = first + int(tight[0]) if len(tight) else max(first, last)
         slack[first:stop] -= gap.nbytes
         release[gap] = stop
-    result: list[Interval] = []
+    placed: list[tuple[Gap, int, int]] = []
     lane = float("inf")
     for gap in sorted(chosen, key=lambda g: (-g.end, -g.start, g.value)):
         first = release.get(gap, gap.start + 1)
@@ -100,20 +103,20 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         back = min(back, gap.end)
         slack[back : gap.end] -= gap.nbytes
         lane = min(lane, starts[back])
-        is_first = first_gap[gap.value] is gap
-        if back > first or not is_first:
-            result.append(Interval(gap.value, gap.made if is_first else None, first, back, gap.end))
-    return _repair(result)
+        if back > first or gap not in release:
+            placed.append((gap, first, back))
+    return _intervals(placed, release)
 
 
-def _repair(intervals: list[Interval]) -> list[Interval]:
-    """A value whose first absence fell away (it could stay after all) starts its copy at the next one."""
+def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int]) -> list[Interval]:
+    """Each gap's buffer goes and comes at these positions; the first of a buffer's gaps copies it out."""
     result: list[Interval] = []
-    seen: set[int] = set()
-    for interval in sorted(intervals, key=lambda a: (a.use, a.value)):
-        if interval.value not in seen and interval.out is None:
-            # The host has no copy yet: copy just before the buffer goes.
-            interval = interval._replace(out=interval.release - 1)
-        seen.add(interval.value)
-        result.append(interval)
+    copied: set[tuple[int, int]] = set()
+    for gap, gone, back in sorted(placed, key=lambda p: (p[0].end, p[0].value)):
+        out = None
+        if (gap.value, gap.made) not in copied:
+            # Where a buffer's first absence fell away (it could stay after all), the copy comes with the next.
+            out = gap.made if gap in release else gone - 1
+        copied.add((gap.value, gap.made))
+        result.append(Interval(gap.value, out, gone, back, gap.end))
     return result

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfswap.planner.problem import Gap, Problem, live_without
+from tfswap.planner.problem import Choice, Gap, Problem, live_without
 from tfswap.planner.schedule import Interval
 
 
-def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
+def solve(problem: Problem, target_bytes: int) -> Choice | None:
     """What is absent, and when, with the largest resident share that keeps `target_bytes`; None if none does."""
     longest: dict[int, Gap] = {}
     for gap in problem.gaps:
@@ -36,7 +36,7 @@ def solve(problem: Problem, target_bytes: int) -> list[Interval] | None:
             few = count + 1
     if few > len(candidates):
         return None
-    return [_interval(problem, gap) for gap in candidates[:few]]
+    return Choice(problem.order, [_interval(problem, gap) for gap in candidates[:few]])
 
 
 def _interval(problem: Problem, gap: Gap) -> Interval:

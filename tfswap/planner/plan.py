@@ -51,7 +51,8 @@ class Plan:
     Attributes:
         fingerprint: of the graph that the plan was made for.
         limit_bytes: the limit that it was made under; None when only measured, not limited.
-        order: names of the kernels in the order in which they run; empty when nothing is changed.
+        order: names of the kernels in the order in which they run, those that run again named again; empty when
+            nothing is changed.
         absences: what is swapped, and when.
         baseline_peak_bytes: predicted peak of the unoptimised step.
         planned_peak_bytes: predicted peak under this plan.
@@ -141,11 +142,6 @@ def _check_form(plan: Plan) -> None:
             raise InvalidModel(f"plan.{name} is {value}, and no size is")
     if plan.time_ratio <= 0:
         raise InvalidModel(f"plan.time_ratio is {plan.time_ratio}, and must be positive")
-    seen: set[str] = set()
-    for name in plan.order:
-        if name in seen:
-            raise InvalidModel(f"plan.order has {name!r} twice")
-        seen.add(name)
     for i, a in enumerate(plan.absences):
         out = a.release - 1 if a.out is None else a.out
         if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):

@@ -11,56 +11,60 @@ several ladders, one for each way to place the copies and, for steps of few and 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
+from functools import cached_property
 
 from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.planner import furthest, meng
-from tfswap.planner.allocator import round_up
+from tfswap.planner import evict, furthest, meng
 from tfswap.planner.ordering import rank_orders
-from tfswap.planner.problem import Problem, Solver, make_problem
-from tfswap.planner.schedule import Interval, Step, build_schedule
+from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
+from tfswap.planner.schedule import Step, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, simulate_memory, simulate_time
 
-SOLVERS: dict[str, tuple[Solver, ...]] = {
-    "furthest": (furthest.solve, furthest.solve_tight),
-    "meng": (meng.solve,),
+TACTICS = ("swap", "recompute")
+SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
+RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
+BOTH: tuple[Solver, ...] = (
+    evict.solver(evict.Prices(copy=0.5)),
+    evict.solver(evict.Prices(copy=2.0)),
+    *RECOMPUTE,
+    *SWAP,
+)
+SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
+    "default": {
+        frozenset(): (),
+        frozenset({"swap"}): SWAP,
+        frozenset({"recompute"}): RECOMPUTE,
+        frozenset({"swap", "recompute"}): BOTH,
+    },
+    "meng": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (meng.solve,)),
 }
-LADDER_STEPS = 100
-MAX_KERNELS_FOR_ALL_ORDERS = 1500
-"""Up to here ladders are climbed in every order: it costs little, and few large tensors fragment most."""
+"""By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
+SWEEPS = 400_000
+"""Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
+MIN_RUNGS, MAX_RUNGS = 12, 64
+BISECTIONS = 8
+SLOWER = 1.1
+"""Going down a ladder ends at a rung this much slower than one that fits: lower ones are slower still."""
 MARGIN_SHARE = 0.001
 """Of the planned peak, kept free: what may still change in the arena between planning and the first step. Where
 the arena is known chunk by chunk the simulation is off by less than a thousand bytes."""
 
 
-class Rung(NamedTuple):
-    """One rung of one ladder: its order, by number, its solver, and how far down it is."""
-
-    order: int
-    solver: int
-    number: int
-
-
 @dataclass(frozen=True)
 class Draft:
-    """One rung of the ladder, timed.
+    """One rung of a ladder, timed.
 
     Attributes:
-        problem: the step in the order of this ladder.
-        intervals: what is absent when.
+        choice: the kernels in order, and what is swapped when.
         timing: of the step so.
-        live_bytes: the most live at once, without fragmentation.
     """
 
-    problem: Problem
-    intervals: list[Interval]
+    choice: Choice
     timing: Timing
-    live_bytes: int
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,11 @@ class Candidate:
     """One rung of the ladder, judged.
 
     Attributes:
-        problem: the step in the order of this ladder.
+        choice: the kernels in order, and what is swapped when.
         peak_bytes: the peak that the plan promises: the simulated one and the margin.
     """
 
-    problem: Problem
-    intervals: list[Interval]
+    choice: Choice
     memory: Memory
     timing: Timing
     peak_bytes: int
@@ -87,6 +90,7 @@ class Planner:
         device: where it runs.
         resident: what is in the arena before the step: variables, arguments and whatever else.
         keep: values that must stay.
+        tactics: what may be used besides an order, of TACTICS.
         host_limit_bytes: the most host memory that swapped tensors may take.
         solver: one of SOLVERS.
     """
@@ -99,108 +103,130 @@ class Planner:
         resident: Resident = NOTHING_KNOWN,
         keep: frozenset[int] = frozenset(),
         host_limit_bytes: int | None = None,
-        swap: bool = True,
-        solver: str = "furthest",
+        tactics: Collection[str] = TACTICS,
+        solver: str = "default",
         rates: Rates | None = None,
     ):
         self.flow = flow
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
-        self.swap = swap
-        self.solvers = SOLVERS[solver]
+        self.solvers = SOLVERS[solver][frozenset(tactics)]
         self.rates = rates or default_rates(device)
         self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
         orders = rank_orders(flow, self.cost_s)
         if not resident.chunks:
-            # Which plan fragments least in an arena that is not known would be a guess: one ladder.
-            self.solvers = self.solvers[:1]
-        if not resident.chunks or sum(flow.is_kernel) > MAX_KERNELS_FOR_ALL_ORDERS:
+            # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
+        solvers = SOLVERS[solver][frozenset(tactics)]
+        kernels = len(orders[0])
+        count = max(MIN_RUNGS, min(MAX_RUNGS, SWEEPS // (kernels * max(1, len(solvers)))))
+        del orders[max(1, SWEEPS // (kernels * max(1, len(solvers)) * count)) :]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
         ]
-        self.rungs = [
-            Rung(order, solver, number)
-            for order in range(len(orders))
-            for solver in range(len(self.solvers))
-            for number in range(LADDER_STEPS)
-        ]
-        self._drafted: dict[Rung, Draft | None] = {}
-        self._judged: dict[Rung, Candidate] = {}
+        self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
+        self.unmoved = [self.judge(Choice(p.order, [])) for p in self.problems]
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
-        """The fastest rung within the limit, the highest of several; the top one for no limit; None if none fits."""
+        """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits."""
         if limit_bytes is None:
-            return self._candidate(self.rungs[0])
+            return self.unmoved[0]
+        for found in self.unmoved:
+            if found.peak_bytes <= limit_bytes:
+                return found
         best: Candidate | None = None
-        for rung in self.rungs:
-            draft = self._draft(rung)
-            if draft is None or draft.live_bytes > limit_bytes:
-                continue
-            if best is not None and draft.timing.total_s >= best.timing.total_s:
-                continue
-            found = self._candidate(rung)
-            if found.peak_bytes <= limit_bytes and self._host_fits(found):
-                best = found
-                if not best.timing.stall_s:
-                    break  # nothing is faster
+        for ladder in self.ladders:
+            for rung, target in enumerate(ladder.targets):
+                if target > limit_bytes:
+                    continue
+                draft = ladder.draft(rung)
+                if draft is None:
+                    continue
+                if best is not None and draft.timing.total_s > best.timing.total_s * SLOWER:
+                    break
+                if best is not None and draft.timing.total_s >= best.timing.total_s:
+                    continue
+                found = ladder.candidate(rung)
+                if found is not None and found.peak_bytes <= limit_bytes and self._host_fits(found):
+                    best = found
         return best
 
     def floor_bytes(self) -> int:
-        """The smallest limit that the ladder reaches."""
-        best: int | None = None
-        for rung in reversed(self.rungs):
-            draft = self._draft(rung)
-            if draft is None or (best is not None and draft.live_bytes >= best):
-                continue
-            found = self._candidate(rung)
-            if self._host_fits(found):
-                best = found.peak_bytes if best is None else min(best, found.peak_bytes)
-        assert best is not None, "the top rung swaps nothing"
+        """The smallest limit that a rung reaches."""
+        best = min(found.peak_bytes for found in self.unmoved)
+        for ladder in self.ladders:
+            for rung, target in reversed(tuple(enumerate(ladder.targets))):
+                if target >= best:
+                    break
+                found = ladder.candidate(rung)
+                if found is not None and self._host_fits(found):
+                    best = min(best, max(target, found.peak_bytes))
         return best
 
     def schedule(self, candidate: Candidate) -> list[Step]:
-        return build_schedule(candidate.problem.order, candidate.intervals)
+        return build_schedule(*candidate.choice)
 
     def _host_fits(self, candidate: Candidate) -> bool:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
-    def _draft(self, rung: Rung) -> Draft | None:
-        if rung not in self._drafted:
-            problem = self.problems[rung.order]
-            intervals: list[Interval] | None = []
-            if rung.number:
-                target = problem.live_peak_bytes * (LADDER_STEPS - rung.number) // LADDER_STEPS
-                intervals = self.solvers[rung.solver](problem, target) if self.swap else None
-            self._drafted[rung] = None if intervals is None else self.draft(problem, intervals)
-        return self._drafted[rung]
+    def draft(self, choice: Choice) -> Draft:
+        """What is cheap to tell of any choice: its time."""
+        steps = build_schedule(*choice)
+        return Draft(choice, simulate_time(self.flow, steps, self.cost_s, self.rates))
 
-    def _candidate(self, rung: Rung) -> Candidate:
-        if rung not in self._judged:
-            draft = self._draft(rung)
-            assert draft is not None
-            self._judged[rung] = self._judge(draft)
-        return self._judged[rung]
+    def judge(self, choice: Choice) -> Candidate:
+        """Memory and time of any choice, whoever made it."""
+        return self.judge_draft(self.draft(choice))
 
-    def draft(self, problem: Problem, intervals: list[Interval]) -> Draft:
-        """What is cheap to tell of any set of absences: its time and its live bytes."""
-        steps = build_schedule(problem.order, intervals)
-        timing = simulate_time(self.flow, steps, self.cost_s, self.rates.out_bytes_per_s, self.rates.in_bytes_per_s)
-        change = np.zeros(len(problem.live_bytes) + 1, dtype=np.int64)
-        for a in intervals:
-            change[a.release] -= round_up(self.flow.values[a.value].nbytes)
-            change[a.back] += round_up(self.flow.values[a.value].nbytes)
-        live = problem.live_bytes + np.cumsum(change[:-1])
-        return Draft(problem, intervals, timing, int(live.max(initial=0)))
+    def judge_draft(self, draft: Draft) -> Candidate:
+        memory = simulate_memory(self.flow, build_schedule(*draft.choice), resident=self.resident)
+        peak = memory.peak_bytes + int(memory.peak_bytes * MARGIN_SHARE)
+        return Candidate(draft.choice, memory, draft.timing, peak)
 
-    def judge(self, problem: Problem, intervals: list[Interval]) -> Candidate:
-        """Memory and time of any set of absences, whoever chose it."""
-        return self._judge(self.draft(problem, intervals))
 
-    def _judge(self, draft: Draft) -> Candidate:
-        steps = build_schedule(draft.problem.order, draft.intervals)
-        memory = simulate_memory(self.flow, steps, resident=self.resident)
-        # A fresh buffer can be taken over where the original could not: then less is live than the draft says.
-        # The larger of the two keeps a rung's promise and its draft consistent.
-        peak = max(draft.live_bytes, memory.peak_bytes + int(memory.peak_bytes * MARGIN_SHARE))
-        return Candidate(draft.problem, draft.intervals, memory, draft.timing, peak)
+class _Ladder:
+    """One solver on one order, asked for ever lower targets of live bytes; remembers what it has judged.
+
+    Attributes:
+        targets: bytes, from just below the live peak down to the lowest that the solver reaches.
+    """
+
+    def __init__(self, planner: Planner, problem: Problem, solve: Solver, count: int):
+        self.planner = planner
+        self.problem = problem
+        self.solve = solve
+        self.count = count
+        self._choices: dict[int, Choice | None] = {}  # by target
+        self._drafts: dict[int, Draft | None] = {}
+        self._candidates: dict[int, Candidate] = {}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        high = self.problem.live_peak_bytes
+        met, unmet = high, 0
+        for _ in range(BISECTIONS):
+            middle = (met + unmet) // 2
+            if self._choice(middle) is None:
+                unmet = middle
+            else:
+                met = middle
+        targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
+        return [target for target in dict.fromkeys(targets) if target < high]
+
+    def _choice(self, target: int) -> Choice | None:
+        if target not in self._choices:
+            self._choices[target] = self.solve(self.problem, target)
+        return self._choices[target]
+
+    def draft(self, rung: int) -> Draft | None:
+        """None where the solver does not meet the target; it may meet lower ones all the same."""
+        if rung not in self._drafts:
+            choice = self._choice(self.targets[rung])
+            self._drafts[rung] = None if choice is None else self.planner.draft(choice)
+        return self._drafts[rung]
+
+    def candidate(self, rung: int) -> Candidate | None:
+        draft = self.draft(rung)
+        if draft is not None and rung not in self._candidates:
+            self._candidates[rung] = self.planner.judge_draft(draft)
+        return self._candidates.get(rung)

@@ -1,4 +1,4 @@
-"""What a swapping solver decides about: the gaps between a tensor's uses, and the memory that must shrink.
+"""What a solver decides about: the gaps between a tensor's uses, and the memory that must shrink.
 
 Positions count kernels in the chosen order. Live bytes are the simulator's, without fragmentation: solvers
 aim at live bytes, and the planner then asks the allocator's simulation what the result really peaks at.
@@ -6,8 +6,11 @@ aim at live bytes, and the planner then asks the allocator's simulation what the
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,14 +18,18 @@ import numpy as np
 
 from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.ir.ops import is_view
+from tfswap.ir.ops import is_pure, is_view, uses_tensor_list
 from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.planner.allocator import round_up
 from tfswap.planner.schedule import Interval, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 
 
 class Gap(NamedTuple):
-    """A stretch in which a value waits: read (or made) at `start`, next read at `end`."""
+    """A stretch in which a value waits: read (or made, or made again) at `start`, next read at `end`.
+
+    `made` is the position of the kernel that made this buffer of it.
+    """
 
     value: int
     nbytes: int
@@ -31,35 +38,76 @@ class Gap(NamedTuple):
     end: int
 
 
+class Choice(NamedTuple):
+    """What a solver decides: the kernels in order, those that run again named again, and what is swapped when."""
+
+    order: list[int]
+    intervals: list[Interval]
+
+
 @dataclass(frozen=True)
 class Problem:
     """One step in one order.
 
     Attributes:
-        order: kernels (node indices) in order.
+        order: kernels (node indices) in order; a kernel that is named again runs again.
+        before_bytes: per position, what is live when that kernel starts with nothing moved.
         live_bytes: per position, the most live while that kernel runs with nothing moved.
         starts_s: per position, when that kernel starts if nothing stalls; one more entry for the end.
         gaps: gaps that a swap can use, by start.
         refusals: values that can't be swapped, with the reason.
+        repeatable: per node, whether it may run again, for as long as what it reads is unchanged.
     """
 
     flow: Dataflow
     order: list[int]
     rates: Rates
     cost_s: list[float]
+    before_bytes: np.ndarray
     live_bytes: np.ndarray
     starts_s: np.ndarray
     gaps: list[Gap]
     refusals: dict[int, str]
+    repeatable: list[bool]
 
     @property
     def live_peak_bytes(self) -> int:
         return int(self.live_bytes.max(initial=0))
 
+    @property
+    def smallest_bytes(self) -> int:
+        """A tensor below this costs more in ops and edges than it frees."""
+        return min(MIN_SWAP_BYTES, int(MIN_SWAP_SHARE * self.live_peak_bytes))
 
-Solver = Callable[[Problem, int], list[Interval] | None]
-"""From a problem and a target of live bytes to what is absent when; None when the target is out of reach."""
+    @cached_property
+    def uses(self) -> Uses:
+        """When values are used in this order, and what it takes to make them again."""
+        return Uses(self)
 
+    def extended(self, reruns: Sequence[tuple[int, int]], live_bytes: np.ndarray) -> Problem:
+        """The same step with kernels that run again.
+
+        Args:
+            reruns: (position of the kernel that it comes before, kernel), in the order in which they run.
+            live_bytes: per position of the new order.
+        """
+        order: list[int] = []
+        done = 0
+        for position, kernel in reruns:
+            order += self.order[done:position]
+            order.append(kernel)
+            done = position
+        order += self.order[done:]
+        starts = np.concatenate([[0.0], np.cumsum([self.cost_s[i] for i in order])])
+        return dataclasses.replace(self, order=order, live_bytes=live_bytes, before_bytes=live_bytes, starts_s=starts)
+
+
+Solver = Callable[[Problem, int], Choice | None]
+"""From a problem and a target of live bytes to what is done about it; None when the target is out of reach."""
+
+NEVER = math.inf
+MAX_CHAIN = 64
+"""A value that takes more kernels than this to make again is swapped or stays."""
 MIN_SWAP_BYTES = 64 << 10
 MIN_SWAP_SHARE = 0.001
 """A tensor below both, in bytes and as a share of the live peak, costs more in ops and edges than it frees."""
@@ -80,30 +128,159 @@ def make_problem(
         resident: what is there before the step.
         keep: values that the user marked to stay.
     """
+    refusals = _refusals(flow, keep)
+    repeatable = [
+        flow.is_kernel[i]
+        and is_pure(node.op)
+        and not uses_tensor_list(node.op)
+        and not flow.updates[i]
+        and not any(v in refusals for _, v in flow.makes[i])
+        for i, node in enumerate(flow.nodes)
+    ]
     order = list(order)
     memory = simulate_memory(flow, build_schedule(order, ()), resident=resident, live=True)
-    uses: list[list[int]] = [[] for _ in flow.values]
-    made = [-1] * len(flow.values)
-    for position, i in enumerate(order):
-        for _, v in flow.makes[i]:
-            made[v] = position
-            uses[v].append(position)
-        for v in flow.reads[i]:
-            if uses[v] and uses[v][-1] != position:
-                uses[v].append(position)
-    refusals = _refusals(flow, keep)
-    smallest = min(MIN_SWAP_BYTES, MIN_SWAP_SHARE * max(memory.during_bytes, default=0))
-    gaps: list[Gap] = []
-    for v, positions in enumerate(uses):
-        value = flow.values[v]
-        if v in refusals or made[v] < 0 or value.nbytes < smallest:
-            continue
-        for start, end in pairwise(positions):
-            if end - start > 1:
-                gaps.append(Gap(v, value.nbytes, made[v], start, end))
-    gaps.sort(key=lambda g: (g.start, g.end, g.value))
     starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
-    return Problem(flow, order, rates, cost_s, np.array(memory.during_bytes, dtype=np.int64), starts, gaps, refusals)
+    before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
+    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable)
+    problem.gaps.extend(_gaps(problem))
+    return problem
+
+
+def _gaps(problem: Problem) -> list[Gap]:
+    """The waits of every value that may travel."""
+    flow, smallest = problem.flow, problem.smallest_bytes
+    made = [-1] * len(flow.values)
+    used = [-1] * len(flow.values)
+    gaps: list[Gap] = []
+    for position, i in enumerate(problem.order):
+        for v in flow.reads[i]:
+            if made[v] < 0 or used[v] == position:
+                continue
+            if position - used[v] > 1 and v not in problem.refusals and flow.values[v].nbytes >= smallest:
+                gaps.append(Gap(v, flow.values[v].nbytes, made[v], used[v], position))
+            used[v] = position
+        for _, v in flow.makes[i]:
+            made[v] = used[v] = position
+    gaps.sort(key=lambda g: (g.start, g.end, g.value))
+    return gaps
+
+
+class Uses:
+    """When values are used, and what it takes to make them again: in one order, whatever the target.
+
+    Attributes:
+        nbytes: rounded bytes per value.
+        reads, makes: values that a kernel reads and makes, of those that may leave or be made again; what is
+            smaller stays for as long as anything may want it.
+        candidates: values that wait and may leave; `slot` numbers them.
+        watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
+        stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.
+        needs: per kernel that may run again, the most that it allocates at once.
+    """
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        flow = problem.flow
+        order = problem.order
+        smallest = problem.smallest_bytes
+        self.nbytes = [round_up(value.nbytes) for value in flow.values]
+        heavy = [value.producer != PERSISTENT and value.nbytes >= max(1, smallest) for value in flow.values]
+        self.reads = [tuple(dict.fromkeys(v for v in reads if heavy[v])) for reads in flow.reads]
+        self.makes = [tuple(v for _, v in makes if heavy[v]) for makes in flow.makes]
+        self.positions: dict[int, list[int]] = {}
+        for position, i in enumerate(order):
+            for v in self.makes[i]:
+                self.positions[v] = [position]
+            for v in self.reads[i]:
+                if self.positions[v][-1] != position:
+                    self.positions[v].append(position)
+        self.following: dict[tuple[int, int], int] = {}
+        waits: set[int] = set()
+        for v, positions in self.positions.items():
+            for start, end in pairwise(positions):
+                self.following[v, start] = end
+                if end - start > 1:
+                    waits.add(v)
+        self.candidates = sorted(v for v in waits if v not in problem.refusals)
+        self.slot = {v: n for n, v in enumerate(self.candidates)}
+        self.watched_reads: dict[int, list[int]] = {}
+        self.watched_makes: dict[int, list[int]] = {}
+        self.live: list[int] = problem.live_bytes.tolist()
+        self.before: list[int] = problem.before_bytes.tolist()
+        self.starts: list[float] = problem.starts_s.tolist()
+        self.stretches: list[tuple[int, int, int]] = []
+        begin = 0
+        for position, i in enumerate(order):
+            reads = [v for v in self.reads[i] if v in self.slot]
+            makes = [v for v in self.makes[i] if v in self.slot]
+            if reads or makes:
+                self.watched_reads[position], self.watched_makes[position] = reads, makes
+                self.stretches.append((begin, position, max(self.live[begin:position], default=0)))
+                begin = position + 1
+        self.stretches.append((begin, len(order), max(self.live[begin:], default=0)))
+        self.needs = [self._allocates(i) if problem.repeatable[i] else 0 for i in range(len(flow.nodes))]
+        self.ended: dict[int, int] = {}  # variable version: position of the write that ends it
+        for position, i in enumerate(order):
+            for update in flow.updates[i]:
+                self.ended[update.old] = position
+        self._chains: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+
+    def _allocates(self, kernel: int) -> int:
+        """The most that a kernel allocates at once, taking over nothing."""
+        flow = self.problem.flow
+        made = dict(flow.makes[kernel])
+        temps: list[int] = []
+        held = most = 0
+        for event, amount in flow.events[kernel]:
+            if event == "out":
+                held += self.nbytes[made[amount]] if amount in made else 0
+            elif event == "temp":
+                temps.append(round_up(amount))
+                held += temps[-1]
+            elif event == "free":
+                held -= temps[amount]
+            most = max(most, held)
+        return most
+
+    def next_use(self, v: int, position: int) -> int | None:
+        """The first use of `v` after `position`."""
+        found = self.following.get((v, position))
+        if found is not None:
+            return found
+        return next((p for p in self.positions[v] if p > position), None)
+
+    def is_dead(self, v: int, position: int) -> bool:
+        """Whether nothing at or after `position` reads `v`."""
+        return self.positions[v][-1] < position
+
+    def chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Seconds to make `v` again at `end` from what is there then unless moved, and what of that may be moved."""
+        key = (v, end)
+        if key not in self._chains:
+            self._chains[key] = self._chain(v, end)
+        return self._chains[key]
+
+    def _chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
+        problem, flow = self.problem, self.problem.flow
+        kernels: set[int] = set()
+        sources: dict[int, None] = {}
+        pending = [flow.values[v].producer]
+        cost = 0.0
+        while pending:
+            kernel = pending.pop()
+            if kernel in kernels:
+                continue
+            kernels.add(kernel)
+            cost += problem.cost_s[kernel]
+            unchanged = all(self.ended.get(u, end) >= end for u in flow.reads[kernel])
+            if not (problem.repeatable[kernel] and unchanged) or len(kernels) > MAX_CHAIN:
+                return NEVER, ()
+            for u in self.reads[kernel]:
+                if self.is_dead(u, end):
+                    pending.append(flow.values[u].producer)
+                elif u in self.slot:
+                    sources[u] = None
+        return cost, tuple(sources)
 
 
 def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:

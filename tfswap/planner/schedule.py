@@ -4,6 +4,7 @@ It is what a plan says, what the simulator judges and what the passes turn into 
 swap contract is split in two at each end, so that every allocation and release has its place in the order:
 
     RUN n        kernel n runs
+    RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
     OUT v        the copy of value v to host memory starts; the copy holds v's buffer
     RELEASE v    waits until that copy has ended, then lets go of the buffer
     IN v         allocates a fresh buffer and starts the copy back
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 RUN = "run"
+RERUN = "rerun"
 OUT = "swap_out"
 RELEASE = "release"
 IN = "swap_in"
@@ -23,14 +25,14 @@ AWAIT = "await"
 
 
 class Step(NamedTuple):
-    """`subject` is a node's index for RUN, a value's for the others."""
+    """`subject` is a node's index for RUN and RERUN, a value's for the others."""
 
     kind: str
     subject: int
 
 
 class Interval(NamedTuple):
-    """One absence of a value from device memory, as positions in the order of kernels.
+    """One stay of a value in host memory, as positions in the order of kernels.
 
     The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
     kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
@@ -47,7 +49,8 @@ class Interval(NamedTuple):
 def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[Step]:
     """The schedule that runs the kernels in `order` and moves values as `absences` say.
 
-    Copies that start at one position start in the order of their deadlines.
+    A kernel that `order` names again runs again. Copies that start at one position start in the order of their
+    deadlines.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
 
@@ -61,8 +64,10 @@ def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[S
         put(a.back, 2, a.use, IN, a.value)
         put(a.use, 3, a.use, AWAIT, a.value)
     steps: list[Step] = []
+    ran: set[int] = set()
     for position, node in enumerate(order):
         if position in before:
             steps += [entry[3] for entry in sorted(before[position])]
-        steps.append(Step(RUN, node))
+        steps.append(Step(RERUN if node in ran else RUN, node))
+        ran.add(node)
     return steps

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
 from tfswap.planner.allocator import Arena, round_up
-from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Step
+from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Step
 
 MAX_REPEATS = 3
 
@@ -58,6 +59,7 @@ class Memory:
     Attributes:
         peak_bytes: the allocator's peak.
         peak_step: index in the schedule of the step at which it is reached.
+        before_bytes: per step, what is in use when it starts (first repeat).
         during_bytes: per step, the most in use while it runs (first repeat).
         host_peak_bytes: the most held in host memory at once.
         host_bytes: bytes that travel out, and in.
@@ -66,6 +68,7 @@ class Memory:
 
     peak_bytes: int
     peak_step: int
+    before_bytes: list[int]
     during_bytes: list[int]
     host_peak_bytes: int
     out_bytes: int
@@ -125,6 +128,7 @@ class Replay:
         self._count_reads()
         self.persistent: dict[int, Buffer] = {}
         self.forwarded: list[tuple[int, int]] = []
+        self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
         updated = {u.new for us in flow.updates for u in us}
         for v, value in enumerate(flow.values):
@@ -135,26 +139,43 @@ class Replay:
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> None:
-        """Count, per value, the reads of its original (`refs`) and of each buffer that comes back (`late`)."""
+        """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
         self.refs = [0] * len(self.flow.values)
         self.late: dict[int, list[int]] = {}
-        reads = self.flow.reads
         for kind, subject in self.steps:
-            if kind == RUN:
-                for v in reads[subject]:
-                    if v in self.late:
-                        self.late[v][-1] += 1
-                    else:
-                        self.refs[v] += 1
+            if kind in (RUN, RERUN):
+                for v in self.flow.reads[subject]:
+                    self._count(v)
+                if kind == RERUN:
+                    for _, v in self.flow.makes[subject]:
+                        self.late.setdefault(v, []).append(0)
             elif kind == OUT:  # its own edge first, then the handle that it makes: held until RELEASE
-                self.refs[subject] += 1
+                self._count(subject)
             elif kind == AWAIT:
                 self.late.setdefault(subject, []).append(0)
         for v in self.flow.fetched:
             self.refs[v] += 1
 
-    def repeat(self, trace: list[int] | None) -> int:
-        """Run the schedule once; returns the index of the step with the highest use."""
+    def _count(self, value: int) -> None:
+        if value in self.late:
+            self.late[value][-1] += 1
+        else:
+            self.refs[value] += 1
+
+    def _next_reads(self, value: int) -> int:
+        """How often the buffer of `value` that is made now will be read."""
+        later = self.late.get(value)
+        if later is None or value not in self.renewed:
+            return self.refs[value]
+        self.renewed[value] += 1
+        return later[self.renewed[value] - 1]
+
+    def repeat(self, trace: list[tuple[int, int]] | None) -> int:
+        """Run the schedule once; returns the index of the step with the highest use.
+
+        Args:
+            trace: gets, per step, the bytes in use before it and the most in use while it runs.
+        """
         flow, arena, counts = self.flow, self.arena, self.refs
         buffers: dict[int, Buffer] = {}
         for v, buffer in self.persistent.items():
@@ -162,13 +183,18 @@ class Replay:
             buffers[v] = buffer
         held: dict[int, Buffer] = {}
         coming: dict[int, Buffer] = {}
-        returned = dict.fromkeys((s.subject for s in self.steps if s.kind == IN), 0)
+        self.renewed = {}
         peak_step, peak = 0, -1
         allocate, free = arena.allocate, arena.free
         values = flow.values
         for number, (kind, subject) in enumerate(self.steps):
-            arena.peak_bytes = arena.in_use_bytes
+            before = arena.peak_bytes = arena.in_use_bytes
             if kind == RUN:
+                self._run(subject, buffers)
+            elif kind == RERUN:
+                for _, v in flow.makes[subject]:
+                    self.renewed.setdefault(v, 0)
+                    del buffers[v]
                 self._run(subject, buffers)
             elif kind == OUT:
                 held[subject] = buffers[subject]
@@ -178,15 +204,14 @@ class Replay:
                 if not buffer.refs and not buffer.pins:
                     free(buffer.address)
             elif kind == IN:
-                reads = self.late[subject][returned[subject]]
-                coming[subject] = Buffer(allocate(values[subject].nbytes), reads)
-                returned[subject] += 1
+                self.renewed.setdefault(subject, 0)
+                coming[subject] = Buffer(allocate(values[subject].nbytes), self._next_reads(subject))
             else:
                 buffers[subject] = coming.pop(subject)
             if arena.peak_bytes > peak:
                 peak, peak_step = arena.peak_bytes, number
             if trace is not None:
-                trace.append(arena.peak_bytes)
+                trace.append((before, arena.peak_bytes))
         self.peak = peak
         # The caller lets go of what was fetched; what a fetch shares with a variable stays.
         for v in sorted(flow.fetched):
@@ -223,21 +248,21 @@ class Replay:
         allocate, free = self.arena.allocate, self.arena.free
         made = dict(flow.makes[i])
         forwards = dict(flow.forwards[i])
-        counts, values = self.refs, flow.values
+        values = flow.values
         temps: list[int] = []
         temp_forwards = flow.temp_forwards.get(i)
         for update in flow.updates[i]:
             old = buffers[update.old]
             held = update.copies or old.refs > flow.reads[i].count(update.old)
             if update.adopted is None and held:
-                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), counts[update.new], 1)
+                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), self.refs[update.new], 1)
                 old.pins -= 1
                 self.changed = True
         for event, amount in flow.events[i]:
             if event == "out":
                 v = made.get(amount)
                 if v is not None:
-                    buffers[v] = self._output(v, forwards.get(v, ()), buffers, counts[v])
+                    buffers[v] = self._output(v, forwards.get(v, ()), buffers)
             elif event == "temp":
                 taken = temp_forwards.get(len(temps), ()) if temp_forwards else ()
                 temps.append(self._temporary(amount, taken, buffers))
@@ -246,7 +271,7 @@ class Replay:
                 temps[amount] = -1
         for v in made.values():
             if v not in buffers:
-                buffers[v] = Buffer(-1, counts[v])
+                buffers[v] = Buffer(-1, self._next_reads(v))
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
@@ -264,8 +289,8 @@ class Replay:
                 free(buffer.address)
                 buffer.address = -1
 
-    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, Buffer], refs: int) -> Buffer:
-        taken = _dying(candidates, buffers)
+    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, Buffer]) -> Buffer:
+        taken, refs = _dying(candidates, buffers), self._next_reads(v)
         if taken is None:
             return Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
         self.forwarded.append((v, taken))
@@ -324,8 +349,8 @@ def simulate_memory(
         detail: also list what is alive at the peak.
     """
     replay = Replay(flow, steps, resident.ledger() if live else resident.arena(), resident)
-    during: list[int] = []
-    peak_step = replay.repeat(during)
+    trace: list[tuple[int, int]] = []
+    peak_step = replay.repeat(trace)
     peak = replay.peak
     forwarded = list(replay.forwarded)
     for _ in range(MAX_REPEATS - 1):
@@ -334,47 +359,70 @@ def simulate_memory(
         step = replay.repeat(None)
         if replay.peak > peak:
             peak, peak_step = replay.peak, step
-    host, host_peak, out_bytes, in_bytes = 0, 0, 0, 0
-    last_in = {s.subject: n for n, s in enumerate(steps) if s.kind == AWAIT}
+    host_peak, out_bytes, in_bytes = _host_traffic(flow, steps)
+    alive = _alive_at(flow, steps, peak_step) if detail else []
+    before, during = [b for b, _ in trace], [d for _, d in trace]
+    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded)
+
+
+def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]:
+    """The most in host memory at once, and the bytes that travel out and in."""
+    size = [round_up(value.nbytes) for value in flow.values]
+    last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
+    copies: dict[int, int] = {}
     for n, (kind, subject) in enumerate(steps):
         if kind == OUT:
-            host += round_up(flow.values[subject].nbytes)
+            copies[subject] = copies.get(subject, 0) + 1
+        elif kind == AWAIT:
+            last[subject, copies[subject]] = n
+    host = host_peak = out_bytes = in_bytes = 0
+    copies = {}
+    for n, (kind, subject) in enumerate(steps):
+        if kind == OUT:
+            copies[subject] = copies.get(subject, 0) + 1
+            host += size[subject]
             out_bytes += flow.values[subject].nbytes
             host_peak = max(host_peak, host)
         elif kind == IN:
             in_bytes += flow.values[subject].nbytes
-        elif kind == AWAIT and last_in[subject] == n:
-            host -= round_up(flow.values[subject].nbytes)
-    alive = _alive_at(flow, steps, peak_step) if detail else []
-    return Memory(peak, peak_step, during, host_peak, out_bytes, in_bytes, alive, forwarded)
+        elif kind == AWAIT and last[subject, copies[subject]] == n:
+            host -= size[subject]
+    return host_peak, out_bytes, in_bytes
 
 
 def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
     """Values whose buffers are in device memory during step `at`, the largest first."""
     last_read: dict[tuple[int, int], int] = {}
-    instance = dict.fromkeys(range(len(flow.values)), 0)
+    nth = [0] * len(flow.values)
     for n, (kind, subject) in enumerate(steps):
-        if kind == RUN:
+        if kind in (RUN, RERUN):
             for v in flow.reads[subject]:
-                last_read[v, instance[v]] = n
+                last_read[v, nth[v]] = n
+            if kind == RERUN:
+                for _, v in flow.makes[subject]:
+                    nth[v] += 1
         elif kind == RELEASE:
-            last_read[subject, 0] = max(n, last_read.get((subject, 0), n))
+            last_read[subject, nth[subject]] = max(n, last_read.get((subject, nth[subject]), n))
         elif kind == AWAIT:
-            instance[subject] += 1
+            nth[subject] += 1
     alive: set[int] = set()
-    instance = dict.fromkeys(instance, 0)
+    nth = [0] * len(flow.values)
     for n, (kind, subject) in enumerate(steps[: at + 1]):
-        if kind == RUN:
-            alive.update(v for _, v in flow.makes[subject])
+        made: list[int] = []
+        if kind in (RUN, RERUN):
+            made = [v for _, v in flow.makes[subject]]
         elif kind == IN:
             alive.add(subject)
-        elif kind == AWAIT:
-            instance[subject] += 1
-        if n < at and kind in (RUN, RELEASE):
-            touched = flow.reads[subject] if kind == RUN else (subject,)
-            made = [v for _, v in flow.makes[subject]] if kind == RUN else []
-            for v in (*touched, *made):
-                if v not in flow.fetched and last_read.get((v, instance[v]), -1) <= n:
+        alive.update(made)
+        if kind == AWAIT:
+            nth[subject] += 1
+        elif kind == RERUN:
+            for v in made:
+                nth[v] += 1
+        if n < at and kind in (RUN, RERUN, RELEASE):
+            touched = (subject,) if kind == RELEASE else (*flow.reads[subject], *made)
+            for v in touched:
+                if v not in flow.fetched and last_read.get((v, nth[v]), -1) <= n:
                     alive.discard(v)
     persistent = {v for v, value in enumerate(flow.values) if value.producer == PERSISTENT}
     return sorted(alive | persistent, key=lambda v: (-flow.values[v].nbytes, v))
@@ -386,20 +434,26 @@ class Timing:
 
     Attributes:
         total_s: from the first kernel's start to the last one's end.
-        compute_s: the kernels alone.
+        compute_s: the kernels alone, each once.
+        rerun_s: the kernels that run again.
         stall_s: time that the compute lane waits for copies.
+        lost_s: time that kernels lose to copies beside them.
     """
 
     total_s: float
     compute_s: float
+    rerun_s: float
     stall_s: float
+    lost_s: float
 
 
-def simulate_time(
-    flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float], out_bytes_per_s: float, in_bytes_per_s: float
-) -> Timing:
-    """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute."""
-    now = compute = 0.0
+def simulate_time(flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float], rates: Rates) -> Timing:
+    """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
+
+    What kernels lose to the copies beside them (`Rates.copy_share`) comes on top, as a whole.
+    """
+    now = compute = rerun = lost = 0.0
+    out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
     out_free = in_free = 0.0
     out_end: dict[int, float] = {}
     in_end: dict[int, float] = {}
@@ -407,15 +461,22 @@ def simulate_time(
         if kind == RUN:
             now += cost_s[subject]
             compute += cost_s[subject]
+        elif kind == RERUN:
+            now += cost_s[subject]
+            rerun += cost_s[subject]
         elif kind == OUT:
-            out_free = max(out_free, now) + flow.values[subject].nbytes / out_bytes_per_s
+            seconds = flow.values[subject].nbytes / out_bytes_per_s
+            lost += seconds * share
+            out_free = max(out_free, now) + seconds
             out_end[subject] = out_free
         elif kind == RELEASE:
             now = max(now, out_end[subject])
         elif kind == IN:
             start = max(in_free, now, out_end[subject])
-            in_free = start + flow.values[subject].nbytes / in_bytes_per_s
+            seconds = flow.values[subject].nbytes / in_bytes_per_s
+            lost += seconds * share
+            in_free = start + seconds
             in_end[subject] = in_free
         else:
             now = max(now, in_end[subject])
-    return Timing(now, compute, now - compute)
+    return Timing(now + lost, compute, rerun, now - compute - rerun, lost)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.planner.plan import Plan
+from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
 from tfswap.planner.schedule import build_schedule
@@ -29,9 +29,10 @@ class TensorRow:
         op: the op that makes it.
         nbytes: its bytes.
         gap: positions in the order between which it waits, or None.
-        tactic: "keep" or "swap".
+        tactic: "keep", "swap", "recompute", or "swap, recompute" where it does both in turn.
         reason: why that tactic.
         cost_bytes: bytes that travel for it in a step.
+        cost_s: predicted seconds of the kernels that run again to make it, in a step.
         source: the user's own line that made it, where TensorFlow knows it.
     """
 
@@ -42,6 +43,7 @@ class TensorRow:
     tactic: str
     reason: str
     cost_bytes: int
+    cost_s: float
     source: str | None
 
 
@@ -56,7 +58,8 @@ class Report:
         persistent_bytes: there throughout: variables, slots, arguments, constants, others' tensors.
         time_ratio: predicted step time over the unoptimised one's.
         host_bytes: the most host memory in use at once.
-        kernels: how many kernels the order fixes.
+        kernels: how many kernels the order fixes, those that run again counted again.
+        reruns: how many run again.
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
@@ -69,6 +72,7 @@ class Report:
     time_ratio: float
     host_bytes: int
     kernels: int
+    reruns: int
     rows: tuple[TensorRow, ...]
     alive_at_peak: tuple[tuple[str, int], ...]
     unmodelled: tuple[str, ...]
@@ -86,7 +90,11 @@ class Report:
 
     @property
     def swapped(self) -> tuple[TensorRow, ...]:
-        return tuple(row for row in self.rows if row.tactic == "swap")
+        return tuple(row for row in self.rows if "swap" in row.tactic)
+
+    @property
+    def recomputed(self) -> tuple[TensorRow, ...]:
+        return tuple(row for row in self.rows if "recompute" in row.tactic)
 
     def to_json(self) -> str:
         """All figures as JSON text."""
@@ -107,6 +115,7 @@ class Report:
             ("always there", format_bytes(self.persistent_bytes)),
             ("smallest limit", format_bytes(self.floor_bytes)),
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
+            ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f}"),
         ]
@@ -119,15 +128,15 @@ class Report:
             return f"peak {format_bytes(self.baseline_peak_bytes)} is within the limit: nothing is changed"
         return (
             f"peak {format_bytes(self.baseline_peak_bytes)} -> {format_bytes(self.planned_peak_bytes)}, "
-            f"{len(self.swapped)} tensors swapped"
+            f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed"
         )
 
     def __str__(self) -> str:
         lines = [f"{label + ':':<16}{text}" for label, text in self.summary()]
         shown = self.rows[:ROWS_SHOWN]
         if shown:
-            lines += ["", f"{'bytes':>12}  {'tactic':<6}  tensor"]
-            lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<6}  {row.name} ({row.reason})" for row in shown]
+            lines += ["", f"{'bytes':>12}  {'tactic':<9}  tensor"]
+            lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<9}  {row.name} ({row.reason})" for row in shown]
             if len(self.rows) > len(shown):
                 lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
         return "\n".join(lines)
@@ -154,11 +163,18 @@ def make_report(
 ) -> Report:
     """The report of `plan`, made by `planner` from the facts `flow`."""
     values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
-    absences: dict[int, list] = {}
+    absences: dict[int, list[Absence]] = {}
     for absence in plan.absences:
         absences.setdefault(values[absence.tensor], []).append(absence)
     alive = _alive_at_peak(flow, planner, plan, values)
-    rows = _rows(flow, planner, absences, locate)
+    again: dict[int, list[int]] = {}
+    ran: set[int] = set()
+    for position, name in enumerate(plan.order):
+        kernel = flow.place[name]
+        if kernel in ran:
+            again.setdefault(kernel, []).append(position)
+        ran.add(kernel)
+    rows = _rows(flow, planner, absences, again, len(plan.order), locate)
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
         baseline_peak_bytes=plan.baseline_peak_bytes,
@@ -168,6 +184,7 @@ def make_report(
         time_ratio=plan.time_ratio,
         host_bytes=plan.host_bytes,
         kernels=len(plan.order),
+        reruns=len(plan.order) - len(ran),
         rows=tuple(rows),
         alive_at_peak=alive,
         unmodelled=unmodelled,
@@ -188,10 +205,20 @@ def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan, values: dict[st
 
 
 def _rows(
-    flow: Dataflow, planner: Planner, absences: dict[int, list], locate: Callable[[str], str | None]
+    flow: Dataflow,
+    planner: Planner,
+    absences: dict[int, list[Absence]],
+    again: dict[int, list[int]],
+    kernels: int,
+    locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
+    """One row per tensor of a size that matters, those that are moved or made again first.
+
+    Args:
+        again: by kernel, the positions at which it runs again.
+        kernels: how many positions there are.
+    """
     problem = planner.problems[0]
-    kernels = len(problem.order)
     gaps: dict[int, tuple[int, int]] = {}
     for gap in problem.gaps:
         if gap.value not in gaps or gap.end - gap.start > gaps[gap.value][1] - gaps[gap.value][0]:
@@ -200,15 +227,17 @@ def _rows(
     for v, value in enumerate(flow.values):
         if value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES:
             continue
-        away: Sequence = absences.get(v, ())
+        away = absences.get(v, ())
+        made = again.get(value.producer, ())
+        reasons = []
         if away:
-            reason = f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}"
-            cost = value.nbytes * (len(away) + sum(a.out is not None for a in away))
-        else:
-            reason = problem.refusals.get(v) or (
-                "memory suffices without" if v in gaps else "never waits between two uses"
-            )
-            cost = 0
+            reasons.append(f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}")
+        if made:
+            reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}")
+        if not reasons:
+            waits = "memory suffices without" if v in gaps else "never waits between two uses"
+            reasons.append(problem.refusals.get(v) or waits)
+        tactics = ["swap"] * bool(away) + ["recompute"] * bool(made)
         node = value.tensor.node
         rows.append(
             TensorRow(
@@ -216,11 +245,12 @@ def _rows(
                 node.op,
                 value.nbytes,
                 gaps.get(v),
-                "swap" if away else "keep",
-                reason,
-                cost,
+                ", ".join(tactics) or "keep",
+                "; ".join(reasons),
+                value.nbytes * (len(away) + sum(a.out is not None for a in away)),
+                len(made) * planner.cost_s[value.producer],
                 locate(node.name),
             )
         )
-    rows.sort(key=lambda row: (row.tactic != "swap", -row.nbytes, row.name))
+    rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     return rows

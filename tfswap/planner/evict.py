@@ -1,0 +1,304 @@
+"""Swap or recompute what costs least for the memory and the time that it frees.
+
+Goes forward through the order, as the step will run. When memory is short, a value that is not needed now leaves:
+the one with the lowest cost per byte and second of its absence, whether it comes back by a copy or by running
+again the kernels that made it. When a kernel needs a value that was dropped, these run just before it, from what is
+still there, and what they make on the way stays if it is needed again and there is room. That is Dynamic Tensor
+Rematerialization (Kirisame et al., ICLR 2021) with two differences: the uses to come are known, so that Belady's
+distance stands in for staleness, and a copy is another way back. Checkpoints every sqrt(n) layers (Chen et al.
+2016), and SuperNeurons' choice segment by segment between keeping and running again (section 3.4), fall out of
+costs: each value that is dropped makes its neighbours dearer, and what was made again leaves when memory is short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfswap.planner.furthest import place_copies, trim
+from tfswap.planner.problem import NEVER, Choice, Gap, Problem
+
+MAX_RERUN_SHARE = 3.0
+"""Reruns that take more than this many times the step's own time mean that the target is out of reach."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a solver takes swaps and reruns to cost.
+
+    Attributes:
+        copy: seconds of a copy that count as cost. Copies overlap kernels: below 1, and the more so the freer the
+            lanes are. The planner tries several and lets the simulation say.
+        distance: exponent of the time of absence by which a cost is divided.
+    """
+
+    copy: float
+    distance: float = 0.5
+
+
+def solver(prices: Prices, *, tight: bool = False):
+    """A solver that works with these prices."""
+
+    def solve(problem: Problem, target_bytes: int) -> Choice | None:
+        return _Sweep(problem, target_bytes, prices).choice(0 if tight else target_bytes)
+
+    return solve
+
+
+class _Sweep:
+    """One way through the order, under one target.
+
+    Positions in the order that is made count the reruns too: `self.at` is where the next kernel comes.
+    """
+
+    def __init__(self, problem: Problem, target_bytes: int, prices: Prices):
+        self.problem = problem
+        self.target = target_bytes
+        self.prices = prices
+        self.uses = uses = problem.uses
+        self.moved = 0  # bytes of what is not there and the problem's live bytes count, less what is there besides
+        self.changes: list[tuple[int, int]] = []  # (position, change of `moved` from there on)
+        self.gone = bytearray(len(uses.nbytes))  # dropped, to be made again
+        self.away = bytearray(len(uses.nbytes))  # in host memory
+        self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
+        self.extra: set[int] = set()  # there although nothing in the problem's order reads them any more
+        self.pins: dict[int, int] = {}
+        self.reruns: list[tuple[int, int]] = []  # (position in the problem's order that they come before, kernel)
+        self.swapped: list[Gap] = []
+        self.made = [-1] * len(uses.nbytes)
+        self.last_use = [-1] * len(uses.nbytes)
+        self.rerun_s = 0.0
+        self.limit_s = MAX_RERUN_SHARE * float(problem.starts_s[-1])
+        self.position = 0
+        slots = len(uses.candidates)
+        self.rerun_cost = [NEVER] * slots
+        self.copy_cost = [NEVER] * slots
+        self.price = np.full(slots, NEVER)  # per byte, of what may leave
+        self.until = np.zeros(slots)  # when it is needed again
+        self.sources: list[tuple[int, ...]] = [()] * slots
+        self.dependents: dict[int, set[int]] = {}
+        rates = problem.rates
+        self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
+
+    def choice(self, copies_bytes: int) -> Choice | None:
+        if not self._run():
+            return None
+        problem = self.problem
+        extended = problem.extended(self.reruns, self._live()) if self.reruns else problem
+        chosen = trim(extended, self.swapped, self.target) if not self.reruns else self.swapped
+        return Choice(extended.order, place_copies(extended, chosen, copies_bytes))
+
+    def _run(self) -> bool:
+        uses = self.uses
+        for begin, position, most in uses.stretches:
+            if most - self.moved > self.target:
+                for self.position in range(begin, position):
+                    if not self._make_room(uses.live[self.position]):
+                        return False
+            self.position = position
+            if position == len(uses.live):
+                return True
+            reads, makes = uses.watched_reads[position], uses.watched_makes[position]
+            missing = [v for v in reads if self.gone[v] or self.away[v]]
+            self.pins = dict.fromkeys(reads, 1)
+            if missing and not all(self._bring(v) for v in missing):
+                return False
+            if not self._make_room(uses.live[position]):
+                return False
+            self.pins = {}
+            at = self.at
+            for v in makes:
+                self.made[v] = at
+            for v in (*reads, *makes):
+                self.last_use[v] = at
+                self._wait(v, position)
+        return True
+
+    @property
+    def at(self) -> int:
+        return self.position + len(self.reruns)
+
+    @property
+    def now(self) -> float:
+        return self.uses.starts[self.position]
+
+    def _live(self) -> np.ndarray:
+        """Live bytes per position of the new order, with what was swapped still there."""
+        problem, uses = self.problem, self.uses
+        order_length = len(problem.order) + len(self.reruns)
+        live = np.empty(order_length + 1, dtype=np.int64)
+        first = np.array([p for p, _ in self.reruns], dtype=np.int64)
+        again = first + np.arange(len(first))
+        kept = np.ones(order_length, dtype=bool)
+        kept[again] = False
+        live[:-1][kept] = problem.live_bytes
+        live[again] = problem.before_bytes[first] + np.array([uses.needs[k] for _, k in self.reruns])
+        change = np.zeros(order_length + 1, dtype=np.int64)
+        for position, nbytes in self.changes:
+            change[position] += nbytes
+        for gap in self.swapped:
+            nbytes = uses.nbytes[gap.value]
+            change[gap.start + 1] -= nbytes
+            change[gap.end] += nbytes
+        return (live - np.cumsum(change))[:-1]
+
+    def _move(self, nbytes: int, position: int) -> None:
+        self.moved += nbytes
+        self.changes.append((position, nbytes))
+
+    def _wait(self, v: int, position: int) -> None:
+        """`v` was made or read at this position: from now on it waits for its next use, or dies."""
+        slot = self.uses.slot[v]
+        self._forget(slot)
+        following = self.uses.next_use(v, position)
+        if following is None:
+            self.price[slot] = NEVER
+        else:
+            self._offer(v, slot, following)
+
+    def _offer(self, v: int, slot: int, following: int) -> None:
+        """`v` is there and will be read at position `following`: it may leave until then."""
+        cost, sources = self.uses.chain(v, following)
+        for source in sources:
+            self.dependents.setdefault(source, set()).add(slot)
+            if self.gone[source]:
+                cost += self.rerun_cost[self.uses.slot[source]]
+        self.sources[slot] = sources
+        self.rerun_cost[slot] = cost
+        nbytes = self.uses.nbytes[v]
+        copied = (v, self.made[v]) in self.copied
+        self.copy_cost[slot] = nbytes * (self.in_s if copied else self.in_s + self.out_s)
+        self.price[slot] = min(cost, self.copy_cost[slot]) / nbytes + 1e-30
+        self.until[slot] = self.uses.starts[following]
+
+    def _forget(self, slot: int) -> None:
+        for source in self.sources[slot]:
+            self.dependents[source].discard(slot)
+        self.sources[slot] = ()
+
+    def _make_room(self, live_bytes: int) -> bool:
+        """Let values leave until `live_bytes`, counted with nothing moved, meets the target."""
+        if live_bytes - self.moved <= self.target:
+            return True
+        if not len(self.price):
+            return False
+        wait = np.maximum(self.until - self.now, 1e-9)
+        score = self.price / wait**self.prices.distance
+        for v in self.pins:
+            slot = self.uses.slot.get(v)
+            if slot is not None:
+                score[slot] = NEVER
+        while live_bytes - self.moved > self.target:
+            slot = int(np.argmin(score))
+            if score[slot] == NEVER:
+                return False
+            self._evict(slot)
+            # What was made from it is dearer now: the rest of the scores stay as they are for this once.
+            score[slot] = NEVER
+        return True
+
+    def _evict(self, slot: int) -> None:
+        v = self.uses.candidates[slot]
+        self.price[slot] = NEVER
+        self._move(self.uses.nbytes[v], self.last_use[v] + 1)
+        if self.copy_cost[slot] <= self.rerun_cost[slot]:
+            self.away[v] = True
+        else:
+            self.gone[v] = True
+            self._reprice(v, self.rerun_cost[slot])
+
+    def _reprice(self, v: int, change_s: float) -> None:
+        """Making `v` available has become dearer or cheaper: so has what is made from it, dropped or not."""
+        uses = self.uses
+        pending = [v]
+        while pending:
+            for slot in self.dependents.get(pending.pop(), ()):
+                self.rerun_cost[slot] += change_s
+                made = uses.candidates[slot]
+                if self.gone[made]:
+                    pending.append(made)
+                elif self.price[slot] < NEVER:
+                    cost = min(self.rerun_cost[slot], self.copy_cost[slot])
+                    self.price[slot] = cost / uses.nbytes[made] + 1e-30
+
+    def _bring(self, wanted: int) -> bool:
+        """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
+        uses = self.uses
+        before = uses.before[self.position]
+        entered: set[int] = set()
+        stack = [wanted]
+        while stack:
+            v = stack[-1]
+            if self._is_there(v):
+                stack.pop()
+            elif self.away[v]:
+                if not self._make_room(before + uses.nbytes[v]):
+                    return False
+                self._return(v)
+                stack.pop()
+            else:
+                kernel = self.problem.flow.values[v].producer
+                reads = uses.reads[kernel]
+                if v not in entered:
+                    entered.add(v)
+                    for u in reads:
+                        self.pins[u] = self.pins.get(u, 0) + 1
+                missing = [u for u in reads if not self._is_there(u)]
+                if missing:
+                    stack += missing
+                    continue
+                if not self._make_room(before + uses.needs[kernel]):
+                    return False
+                self._rerun(kernel)
+                entered.discard(v)
+                stack.pop()
+                if self.rerun_s > self.limit_s:
+                    return False
+        return True
+
+    def _is_there(self, v: int) -> bool:
+        if self.gone[v] or self.away[v]:
+            return False
+        return v in self.extra or not self.uses.is_dead(v, self.position)
+
+    def _return(self, v: int) -> None:
+        """A copy comes back."""
+        self.away[v] = False
+        self.copied.add((v, self.made[v]))
+        self._move(-self.uses.nbytes[v], self.at)
+        self.swapped.append(Gap(v, self.problem.flow.values[v].nbytes, self.made[v], self.last_use[v], self.at))
+        self._again(v)
+
+    def _rerun(self, kernel: int) -> None:
+        uses, at = self.uses, self.at
+        self.reruns.append((self.position, kernel))
+        self.rerun_s += self.problem.cost_s[kernel]
+        for v in uses.reads[kernel]:
+            self.last_use[v] = at
+            self.pins[v] -= 1
+            if not self.pins[v]:
+                del self.pins[v]
+                if v in self.extra:
+                    self.extra.discard(v)
+                    self._move(uses.nbytes[v], at + 1)
+        for v in uses.makes[kernel]:
+            self.made[v] = self.last_use[v] = at
+            if self.gone[v] or self.away[v]:
+                if self.gone[v]:
+                    self.gone[v] = False
+                    self._reprice(v, -self.rerun_cost[uses.slot[v]])
+                self.away[v] = False
+                self._move(-uses.nbytes[v], at + 1)
+                self._again(v)
+            elif v in self.pins and uses.is_dead(v, self.position):
+                self.extra.add(v)
+                self._move(-uses.nbytes[v], at + 1)
+
+    def _again(self, v: int) -> None:
+        """`v` is back before its next use, which may be later than now: it can leave once more."""
+        slot = self.uses.slot[v]
+        self._forget(slot)
+        following = self.uses.next_use(v, self.position - 1)
+        assert following is not None, "what is not used any more does not come back"
+        self._offer(v, slot, following)

@@ -429,7 +429,7 @@ def test_host_memory_limit():
     assert enough.plan().absences == free.plan().absences
     net = Net()
     before = bits(net.weights)
-    little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024)
+    little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024, tactics=("swap",))
     with pytest.raises(tfswap.InfeasibleMemoryLimit, match=r"1\.0 KiB of host memory") as error:
         little(batch())
     assert bits(net.weights) == before

@@ -9,7 +9,11 @@
 //
 // tests/test_ops_build.py builds and runs it without a sanitizer.
 
+#include <signal.h>
+#include <sys/mman.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -190,6 +194,41 @@ void LaneNoticesANewThrottle() {
   CHECK(to == from);
 }
 
+// The same when the throttle is lifted while the bytes themselves are being copied. The
+// target's pages can't be written until that has happened: the copy thread's first store
+// ends in the signal handler, and waits there.
+char* held_back = nullptr;
+constexpr size_t kHeldBackBytes = size_t{1} << 20;
+std::atomic<bool> copying{false};
+std::atomic<bool> lifted{false};
+
+void HoldBack(int) {
+  copying = true;
+  while (!lifted) {
+  }
+  mprotect(held_back, kHeldBackBytes, PROT_READ | PROT_WRITE);
+}
+
+void LaneNoticesANewThrottleWhileItCopies() {
+  held_back = static_cast<char*>(mmap(nullptr, kHeldBackBytes, PROT_NONE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  struct sigaction hold_back = {}, before;
+  hold_back.sa_handler = HoldBack;
+  CHECK(sigaction(SIGSEGV, &hold_back, &before) == 0);
+  auto* lane = new CopyLane;
+  lane->SetThrottle({1000.0, 0});
+  const std::vector<char> from(kHeldBackBytes, 5);
+  std::atomic<bool> ended{false};
+  lane->Submit(held_back, from.data(), from.size(), [&] { ended = true; });
+  while (!copying) std::this_thread::yield();
+  lane->SetThrottle({});
+  lifted = true;
+  while (!ended) std::this_thread::yield();
+  CHECK(std::memcmp(held_back, from.data(), from.size()) == 0);
+  sigaction(SIGSEGV, &before, nullptr);
+  munmap(held_back, kHeldBackBytes);
+}
+
 // The link is serial: however many threads, copies never beat the bandwidth.
 void LaneIsASerialLink() {
   auto* lane = new CopyLane;
@@ -241,6 +280,7 @@ int main() {
   LaneCopiesEveryByte();
   LaneKeepsItsOrder();
   LaneNoticesANewThrottle();
+  LaneNoticesANewThrottleWhileItCopies();
   LaneIsASerialLink();
   LaneFromManyThreads();
   std::puts("ok");

@@ -132,13 +132,13 @@ CopyLane::Clock::time_point CopyLane::LinkEndLocked(size_t bytes, bool first_chu
   return link_free_;
 }
 
+// `end` is LinkEndLocked's, under the settings of `throttle_version`. New settings end
+// the wait, also those that came while the bytes were copied: what the old link would
+// still have taken no longer means anything.
 void CopyLane::WaitForLinkLocked(std::unique_lock<std::mutex>& lock,
-                                 Clock::time_point end) {
-  // New settings end the wait: what the old link would still have taken no longer
-  // means anything.
-  const uint64_t version = throttle_version_;
-  work_or_settings_.wait_until(lock, end,
-                               [&] { return throttle_version_ != version; });
+                                 Clock::time_point end, uint64_t throttle_version) {
+  work_or_settings_.wait_until(
+      lock, end, [&] { return throttle_version_ != throttle_version; });
 }
 
 void CopyLane::Work(int index) {
@@ -165,11 +165,12 @@ void CopyLane::Work(int index) {
     if (copy->claimed_bytes == copy->bytes) queue_.pop_front();
     const bool throttled = throttle_.bandwidth_bytes_per_s > 0 || throttle_.latency_us > 0;
     const auto link_end = throttled ? LinkEndLocked(bytes, begin == 0) : Clock::now();
+    const uint64_t throttle_version = throttle_version_;
 
     lock.unlock();
     StreamCopy(copy->to + begin, copy->from + begin, bytes);
     lock.lock();
-    if (throttled) WaitForLinkLocked(lock, link_end);
+    if (throttled) WaitForLinkLocked(lock, link_end, throttle_version);
 
     copy->ended_bytes += bytes;
     if (copy->ended_bytes < copy->bytes) continue;

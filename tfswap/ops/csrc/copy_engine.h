@@ -79,7 +79,8 @@ class CopyLane {
   void StartThreadsLocked();
   void Work(int index);
   Clock::time_point LinkEndLocked(size_t bytes, bool first_chunk);
-  void WaitForLinkLocked(std::unique_lock<std::mutex>& lock, Clock::time_point end);
+  void WaitForLinkLocked(std::unique_lock<std::mutex>& lock, Clock::time_point end,
+                         uint64_t throttle_version);
 
   mutable std::mutex mu_;
   std::condition_variable work_or_settings_;

@@ -227,6 +227,8 @@ def _measure_case(case: Case, log: Path) -> dict[str, Any]:
 def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
     import tensorflow as tf
 
+    import tfswap.ops  # noqa: F401 registers its ops
+
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     slab = tf.raw_ops.Empty(shape=[1 << 30], dtype=tf.float32, init=False)
     del slab  # the arena is now one free region
@@ -240,7 +242,7 @@ def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
 
 
 _CANNOT_BE_COPIED = frozenset({"uint64"})
-_DTYPE_ATTRS = frozenset({"T", "dtype", "DstT", "out_type", "element_dtype", "type"})
+_DTYPE_ATTRS = frozenset({"T", "U", "dtype", "DstT", "out_type", "element_dtype", "type"})
 
 
 def _product(shape: Iterable[Any]) -> int:

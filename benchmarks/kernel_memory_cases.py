@@ -669,7 +669,41 @@ def _views() -> list[Case]:
     ]
 
 
+def _codecs() -> list[Case]:
+    """Large enough that they run on several threads."""
+    x, gradient, image = _f(1_000_003), _f(1_000_003), _f(8, 64, 63, 33)
+    mask = ["uint8", [125_001]]
+    window = {"ksize": [1, 3, 3, 1], "strides": [1, 2, 2, 1], "padding": "SAME", "explicit_paddings": []}
+    large = {**window, "ksize": [1, 5, 5, 1]}
+    positions, pooled = ["uint8", [8 * 32 * 32 * 17]], _f(8, 32, 32, 33)
+    bytes_each = ["uint8", [8 * 32 * 32 * 33]]
+    return [
+        Case("Tfswap>EncodeMask", {"tensor": x}, {"predicate": "relu6"}),
+        Case("Tfswap>EncodeMask", {"tensor": ["bool", [1000, 1001]]}, {"predicate": "true"}),
+        Case("Tfswap>DecodeMask", {"mask": mask, "shape": _i([1_000_003])}),
+        Case("Tfswap>MultiplyByMask", {"gradients": gradient, "mask": mask}),
+        Case("Tfswap>LeakyReluGradFromMask", {"gradients": gradient, "mask": mask}, {"alpha": 0.2}),
+        Case("Tfswap>SelectByMask", {"mask": mask, "then": x, "else": _c(0.0), "shape": _i([1_000_003])}),
+        Case("Tfswap>SelectByMask", {"mask": mask, "then": _c(0.0), "else": x, "shape": _i([1_000_003])}),
+        Case("Tfswap>EncodeIntegers", {"tensor": ["int64", [1_000_003]]}, {"minimum": -3, "U": "uint8"}),
+        Case("Tfswap>DecodeIntegers", {"encoded": ["uint8", [1_000_003]]}, {"minimum": -3, "T": "int64"}),
+        Case("Tfswap>EncodeMaxPool", {"image": image}, window),
+        Case("Tfswap>EncodeMaxPool", {"image": image}, large),
+        Case(
+            "Tfswap>MaxPoolGradFromPositions",
+            {"gradients": pooled, "positions": positions, "shape": _i([8, 64, 63, 33])},
+            window,
+        ),
+        Case(
+            "Tfswap>MaxPoolGradFromPositions",
+            {"gradients": pooled, "positions": bytes_each, "shape": _i([8, 64, 63, 33])},
+            large,
+        ),
+    ]
+
+
 CASES = [
+    *_codecs(),
     *_views(),
     *_convolutions(),
     *_pools(),

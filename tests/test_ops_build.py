@@ -196,6 +196,10 @@ def test_the_names_are_those_registered():
         assert op_def is not None
         assert op_def.is_stateful
     assert len(names.ALL) == 4
+    for name in names.CODECS | names.FROM_ENCODED:
+        op_def = op_def_registry.get(name)
+        assert op_def is not None
+        assert op_def.is_stateful == (name in names.CODECS)
 
 
 def test_the_environment_throttles():

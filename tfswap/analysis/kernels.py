@@ -367,6 +367,16 @@ _RULES: dict[str, _Entry] = {
     "UnsortedSegmentSum": _FRESH,
     "VariableShape": _FRESH,
     "Where": _FRESH,
+    # tfswap's codecs (ops/csrc/*_ops.cc).
+    "Tfswap>DecodeIntegers": _FRESH,
+    "Tfswap>DecodeMask": _FRESH,
+    "Tfswap>EncodeIntegers": _FRESH,
+    "Tfswap>EncodeMask": _FRESH,
+    "Tfswap>EncodeMaxPool": _FRESH,
+    "Tfswap>LeakyReluGradFromMask": _UNARY,
+    "Tfswap>MaxPoolGradFromPositions": _FRESH,
+    "Tfswap>MultiplyByMask": _UNARY,
+    "Tfswap>SelectByMask": _Entry(rules.forwarding(1, 2)),
 }
 
 _DEFAULT = _Entry(rules.fresh)

@@ -616,6 +616,16 @@ _TRAITS: dict[str, Trait] = {
     "_FusedMatMul": _PURE,
     "_UnaryOpsComposition": _PURE,
     "_MklFusedBatchMatMulV2": _PURE,
+    # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
+    "Tfswap>DecodeIntegers": _PURE | Trait.NOT_FOLDED,
+    "Tfswap>DecodeMask": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
+    "Tfswap>EncodeIntegers": _PURE | Trait.NOT_FOLDED,
+    "Tfswap>EncodeMask": _PURE | Trait.NOT_FOLDED,
+    "Tfswap>EncodeMaxPool": _PURE | Trait.NOT_FOLDED,
+    "Tfswap>LeakyReluGradFromMask": _PURE,
+    "Tfswap>MaxPoolGradFromPositions": _PURE,
+    "Tfswap>MultiplyByMask": _PURE,
+    "Tfswap>SelectByMask": _PURE,
 }
 
 _NONE = Trait(0)

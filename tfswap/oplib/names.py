@@ -27,6 +27,57 @@ ALL: Final = frozenset(
     }
 )
 
+# --- codecs (docs/encodings.md) --------------------------------------------------------------------------
+# `shape` is a vector of int32 or int64 (attr Tshape), in host memory on every device.
+
+# (tensor: T) -> (mask: uint8); attrs T, predicate ("positive", "relu6"; "true" for bool).
+ENCODE_MASK: Final = "Tfswap>EncodeMask"
+
+# (mask, shape) -> (tensor: bool); attr Tshape.
+DECODE_MASK: Final = "Tfswap>DecodeMask"
+
+# (gradients: T, mask) -> (products: T); attr T. ReluGrad, Relu6Grad.
+MULTIPLY_BY_MASK: Final = "Tfswap>MultiplyByMask"
+
+# (gradients: T, mask) -> (backprops: T); attrs T, alpha. LeakyReluGrad.
+LEAKY_RELU_GRAD_FROM_MASK: Final = "Tfswap>LeakyReluGradFromMask"
+
+# (mask, then: T, else: T, shape) -> (output: T); attrs T, Tshape. SelectV2 of a condition.
+SELECT_BY_MASK: Final = "Tfswap>SelectByMask"
+
+# (image: T) -> (positions: uint8); attrs T and MaxPool's ksize, strides, padding, explicit_paddings.
+ENCODE_MAX_POOL: Final = "Tfswap>EncodeMaxPool"
+
+# (gradients: T, positions, shape) -> (backprops: T); attrs T, Tshape and MaxPool's. MaxPoolGrad.
+MAX_POOL_GRAD_FROM_POSITIONS: Final = "Tfswap>MaxPoolGradFromPositions"
+
+# (tensor: T) -> (encoded: U); attrs T, U, minimum: int.
+ENCODE_INTEGERS: Final = "Tfswap>EncodeIntegers"
+
+# (encoded: U) -> (tensor: T); attrs T, U, minimum: int.
+DECODE_INTEGERS: Final = "Tfswap>DecodeIntegers"
+
+# Those that make or undo an encoding: stateful, so that TensorFlow neither merges nor folds them.
+CODECS: Final = frozenset(
+    {
+        ENCODE_MASK,
+        DECODE_MASK,
+        ENCODE_INTEGERS,
+        DECODE_INTEGERS,
+        ENCODE_MAX_POOL,
+    }
+)
+
+# Those that stand in the place of one of TensorFlow's kernels and take an encoding: pure.
+FROM_ENCODED: Final = frozenset(
+    {
+        MULTIPLY_BY_MASK,
+        LEAKY_RELU_GRAD_FROM_MASK,
+        SELECT_BY_MASK,
+        MAX_POOL_GRAD_FROM_POSITIONS,
+    }
+)
+
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 

@@ -16,6 +16,17 @@ from tfswap.oplib.load import OpLibraryStatus, load, status
 
 load()
 
+from tfswap.ops.codecs import (  # noqa: E402 needs the ops
+    decode_integers,
+    decode_mask,
+    encode_integers,
+    encode_mask,
+    encode_max_pool,
+    leaky_relu_grad_from_mask,
+    max_pool_grad_from_positions,
+    multiply_by_mask,
+    select_by_mask,
+)
 from tfswap.ops.copies import await_copy, release, swap_in, swap_out  # noqa: E402 needs the ops
 from tfswap.ops.runtime import (  # noqa: E402 needs the ops
     Configuration,
@@ -36,13 +47,22 @@ __all__ = [
     "await_copy",
     "configuration",
     "configure",
+    "decode_integers",
+    "decode_mask",
+    "encode_integers",
+    "encode_mask",
+    "encode_max_pool",
+    "leaky_relu_grad_from_mask",
     "load",
+    "max_pool_grad_from_positions",
+    "multiply_by_mask",
     "names",
     "open_gate",
     "own_buffer",
     "release",
     "reserve",
     "reset_stats",
+    "select_by_mask",
     "stats",
     "status",
     "swap_in",

@@ -7,8 +7,6 @@
 //   ticket (Variant) -> the copy's end, no tensor
 // so a step that fails or is cancelled may drop its handles and tickets at any
 // time: buffers that a copy still touches stay until that copy has ended.
-//
-// Handles and tickets are allocated outside the arena: they would fragment it.
 
 #include <atomic>
 #include <chrono>
@@ -22,12 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "device_copier.h"
 #include "host_pool.h"
+#include "op_support.h"
 #include "runtime.h"
-#include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/variant.h"
-#include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tensorflow/core/platform/env.h"
 #include "transfer.h"
 
@@ -36,13 +32,11 @@ namespace {
 
 using tensorflow::AsyncOpKernel;
 using tensorflow::DataType;
-using tensorflow::DT_VARIANT;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::Variant;
 
 // A tensor that was swapped out.
 class Swapped {
@@ -80,39 +74,18 @@ class Swapped {
   Tensor device_;
 };
 
-// Neither value can leave the process.
-struct Handle {
+struct Handle : ProcessLocal {
+  static constexpr char kMaker[] = "SwapOut";
   std::shared_ptr<Swapped> swapped;
   std::string TypeName() const { return "tfswap::Handle"; }
-  void Encode(tensorflow::VariantTensorData*) const {}
-  bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
 
-struct Ticket {
+struct Ticket : ProcessLocal {
+  static constexpr char kMaker[] = "SwapIn";
   std::shared_ptr<Transfer> copied;
   const void* tensor_data = nullptr;
   std::string TypeName() const { return "tfswap::Ticket"; }
-  void Encode(tensorflow::VariantTensorData*) const {}
-  bool Decode(const tensorflow::VariantTensorData&) { return false; }
 };
-
-template <typename Value>
-void SetVariantOutput(OpKernelContext* ctx, int index, Value value) {
-  Tensor output(tensorflow::cpu_allocator_base(), DT_VARIANT, TensorShape({}));
-  output.scalar<Variant>()() = std::move(value);
-  ctx->set_output(index, output);
-}
-
-template <typename Value>
-absl::Status GetVariantInput(OpKernelContext* ctx, int index, const Value** value) {
-  const Tensor& input = ctx->input(index);
-  *value = input.NumElements() == 1 ? input.flat<Variant>()(0).get<Value>() : nullptr;
-  if (*value != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
-      ctx->op_kernel().name(), "' must be the scalar that ",
-      std::is_same<Value, Handle>::value ? "SwapOut" : "SwapIn", " returned."));
-}
 
 absl::Status CheckType(DataType type, const std::string& node) {
   if (tensorflow::DataTypeCanUseMemcpy(type)) return absl::OkStatus();
@@ -120,27 +93,6 @@ absl::Status CheckType(DataType type, const std::string& node) {
       absl::StrCat("tfswap can't swap tensors of type ", tensorflow::DataTypeString(type),
                    " (node '", node, "'): only types whose elements are plain bytes of a "
                    "fixed size can be copied to the host."));
-}
-
-absl::Status NoHostMemory(HostPool::Failure failure, const std::string& node,
-                          const Tensor& tensor) {
-  const HostBudget::Usage usage = Runtime::Get().budget().usage();
-  const std::string asked =
-      absl::StrCat("tfswap has no host memory for node '", node, "': it asks for ",
-                   HostPool::RoundUp(tensor.TotalBytes()), " bytes (",
-                   tensorflow::DataTypeString(tensor.dtype()), " ",
-                   tensor.shape().DebugString(), ") while ", usage.in_use_bytes,
-                   " bytes are in use, ", usage.reserved_bytes, " reserved");
-  if (failure == HostPool::Failure::kSystem) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        asked, ", and the system gave no more. Free memory on this machine, or swap less "
-        "(a higher memory_limit=, or tactics= without \"swap\")."));
-  }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(asked, ", of a limit of ", usage.limit_bytes,
-                   ". Raise host_memory_limit= (memory is taken in multiples of ",
-                   HostPool::kBlockMultiple, " bytes), or swap less (a higher "
-                   "memory_limit=)."));
 }
 
 // One async kernel's wait for a copy: ends when the copy ends or the step is
@@ -151,8 +103,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
   using Finish = std::function<absl::Status(const absl::Status& copy_status)>;
 
   static void Start(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
-                    const std::shared_ptr<Transfer>& transfer, Stall stall,
-                    Finish finish) {
+                    std::shared_ptr<Transfer> transfer, Stall stall, Finish finish) {
     if (transfer->ended()) {
       const absl::Status status = finish(transfer->status());
       finish = nullptr;
@@ -162,7 +113,8 @@ class Wait : public std::enable_shared_from_this<Wait> {
     }
     auto wait = std::make_shared<Wait>(ctx, std::move(done), stall, std::move(finish));
     if (!wait->WatchCancellation()) return;
-    // From here on the step may end at any moment: no use of ctx.
+    // From here on the step may end at any moment: no use of ctx, nor of anything that
+    // its inputs own.
     transfer->OnEnd([wait](const absl::Status& status) { wait->CopyEnded(status); });
   }
 
@@ -246,10 +198,10 @@ class SwapOutOp : public OpKernel {
       HostPool::Failure failure;
       host = HostBuffer(copier->pool(), copier->pool()->Allocate(bytes, &failure));
       OP_REQUIRES(ctx, failure == HostPool::Failure::kNone,
-                  NoHostMemory(failure, name(), tensor));
+                  NoHostMemory(failure, name(), bytes, tensor));
     }
     auto swapped = std::make_shared<Swapped>(tensor, std::move(host));
-    SetVariantOutput(ctx, 0, Handle{swapped});
+    SetVariantOutput(ctx, 0, Handle{{}, swapped});
     if (bytes == 0) {
       swapped->copied()->End(absl::OkStatus());
       return;
@@ -274,8 +226,8 @@ class ReleaseOp : public AsyncOpKernel {
     const Handle* handle;
     OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 0, &handle), done);
     auto swapped = handle->swapped;
-    const auto copied = swapped->copied();
-    Wait::Start(ctx, std::move(done), copied, Stall::kRelease,
+    auto copied = swapped->copied();
+    Wait::Start(ctx, std::move(done), std::move(copied), Stall::kRelease,
                 [swapped = std::move(swapped)](const absl::Status& status) {
                   // Also when the copy failed: the step is lost, the memory is not.
                   swapped->DropDeviceTensor();
@@ -304,7 +256,7 @@ class SwapInOp : public OpKernel {
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, swapped->shape(), &tensor));
     const auto copied = std::make_shared<Transfer>();
-    SetVariantOutput(ctx, 1, Ticket{copied, tensor->data()});
+    SetVariantOutput(ctx, 1, Ticket{{}, copied, tensor->data()});
     if (tensor->TotalBytes() == 0) {
       copied->End(absl::OkStatus());
       return;

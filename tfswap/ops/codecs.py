@@ -1,0 +1,93 @@
+"""The codec ops as Python functions, for tests and for graphs written by hand.
+
+The rewriter does not call these: it writes the nodes themselves (tfswap.oplib.names). What each op
+promises is in docs/encodings.md. Every function raises tf.errors.InvalidArgumentError (eager) or ValueError
+(graph) for types and shapes that do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfswap.oplib.load import load
+
+# Tensors are Any: TensorFlow's own stubs know neither symbolic nor eager ones precisely.
+
+
+def encode_mask(tensor: Any, predicate: str, name: str | None = None) -> Any:
+    """One bit a value: x > 0 ("positive"), 0 < x < 6 ("relu6"), or the bool itself ("true")."""
+    return load().ops.tfswap_encode_mask(tensor=tensor, predicate=predicate, name=name)
+
+
+def decode_mask(mask: Any, shape: Any, name: str | None = None) -> Any:
+    """The mask's bits as a bool tensor of that shape."""
+    return load().ops.tfswap_decode_mask(mask=mask, shape=shape, name=name)
+
+
+def multiply_by_mask(gradients: Any, mask: Any, name: str | None = None) -> Any:
+    """ReluGrad or Relu6Grad of features whose mask of "positive" or "relu6" is given."""
+    return load().ops.tfswap_multiply_by_mask(gradients=gradients, mask=mask, name=name)
+
+
+def leaky_relu_grad_from_mask(gradients: Any, mask: Any, alpha: float = 0.2, name: str | None = None) -> Any:
+    """LeakyReluGrad of features whose mask of "positive" is given."""
+    return load().ops.tfswap_leaky_relu_grad_from_mask(gradients=gradients, mask=mask, alpha=alpha, name=name)
+
+
+def select_by_mask(mask: Any, then: Any, otherwise: Any, shape: Any, name: str | None = None) -> Any:
+    """SelectV2 of a condition of that shape given as a mask; either value may be a scalar."""
+    arguments = {"mask": mask, "then": then, "else_": otherwise, "shape": shape}
+    return load().ops.tfswap_select_by_mask(**arguments, name=name)
+
+
+def encode_max_pool(
+    image: Any,
+    ksize: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] = (),
+    name: str | None = None,
+) -> Any:
+    """Where in its window the maximum of each value of MaxPool(image, ...) lies, in 4 or 8 bits."""
+    return load().ops.tfswap_encode_max_pool(
+        image=image,
+        ksize=ksize,
+        strides=strides,
+        padding=padding,
+        explicit_paddings=explicit_paddings,
+        name=name,
+    )
+
+
+def max_pool_grad_from_positions(
+    gradients: Any,
+    positions: Any,
+    shape: Any,
+    ksize: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    explicit_paddings: Sequence[int] = (),
+    name: str | None = None,
+) -> Any:
+    """MaxPoolGrad of an image of that shape whose positions are given."""
+    return load().ops.tfswap_max_pool_grad_from_positions(
+        gradients=gradients,
+        positions=positions,
+        shape=shape,
+        ksize=ksize,
+        strides=strides,
+        padding=padding,
+        explicit_paddings=explicit_paddings,
+        name=name,
+    )
+
+
+def encode_integers(tensor: Any, minimum: int, dtype: Any, name: str | None = None) -> Any:
+    """`tensor - minimum` in uint8, uint16 or uint32; a value that does not fit is an error."""
+    return load().ops.tfswap_encode_integers(tensor=tensor, minimum=minimum, U=dtype, name=name)
+
+
+def decode_integers(encoded: Any, minimum: int, dtype: Any, name: str | None = None) -> Any:
+    """Undoes `encode_integers` of a tensor of that dtype."""
+    return load().ops.tfswap_decode_integers(encoded=encoded, minimum=minimum, T=dtype, name=name)

@@ -1,0 +1,438 @@
+// What the codecs do to elements, written once for CPUs and GPUs.
+//
+// Each codec is a struct that can be copied as bytes, with `operator()(int64_t i)`
+// that does the i-th piece of the work; pieces share nothing, so they run in any
+// order. codec_kernel.h runs them over a CPU's threads. Nothing here includes TensorFlow
+// or the standard library, so that a CUDA compiler, NVRTC too, takes the file as it is.
+//
+// Arithmetic is done by the processor's own instructions on float or double, as in
+// TensorFlow's kernels, never by bit tricks where they could differ: TensorFlow's threads
+// flush denormals to zero, and a codec must see them as the kernel that it stands in for.
+
+#ifndef TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_
+#define TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_
+
+#ifdef __CUDACC__
+#define TFSWAP_HD __host__ __device__ inline
+#else
+#define TFSWAP_HD inline
+#endif
+
+#ifdef __CUDACC_RTC__
+namespace tfswap::codec {
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using int32_t = int;
+using uint32_t = unsigned int;
+using uint16_t = unsigned short;
+using uint8_t = unsigned char;
+}  // namespace tfswap::codec
+#else
+#include <cstdint>
+#include <cstring>
+#endif
+
+namespace tfswap::codec {
+
+template <typename To, typename From>
+TFSWAP_HD To BitCast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "a cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+TFSWAP_HD int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+TFSWAP_HD int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
+TFSWAP_HD int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---------------------------------------------------------------------------
+// Numbers of few bits
+
+// A binary floating-point format of 1 + kExponent + kMantissa bits with IEEE's bias,
+// subnormals included. Without infinities (OCP's e4m3) only the code of all ones is
+// special: NaN.
+template <int kExponent, int kMantissa, bool kInfinities>
+struct Minifloat {
+  static constexpr int kBits = 1 + kExponent + kMantissa;
+  static constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  static constexpr uint32_t kSign = 1u << (kBits - 1);
+  static constexpr uint32_t kInfinity = ((1u << kExponent) - 1) << kMantissa;
+  static constexpr uint32_t kNan = kInfinities ? kInfinity | 1u << (kMantissa - 1) : kSign - 1;
+  static constexpr uint32_t kLargest = (kInfinities ? kInfinity : kNan) - 1;
+
+  // Rounds to nearest even. `overflow` stands for finite values beyond the largest, or
+  // that round beyond it; NaNs lose their payload. Without branches, so that compilers
+  // make vector code of it.
+  TFSWAP_HD static uint32_t Encode(float value, uint32_t overflow) {
+    const uint32_t signed_bits = BitCast<uint32_t>(value);
+    const uint32_t bits = signed_bits & 0x7FFFFFFFu;
+    constexpr int kDropped = 23 - kMantissa;
+    const uint32_t odd = (bits >> kDropped) & 1;
+    uint32_t code = ((bits + odd + ((1u << (kDropped - 1)) - 1)) >> kDropped) -
+                    (static_cast<uint32_t>(127 - kBias) << kMantissa);
+    if constexpr (kExponent < 8) {
+      // A number whose last place is the smallest subnormal's: the sum rounds to it.
+      constexpr uint32_t kMagic = static_cast<uint32_t>(151 - kBias - kMantissa) << 23;
+      const float sum = BitCast<float>(bits) + BitCast<float>(kMagic);
+      const uint32_t subnormal = BitCast<uint32_t>(sum) - kMagic;
+      code = bits < static_cast<uint32_t>(128 - kBias) << 23 ? subnormal : code;
+    }
+    code = code > kLargest ? overflow : code;
+    code = bits == 0x7F800000u ? (kInfinities ? kInfinity : kNan) : code;
+    code = bits > 0x7F800000u ? kNan : code;
+    return code | (signed_bits >> 31 << (kBits - 1));
+  }
+
+  TFSWAP_HD static uint32_t EncodeSaturating(float value) { return Encode(value, kLargest); }
+
+  TFSWAP_HD static float Decode(uint32_t code) {
+    const uint32_t magnitude = code & (kSign - 1);
+    uint32_t bits = (magnitude << (23 - kMantissa)) + (static_cast<uint32_t>(127 - kBias) << 23);
+    if constexpr (kExponent < 8) {
+      constexpr uint32_t kSmallest = static_cast<uint32_t>(128 - kBias - kMantissa) << 23;
+      const float subnormal =
+          static_cast<float>(static_cast<int32_t>(magnitude)) * BitCast<float>(kSmallest);
+      bits = magnitude < (1u << kMantissa) ? BitCast<uint32_t>(subnormal) : bits;
+    }
+    bits = magnitude > kLargest ? 0x7FC00000u : bits;
+    bits = kInfinities && magnitude == kInfinity ? 0x7F800000u : bits;
+    return BitCast<float>(bits | (code & kSign) << (32 - kBits));
+  }
+};
+
+using Float16 = Minifloat<5, 10, true>;
+using BrainFloat16 = Minifloat<8, 7, true>;
+
+// TensorFlow's half and bfloat16 as they lie in memory.
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The type that arithmetic on T is done in, as Eigen does it.
+template <typename T>
+struct ArithmeticOf {
+  using Type = T;
+};
+template <>
+struct ArithmeticOf<Half> {
+  using Type = float;
+};
+template <>
+struct ArithmeticOf<BFloat16> {
+  using Type = float;
+};
+template <typename T>
+using Arithmetic = typename ArithmeticOf<T>::Type;
+
+TFSWAP_HD float Value(float value) { return value; }
+TFSWAP_HD double Value(double value) { return value; }
+TFSWAP_HD float Value(Half value) { return Float16::Decode(value.bits); }
+TFSWAP_HD float Value(BFloat16 value) {
+  return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+template <typename T>
+TFSWAP_HD T Rounded(Arithmetic<T> value) {
+  return value;
+}
+template <>
+TFSWAP_HD Half Rounded<Half>(float value) {
+  return Half{static_cast<uint16_t>(Float16::Encode(value, Float16::kInfinity))};
+}
+template <>
+TFSWAP_HD BFloat16 Rounded<BFloat16>(float value) {
+  return BFloat16{
+      static_cast<uint16_t>(BrainFloat16::Encode(value, BrainFloat16::kInfinity))};
+}
+
+// ---------------------------------------------------------------------------
+// Masks of one bit a value: value i is bit i % 8 of byte i / 8. The bits after the last
+// value are zero. One piece of work is one byte.
+
+struct IsPositive {
+  template <typename T>
+  TFSWAP_HD static bool Holds(T value) {
+    return Value(value) > 0;
+  }
+};
+// Where ReLU6 is neither flat at 0 nor at 6.
+struct IsInRelu6Range {
+  template <typename T>
+  TFSWAP_HD static bool Holds(T value) {
+    return (Value(value) > 0) & (Value(value) < 6);
+  }
+};
+struct IsTrue {
+  TFSWAP_HD static bool Holds(bool value) { return value; }
+};
+
+template <typename Predicate, typename T>
+struct EncodeMask {
+  const T* values;
+  int64_t count;
+  uint8_t* mask;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    const T* const at = values + 8 * byte;
+    uint32_t bits = 0;
+    if (8 * byte + 8 <= count) {
+      for (int k = 0; k < 8; ++k) bits |= static_cast<uint32_t>(Predicate::Holds(at[k])) << k;
+    } else {
+      for (int k = 0; k < count - 8 * byte; ++k) {
+        bits |= static_cast<uint32_t>(Predicate::Holds(at[k])) << k;
+      }
+    }
+    mask[byte] = static_cast<uint8_t>(bits);
+  }
+};
+
+// Calls write(k, bit) for the values of one byte, the bit as 0 or 1, in a loop of known
+// length where it can.
+template <typename Write>
+TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
+  if (left >= 8) {
+    for (int k = 0; k < 8; ++k) write(k, static_cast<int32_t>(bits >> k & 1));
+  } else {
+    for (int k = 0; k < left; ++k) write(k, static_cast<int32_t>(bits >> k & 1));
+  }
+}
+
+struct DecodeMask {
+  const uint8_t* mask;
+  int64_t count;
+  bool* values;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    bool* const to = values + 8 * byte;
+    ForEachBit(mask[byte], count - 8 * byte, [to](int k, int32_t bit) { to[k] = bit != 0; });
+  }
+};
+
+// gradients * cast(mask): what ReluGrad and Relu6Grad compute (relu_op_functor.h). A product, not
+// a choice: NaN * 0 is NaN, -1 * 0 is -0 and a denormal times 1 may be 0 there, and so here.
+// Which is why the bit is converted: of `bit ? 1 : 0` compilers make a choice. The output may
+// be the gradients' own buffer.
+template <typename T>
+struct MultiplyByMask {
+  const T* gradients;
+  const uint8_t* mask;
+  int64_t count;
+  T* products;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    using A = Arithmetic<T>;
+    const T* const from = gradients + 8 * byte;
+    T* const to = products + 8 * byte;
+    ForEachBit(mask[byte], count - 8 * byte, [from, to](int k, int32_t bit) {
+      to[k] = Rounded<T>(Value(from[k]) * static_cast<A>(bit));
+    });
+  }
+};
+
+// mask ? gradients : gradients * alpha: what LeakyReluGrad computes.
+template <typename T>
+struct LeakyReluGradient {
+  const T* gradients;
+  const uint8_t* mask;
+  int64_t count;
+  T alpha;
+  T* products;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    const T* const from = gradients + 8 * byte;
+    T* const to = products + 8 * byte;
+    const Arithmetic<T> slope = Value(alpha);
+    ForEachBit(mask[byte], count - 8 * byte, [from, to, slope](int k, int32_t bit) {
+      const T scaled = Rounded<T>(Value(from[k]) * slope);
+      to[k] = bit ? from[k] : scaled;
+    });
+  }
+};
+
+// mask ? chosen : other, where a stride of 0 repeats a scalar and 1 walks along.
+template <typename T>
+struct SelectByMask {
+  const uint8_t* mask;
+  const T* chosen;
+  int chosen_stride;
+  const T* other;
+  int other_stride;
+  int64_t count;
+  T* values;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    const T* const a = chosen + 8 * byte * chosen_stride;
+    const T* const b = other + 8 * byte * other_stride;
+    T* const to = values + 8 * byte;
+    const int a_stride = chosen_stride, b_stride = other_stride;
+    ForEachBit(mask[byte], count - 8 * byte, [=](int k, int32_t bit) {
+      to[k] = bit ? a[k * a_stride] : b[k * b_stride];
+    });
+  }
+};
+
+// ---------------------------------------------------------------------------
+// Max pooling: for each pooled value, where in its window it came from.
+//
+// As in SpatialMaxPoolWithArgMaxHelper (maxpooling_op.cc): the first element of the
+// window inside the image, row by row, then each later one that the best so far is less
+// than. So the first of equal values wins, and a NaN only where it comes first. Position
+// p is row p / window_cols, column p % window_cols of the window, counted from its
+// corner, which may lie in the padding.
+
+// Images are [images, rows, cols, depth], row-major.
+struct Pooling {
+  int64_t rows;
+  int64_t cols;
+  int64_t depth;
+  int64_t out_rows;
+  int64_t out_cols;
+  int64_t window_rows;
+  int64_t window_cols;
+  int64_t row_stride;
+  int64_t col_stride;
+  int64_t pad_top;
+  int64_t pad_left;
+};
+
+// Positions of one output pixel, of kBits each. Pixels begin at whole bytes, so that
+// they can be written side by side.
+template <int kBits>
+TFSWAP_HD int64_t PositionBytesPerPixel(int64_t depth) {
+  return kBits == 8 ? depth : CeilDiv(depth, 2);
+}
+
+template <typename T>
+struct IndexOf {
+  using Type = uint32_t;  // as wide as the arithmetic type, so that vectors line up
+};
+template <>
+struct IndexOf<double> {
+  using Type = uint64_t;
+};
+
+// One piece of work is kBlock (even) neighbours in depth of one output pixel.
+template <typename T, int kBits, int kBlock>
+struct EncodePositions {
+  Pooling pooling;
+  const T* image;
+  uint8_t* positions;
+
+  TFSWAP_HD void operator()(int64_t piece) const {
+    using A = Arithmetic<T>;
+    using Index = typename IndexOf<T>::Type;
+    const Pooling& p = pooling;
+    const int64_t blocks = CeilDiv(p.depth, kBlock);
+    const int64_t pixel = piece / blocks;
+    const int64_t first_depth = piece % blocks * kBlock;
+    const int n = static_cast<int>(Min(kBlock, p.depth - first_depth));
+    const int64_t top = pixel / p.out_cols % p.out_rows * p.row_stride - p.pad_top;
+    const int64_t left = pixel % p.out_cols * p.col_stride - p.pad_left;
+    const int64_t first_row = pixel / p.out_cols / p.out_rows * p.rows;
+
+    A best[kBlock];
+    Index at[kBlock];
+    bool found = false;
+    for (int64_t row = Max(top, 0); row < Min(top + p.window_rows, p.rows); ++row) {
+      for (int64_t col = Max(left, 0); col < Min(left + p.window_cols, p.cols); ++col) {
+        const T* const from =
+            image + ((first_row + row) * p.cols + col) * p.depth + first_depth;
+        const Index here = static_cast<Index>((row - top) * p.window_cols + col - left);
+        if (!found) {
+          for (int d = 0; d < n; ++d) {
+            best[d] = Value(from[d]);
+            at[d] = here;
+          }
+          found = true;
+          continue;
+        }
+        for (int d = 0; d < n; ++d) {
+          const A value = Value(from[d]);
+          const bool larger = best[d] < value;
+          best[d] = larger ? value : best[d];
+          at[d] = larger ? here : at[d];
+        }
+      }
+    }
+
+    uint8_t* const to = positions + pixel * PositionBytesPerPixel<kBits>(p.depth) +
+                        first_depth * kBits / 8;
+    if (kBits == 8) {
+      for (int d = 0; d < n; ++d) to[d] = static_cast<uint8_t>(at[d]);
+      return;
+    }
+    for (int d = 0; d + 1 < n; d += 2) {
+      to[d / 2] = static_cast<uint8_t>(at[d] | at[d + 1] << 4);
+    }
+    if (n % 2 == 1) to[n / 2] = static_cast<uint8_t>(at[n - 1]);
+  }
+};
+
+// What MaxPoolGrad computes: each input pixel gathers from the windows that chose it, in
+// the order of the outputs, as that kernel adds them up. One piece of work is kBlock
+// (even) neighbours in depth of one input pixel.
+template <typename T, int kBits, int kBlock>
+struct MaxPoolGradient {
+  Pooling pooling;
+  const T* gradients;
+  const uint8_t* positions;
+  T* backprop;
+
+  TFSWAP_HD void operator()(int64_t piece) const {
+    using A = Arithmetic<T>;
+    const Pooling& p = pooling;
+    const int64_t blocks = CeilDiv(p.depth, kBlock);
+    const int64_t pixel = piece / blocks;
+    const int64_t first_depth = piece % blocks * kBlock;
+    const int n = static_cast<int>(Min(kBlock, p.depth - first_depth));
+    const int64_t row = pixel / p.cols % p.rows + p.pad_top;
+    const int64_t col = pixel % p.cols + p.pad_left;
+    const int64_t first_out_row = pixel / p.cols / p.rows * p.out_rows;
+    const int64_t pixel_bytes = PositionBytesPerPixel<kBits>(p.depth);
+
+    A sum[kBlock];
+    for (int d = 0; d < n; ++d) sum[d] = 0;
+    const int64_t rows_end = Min(row / p.row_stride + 1, p.out_rows);
+    const int64_t cols_end = Min(col / p.col_stride + 1, p.out_cols);
+    for (int64_t y = FirstWindow(row, p.window_rows, p.row_stride); y < rows_end; ++y) {
+      for (int64_t x = FirstWindow(col, p.window_cols, p.col_stride); x < cols_end; ++x) {
+        const int64_t out = (first_out_row + y) * p.out_cols + x;
+        const T* const from = gradients + out * p.depth + first_depth;
+        const uint8_t* const packed =
+            positions + out * pixel_bytes + first_depth * kBits / 8;
+        const auto here = static_cast<uint8_t>((row - y * p.row_stride) * p.window_cols +
+                                               col - x * p.col_stride);
+        uint8_t at[kBlock];
+        if (kBits == 8) {
+          for (int d = 0; d < n; ++d) at[d] = packed[d];
+        } else {
+          for (int d = 0; d < n; d += 2) {
+            at[d] = packed[d / 2] & 15;
+            at[d + 1] = packed[d / 2] >> 4;
+          }
+        }
+        // Adding 0 changes nothing: a sum that starts at +0 is never -0.
+        for (int d = 0; d < n; ++d) {
+          const A term = at[d] == here ? Value(from[d]) : A(0);
+          sum[d] = Value(Rounded<T>(sum[d] + term));
+        }
+      }
+    }
+    T* const to = backprop + pixel * p.depth + first_depth;
+    for (int d = 0; d < n; ++d) to[d] = Rounded<T>(sum[d]);
+  }
+
+ private:
+  // The first window that reaches `at`, which counts from the padding's edge.
+  TFSWAP_HD static int64_t FirstWindow(int64_t at, int64_t window, int64_t stride) {
+    return at < window ? 0 : (at - window) / stride + 1;
+  }
+};
+
+}  // namespace tfswap::codec
+
+#endif  // TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_

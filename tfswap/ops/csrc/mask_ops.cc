@@ -1,0 +1,268 @@
+// Masks of one bit a value, and the kernels that take one in place of the tensor that
+// TensorFlow's own would keep (Gist's "Binarize", Jain et al., ISCA 2018).
+//
+// Encoding and decoding are stateful, as the swap ops are, so that two of them at
+// different places in a step's order are not merged into one. The gradients are not:
+// they stand one for one in the place of TensorFlow's.
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "codec_elements.h"
+#include "codec_kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+// What eight values take, roughly: the memory they come from is the limit.
+constexpr int64_t kCyclesPerByte = 16;
+
+REGISTER_OP("Tfswap>EncodeMask")
+    .Input("tensor: T")
+    .Output("mask: uint8")
+    .Attr("T: {bool, half, bfloat16, float, double}")
+    .Attr("predicate: {'positive', 'relu6', 'true'}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return PackedShape(c, 8); })
+    .Doc(R"doc(
+One bit for each value of `tensor`: whether the predicate holds for it.
+
+mask: Value i is bit i % 8 of byte i / 8; the bits after the last value are 0.
+predicate: positive: x > 0. relu6: 0 < x < 6. true: the value itself; for bool alone, and
+  the only one for bool.
+)doc");
+
+REGISTER_OP("Tfswap>DecodeMask")
+    .Input("mask: uint8")
+    .Input("shape: Tshape")
+    .Output("tensor: bool")
+    .Attr("Tshape: {int32, int64} = DT_INT32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 1); })
+    .Doc(R"doc(
+The bits of a mask as a bool tensor of the given shape.
+)doc");
+
+REGISTER_OP("Tfswap>MultiplyByMask")
+    .Input("gradients: T")
+    .Input("mask: uint8")
+    .Output("products: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+`gradients` times 1 where the mask has a bit, times 0 elsewhere.
+
+To the bit ReluGrad for a mask of "positive", and Relu6Grad for one of "relu6". May
+write over `gradients`.
+)doc");
+
+REGISTER_OP("Tfswap>LeakyReluGradFromMask")
+    .Input("gradients: T")
+    .Input("mask: uint8")
+    .Output("backprops: T")
+    .Attr("alpha: float = 0.2")
+    .Attr("T: {half, bfloat16, float, double}")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+To the bit LeakyReluGrad of features whose mask of "positive" is given. May write over
+`gradients`.
+)doc");
+
+REGISTER_OP("Tfswap>SelectByMask")
+    .Input("mask: uint8")
+    .Input("then: T")
+    .Input("else: T")
+    .Input("shape: Tshape")
+    .Output("output: T")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("Tshape: {int32, int64} = DT_INT32")
+    .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 3); })
+    .Doc(R"doc(
+SelectV2 of a condition given as a mask.
+
+then, else: Of the given shape, or of one value, which is repeated. May be written over.
+)doc");
+
+template <typename T>
+class EncodeMaskOp : public OpKernel {
+ public:
+  explicit EncodeMaskOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("predicate", &predicate_));
+    OP_REQUIRES(ctx, (predicate_ == "true") == (std::is_same_v<T, bool>),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "EncodeMask node '", name(), "' has predicate='", predicate_,
+                    "' for a tensor of type ",
+                    tensorflow::DataTypeString(ctx->input_type(0)),
+                    ": 'true' is for bool, and only that is.")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const int64_t count = ctx->input(0).NumElements();
+    Tensor* mask = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({codec::CeilDiv(count, 8)}), &mask));
+    if constexpr (std::is_same_v<T, bool>) {
+      Encode<codec::IsTrue>(ctx, mask);
+    } else if (predicate_ == "relu6") {
+      Encode<codec::IsInRelu6Range>(ctx, mask);
+    } else {
+      Encode<codec::IsPositive>(ctx, mask);
+    }
+  }
+
+ private:
+  template <typename Predicate>
+  static void Encode(OpKernelContext* ctx, Tensor* mask) {
+    const Tensor& tensor = ctx->input(0);
+    RunPieces(ctx, mask->NumElements(), kCyclesPerByte,
+              codec::EncodeMask<Predicate, Element<T>>{
+                  Elements<T>(tensor), tensor.NumElements(), MutableElements<uint8_t>(mask)});
+  }
+
+  std::string predicate_;
+};
+
+class DecodeMaskOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 1, &shape));
+    const int64_t count = shape.num_elements();
+    const int64_t bytes = codec::CeilDiv(count, 8);
+    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, bytes));
+    Tensor* tensor = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
+    RunPieces(ctx, bytes, kCyclesPerByte,
+              codec::DecodeMask{Elements<uint8_t>(ctx->input(0)), count,
+                                MutableElements<bool>(tensor)});
+  }
+};
+
+// The kernels of one gradient and its mask.
+template <typename T>
+class MaskedGradientOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& gradients = ctx->input(0);
+    const int64_t count = gradients.NumElements();
+    const int64_t bytes = codec::CeilDiv(count, 8);
+    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 1, bytes));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, gradients.shape(),
+                                                              &output));
+    Run(ctx, bytes, Elements<T>(gradients), Elements<uint8_t>(ctx->input(1)), count,
+        MutableElements<T>(output));
+  }
+
+ protected:
+  virtual void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
+                   const uint8_t* mask, int64_t count, Element<T>* output) const = 0;
+};
+
+template <typename T>
+class MultiplyByMaskOp : public MaskedGradientOp<T> {
+ public:
+  using MaskedGradientOp<T>::MaskedGradientOp;
+
+ private:
+  void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
+           const uint8_t* mask, int64_t count, Element<T>* output) const override {
+    RunPieces(ctx, bytes, kCyclesPerByte,
+              codec::MultiplyByMask<Element<T>>{gradients, mask, count, output});
+  }
+};
+
+template <typename T>
+class LeakyReluGradFromMaskOp : public MaskedGradientOp<T> {
+ public:
+  explicit LeakyReluGradFromMaskOp(OpKernelConstruction* ctx) : MaskedGradientOp<T>(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
+  }
+
+ private:
+  void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
+           const uint8_t* mask, int64_t count, Element<T>* output) const override {
+    const auto alpha = codec::Rounded<Element<T>>(alpha_);
+    RunPieces(ctx, bytes, kCyclesPerByte,
+              codec::LeakyReluGradient<Element<T>>{gradients, mask, count, alpha, output});
+  }
+
+  float alpha_;
+};
+
+template <typename T>
+class SelectByMaskOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 3, &shape));
+    const int64_t count = shape.num_elements();
+    const int64_t bytes = codec::CeilDiv(count, 8);
+    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, bytes));
+    int strides[2];
+    for (const int k : {0, 1}) {
+      const TensorShape& given = ctx->input(1 + k).shape();
+      OP_REQUIRES(ctx, given == shape || given.num_elements() == 1,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "Input ", 1 + k, " of SelectByMask node '", name(), "' has shape ",
+                      given.DebugString(), ": it must be ", shape.DebugString(),
+                      ", or one value.")));
+      strides[k] = given == shape ? 1 : 0;
+    }
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->forward_input_or_allocate_output({1, 2}, 0, shape, &output));
+    RunPieces(ctx, bytes, kCyclesPerByte,
+              codec::SelectByMask<Element<T>>{
+                  Elements<uint8_t>(ctx->input(0)), Elements<T>(ctx->input(1)), strides[0],
+                  Elements<T>(ctx->input(2)), strides[1], count, MutableElements<T>(output)});
+  }
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>EncodeMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<bool>("T"),
+    EncodeMaskOp<bool>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>DecodeMask").Device(tensorflow::DEVICE_CPU),
+                        DecodeMaskOp);
+
+#define REGISTER_FOR_TYPE(type)                                                             \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      Name("Tfswap>EncodeMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"),   \
+      EncodeMaskOp<type>);                                                                  \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      Name("Tfswap>MultiplyByMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
+      MultiplyByMaskOp<type>);                                                              \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>LeakyReluGradFromMask")                              \
+                              .Device(tensorflow::DEVICE_CPU)                               \
+                              .TypeConstraint<type>("T"),                                   \
+                          LeakyReluGradFromMaskOp<type>);                                   \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      Name("Tfswap>SelectByMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
+      SelectByMaskOp<type>);
+
+REGISTER_FOR_TYPE(Eigen::half);
+REGISTER_FOR_TYPE(tensorflow::bfloat16);
+REGISTER_FOR_TYPE(float);
+REGISTER_FOR_TYPE(double);
+#undef REGISTER_FOR_TYPE
+
+}  // namespace
+}  // namespace tfswap

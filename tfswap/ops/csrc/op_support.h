@@ -1,0 +1,55 @@
+// What kernels need that keep things in host memory and pass them on as variants.
+
+#ifndef TFSWAP_OPS_CSRC_OP_SUPPORT_H_
+#define TFSWAP_OPS_CSRC_OP_SUPPORT_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "host_pool.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace tfswap {
+
+// Base of what tfswap's variants hold. None can leave the process.
+struct ProcessLocal {
+  void Encode(tensorflow::VariantTensorData*) const {}
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+};
+
+// Allocated outside the arena, which such small and long-lived things would fragment.
+template <typename Value>
+void SetVariantOutput(tensorflow::OpKernelContext* ctx, int index, Value value) {
+  tensorflow::Tensor output(tensorflow::cpu_allocator_base(), tensorflow::DT_VARIANT,
+                            tensorflow::TensorShape({}));
+  output.scalar<tensorflow::Variant>()() = std::move(value);
+  ctx->set_output(index, output);
+}
+
+// Value::kMaker names the op whose output it is.
+template <typename Value>
+absl::Status GetVariantInput(tensorflow::OpKernelContext* ctx, int index,
+                             const Value** value) {
+  const tensorflow::Tensor& input = ctx->input(index);
+  *value = input.NumElements() == 1
+               ? input.flat<tensorflow::Variant>()(0).get<Value>()
+               : nullptr;
+  if (*value != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
+      ctx->op_kernel().name(), "' must be the scalar that ", Value::kMaker, " returned."));
+}
+
+// Why `bytes` for `tensor` can't be had, and what to do.
+absl::Status NoHostMemory(HostPool::Failure failure, const std::string& node, size_t bytes,
+                          const tensorflow::Tensor& tensor);
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_OP_SUPPORT_H_

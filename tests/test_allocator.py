@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import last_json, run_python
 
-from tfswap.planner.allocator import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, Arena, round_up
+from tfswap.planner.allocator import (
+    ALIGNMENT_BYTES,
+    SPLIT_SLACK_BYTES,
+    Arena,
+    next_region_bytes,
+    regions_of,
+    round_up,
+)
 
 MIB = 2**20
 
@@ -116,30 +123,69 @@ def test_chunks_do_not_coalesce_across_regions():
     assert chunks_of(arena)[:2] == [(0, 512, False), (4096, 512, False)]
 
 
+def test_free_neighbours_are_of_two_regions():
+    chunks = [(0, 512, False), (512, 512, False), (1024, 256, True)]
+    assert [len(region) for region in regions_of(chunks)] == [1, 2]
+    arena = Arena([(0, 512, True), (512, 256, False), (768, 256, False), (1024, 256, True)])
+    arena.free(0)
+    arena.free(1024)
+    assert chunks_of(arena)[:2] == [(0, 768, False), (768, 512, False)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], 2),
+        ([2], 4),
+        ([2, 4], 8),
+        ([8], 8),  # made so large by a request: not doubled
+        ([8, 8], 16),
+        ([8, 16], 16),
+        ([2, 4, 32, 32, 64], 128),
+    ],
+)
+def test_the_next_region_is_twice_the_last_one_unless_a_request_made_that_so_large(sizes, expected):
+    assert next_region_bytes([size * MIB for size in sizes], 1 << 40) == expected * MIB
+
+
+def test_an_arena_grows_to_its_limit_and_no_further():
+    arena = Arena([(4096, 2 * MIB, True)], limit_bytes=7 * MIB)
+    assert arena.chunk_bytes(arena.allocate(3 * MIB)) == 4 * MIB  # the region, which is less than twice the request
+    assert arena.chunk_bytes(arena.allocate(MIB)) == MIB  # of which 1 MiB was left
+    assert arena.peak_bytes == 7 * MIB
+    arena.allocate(1)
+    assert arena.peak_bytes == 7 * MIB + ALIGNMENT_BYTES, "more than there may be"
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_regions_that_nothing_uses_make_room_where_the_allocator_collects_them(collects):
+    chunks = [(1 << 30, 2 * MIB, False), (2 << 30, 4 * MIB, True)]
+    arena = Arena(chunks, limit_bytes=10 * MIB, collects=collects)
+    arena.allocate(5 * MIB)
+    assert (arena.peak_bytes <= 10 * MIB) == collects
+    assert ((1 << 30) in arena._size) == (not collects)
+
+
 # --- against the real one -------------------------------------------------------------------------------
 
-REAL = """
+HELPERS = """
 import json, random
 import numpy as np
 import tensorflow as tf
 from tfswap.oplib.load import load
-from tfswap.planner.allocator import Arena
+from tfswap.planner.allocator import Arena, regions_of
 
 ops = load().ops
 
 def real_chunks():
-    return [tuple(row) for row in sorted(ops.tfswap_arena_map().numpy().tolist())]
+    return [tuple(row) for row in sorted(ops.tfswap_arena_map().chunks.numpy().tolist())]
+
+def limit():
+    return int(ops.tfswap_arena_map().limit)
 
 def info():
     found = tf.config.experimental.get_memory_info("CPU:0")
     return found["current"], found["peak"]
-
-def compare(step):
-    expected = real_chunks()
-    mapped = {address for address, _, _ in expected}
-    simulated = sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items() if a in mapped)
-    assert simulated == expected, (step, [p for p in zip(simulated, expected) if p[0] != p[1]][:3])
-    assert (arena.in_use_bytes, arena.peak_bytes) == info(), (step, arena.in_use_bytes, arena.peak_bytes, info())
 
 def allocate(size):
     # The shape is copied into a tensor of its own, which eager execution keeps: made before it counts.
@@ -153,6 +199,16 @@ def shape_of(size):
 
 def address_of(tensor):
     return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
+
+"""
+
+REAL = """
+def compare(step):
+    expected = real_chunks()
+    mapped = {address for address, _, _ in expected}
+    simulated = sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items() if a in mapped)
+    assert simulated == expected, (step, [p for p in zip(simulated, expected) if p[0] != p[1]][:3])
+    assert (arena.in_use_bytes, arena.peak_bytes) == info(), (step, arena.in_use_bytes, arena.peak_bytes, info())
 
 random = random.Random(SEED)
 sizes = [random.choice([random.randint(1, 3000), random.randint(1, 1 << 20), random.randint(1, 24 << 20)])
@@ -200,7 +256,90 @@ def test_every_address_chunk_and_figure_of_a_random_program_is_the_real_ones(set
     pytest.importorskip("tensorflow")
     # Unsettled, what is asked for must find room in the regions that there are: none may be added.
     head = f"SEED, SETTLED, STEPS, LOAD = {seed}, {settled}, 400, {400 * MIB if settled else 60 * MIB}\n"
-    run = run_python(head + REAL, TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="512")
-    result = last_json(run)
+    result = on_a_real_arena(head + HELPERS + REAL)
     assert result["in_whole"] > 10, "no chunk was handed out whole: the program shows nothing"
     assert result["peak"] > 50 * MIB
+
+
+# An arena that grows while it is compared. New regions lie where malloc puts them: chunks are compared by their
+# region, and by where they lie in it.
+GROWING = """
+def by_region(chunks):
+    return [[(a - region[0][0], size, used) for a, size, used in region] for region in regions_of(chunks)]
+
+def pair_new_regions():
+    simulated, real = (
+        {region[0][0] for region in regions_of(chunks)} for chunks in (simulated_chunks(), real_chunks())
+    )
+    new, found = simulated - pairs.keys(), real - set(pairs.values())
+    assert len(new) == len(found) <= 1, (new, found)
+    pairs.update(zip(new, found))
+
+def simulated_chunks():
+    return sorted((a, s, int(a not in arena._free)) for a, s in arena._size.items())
+
+def address_in_its_region(address, starts):
+    start = max(s for s in starts if s <= address)
+    return start, address - start
+
+random = random.Random(SEED)
+sizes = [random.choice([random.randint(1, 3000), random.randint(1, 1 << 20), random.randint(1, 24 << 20)])
+         for _ in range(40)] + [512, 256, 257, 1 << 20]
+for size in sizes:
+    shape_of(size)
+warm = allocate(FIRST); address_of(warm); del warm
+tf.config.experimental.reset_memory_stats("CPU:0")
+start = [(a, s, bool(u)) for a, s, u in real_chunks()]
+arena = Arena(start, limit())
+pairs = {region[0][0]: region[0][0] for region in regions_of(start)}
+before = len(pairs)
+held = []
+for step in range(STEPS):
+    if not held or (arena.in_use_bytes < LOAD and random.random() < 0.7):
+        size = random.choice(sizes)
+        tensor, address = allocate(size), arena.allocate(size)
+        pair_new_regions()
+        simulated, offset = address_in_its_region(address, pairs.keys())
+        assert (pairs[simulated], offset) == address_in_its_region(address_of(tensor), pairs.values()), step
+        held.append((tensor, address))
+    else:
+        tensor, address = held.pop(random.randrange(len(held)))
+        del tensor
+        arena.free(address)
+    assert (arena.in_use_bytes, arena.peak_bytes) == info(), step
+regions = {real: region for real, region in zip(sorted(pairs.values()), by_region(real_chunks()))}
+for simulated, region in zip(sorted(pairs), by_region(simulated_chunks())):
+    assert regions[pairs[simulated]] == region
+# More than the limit leaves, while the free chunks would be enough if they were one.
+size = min(limit() - arena.in_use_bytes, max(s for _, s, used in simulated_chunks() if not used) + (1 << 20))
+shape_of(size)
+try:
+    allocate(size)
+    fits = True
+except tf.errors.ResourceExhaustedError:
+    fits = False
+arena.allocate(size)
+print(json.dumps({"regions": [before, len(pairs)], "fits": fits, "shortage": arena.peak_bytes > limit()}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "cap", "load", "fits"),
+    [
+        (1000, 512, 150, True),
+        (20 * MIB, 512, 150, True),  # an early request that makes a region larger than twice the last
+        (1000, 128, 60, False),  # the last region is what is left, and then there is none
+    ],
+)
+def test_an_arena_that_grows_grows_as_the_real_one(first, cap, load, fits):
+    pytest.importorskip("tensorflow")
+    head = f"SEED, FIRST, STEPS, LOAD = 3, {first}, 300, {load * MIB}\n"
+    result = on_a_real_arena(head + HELPERS + GROWING, TF_CPU_BFC_MEM_LIMIT_IN_MB=str(cap))
+    before, after = result["regions"]
+    assert after >= before + 3
+    assert result["fits"] == fits
+    assert result["shortage"] == (not fits)
+
+
+def on_a_real_arena(code: str, **env: str):
+    return last_json(run_python(code, **{"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", **env}))

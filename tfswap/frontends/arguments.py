@@ -46,17 +46,23 @@ class Request:
         """
         if self.plan is not None:
             return optimizer.adopt(self.plan, self.memory_limit)
-        limit = self.memory_limit
-        if limit is None:
-            limit = machine.device_limit_bytes(device)
-        if self.changes_nothing:
-            return optimizer.analysis(limit)
-        if limit is None:
+        limit = self.limit(device)
+        return optimizer.analysis(limit) if self.changes_nothing else optimizer.plan(limit)
+
+    def limit(self, device: str) -> int | str | None:
+        """What is asked for, or the device's own limit; None only where there is neither, and none is needed.
+
+        Raises TfswapError where one is.
+        """
+        if self.memory_limit is not None:
+            return self.memory_limit
+        limit = None if self.plan is not None else machine.device_limit_bytes(device)
+        if limit is None and self.plan is None and not self.changes_nothing:
             raise TfswapError(
                 f"memory_limit is not given and {device}'s allocator has no limit of its own: "
                 'say how much the step may take, such as memory_limit="6GiB"'
             )
-        return optimizer.plan(limit)
+        return limit
 
     def complaint(self, step: str, plan: Plan) -> str | None:
         """What is wrong with carrying out `plan`, the given one as it does here; None when nothing is."""

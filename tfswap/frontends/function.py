@@ -1,7 +1,8 @@
 """`tfswap.optimize`: a `tf.function` that keeps its device memory under a byte limit.
 
 Each trace of the function is planned and rewritten once, at its first call, and called as before from then
-on: the rewritten ConcreteFunction has the trace's own signature and captures.
+on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
+`frontends/step.py`.
 
 Not handled: gradients taken outside of the decorated function. A call that a tape watches runs the function as
 it was traced, with a warning.
@@ -10,10 +11,7 @@ it was traced, with a warning.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import gc
-import itertools
 import logging
 import operator
 import os
@@ -22,45 +20,18 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
+from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, check, one_of
-from tfswap.frontends.audit import audited_call
-from tfswap.frontends.pipeline import TACTICS, Optimizer
+from tfswap.frontends.pipeline import TACTICS
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
+from tfswap.frontends.step import Shapes, Step
 from tfswap.planner.plan import Plan
-from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
-from tfswap.sizes import format_bytes
 
 log = logging.getLogger("tfswap")
-
-PLANNING_TRIES = 4
-_gates = itertools.count(1)
-
-
-@dataclass
-class _Optimised:
-    """One trace, planned for arguments up to certain shapes."""
-
-    shapes: tuple[tuple[int, ...] | None, ...]
-    function: Any
-    optimizer: Optimizer
-    plan: Plan
-    report: Report
-    audited: bool = False
-    resident_bytes: int = 0
-    broken: bool = False
-
-    def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
-        """Whether arguments of these shapes are no larger than what was planned for."""
-        return all(
-            made is None or (len(made) == len(got or ()) and all(g <= m for g, m in zip(got or (), made, strict=True)))
-            for made, got in zip(self.shapes, shapes, strict=True)
-        )
 
 
 class OptimizedFunction:
@@ -82,11 +53,10 @@ class OptimizedFunction:
         self._function = function
         self._request = request
         self._on_exceeded = on_exceeded
-        self._margin_bytes = 0
         self._told: set[str] = set()
         self._lock = threading.RLock()
-        self._made: dict[Any, list[_Optimised]] = {}
-        self._latest: _Optimised | None = None
+        self._made: dict[Any, list[Step]] = {}
+        self._latest: Step | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
 
@@ -103,10 +73,7 @@ class OptimizedFunction:
         if _is_watched(concrete, inputs):
             return self._call_traced(concrete, inputs)
         with self._lock if tf.executing_eagerly() else contextlib.nullcontext():
-            made = self._optimised(concrete, inputs)
-            if made.broken or self._crowded(made):
-                made = self._adapt(made, concrete, inputs)
-            return self._run(made, inputs)
+            return self._step(concrete, inputs)(inputs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -169,14 +136,15 @@ class OptimizedFunction:
         concrete = self._trace(args, kwargs)
         arguments = self._stand_ins(concrete, args, kwargs)
         open_ = [t.name for t in arguments if not _has_size(t)]
-        if open_ and concrete in self._made:
-            return max(self._made[concrete], key=lambda made: made.plan.baseline_peak_bytes).function
+        planned = [step for step in self._made.get(concrete, ()) if step.planned]
+        if open_ and planned:
+            return max(planned, key=lambda step: step.plan.baseline_peak_bytes).function
         if open_:
             raise UnsupportedGraph(
                 f"{self.__name__}: the arguments {', '.join(open_)} have open dimensions, and a plan needs "
                 "sizes: call the function once with real tensors, or give specs with full shapes"
             )
-        return self._optimised(concrete, arguments).function
+        return self._step(concrete, arguments).function
 
     def report(self) -> Report:
         """The report of the latest signature. Raises TfswapError before the first call."""
@@ -186,7 +154,7 @@ class OptimizedFunction:
         """The plan of the latest signature. Raises TfswapError before the first call."""
         return self._require_latest().plan
 
-    def _require_latest(self) -> _Optimised:
+    def _require_latest(self) -> Step:
         if self._latest is None:
             raise TfswapError(f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it")
         return self._latest
@@ -242,186 +210,31 @@ class OptimizedFunction:
         )
         return concrete._call_flat(inputs, captured_inputs=concrete.captured_inputs)
 
-    def _optimised(self, concrete: Any, inputs: Sequence[Any]) -> _Optimised:
-        entries = self._made.get(concrete)
-        if entries is not None and len(entries) == 1 and _is_static(entries[0]):
-            self._latest = entries[0]
-            return entries[0]
-        shapes = tuple(_shape(t) for t in inputs)
-        with self._lock:
-            for entry in self._made.get(concrete, ()):
-                if entry.covers(shapes):
-                    self._latest = entry
-                    return entry
-            refuse_rewriters()
-            made = self._optimise(concrete, inputs, shapes)
-            self._made.setdefault(concrete, []).append(made)
-            self._latest = made
-            return made
-
-    def _optimise(self, concrete: Any, inputs: Sequence[Any], shapes: tuple[Any, ...]) -> _Optimised:
-        from tfswap.importers.function import import_function, source_lines
-
-        graph = import_function(concrete, inputs)
-        device, model = machine.current_device()
-        resident = machine.resident(device)
-        for _ in range(PLANNING_TRIES):
-            optimizer = Optimizer(
-                graph,
-                model,
-                self._request.options,
-                resident=resident,
-                extra_margin_bytes=self._margin_bytes,
-                locate=source_lines(concrete),
-            )
-            plan = self._request.choose(optimizer, device)
-            function, audited = concrete, False
-            if self._request.changes_nothing or plan.changes_nothing:
-                break
-            function, resident = self._prepare(optimizer, plan, concrete, inputs, device)
-            audited = resident is not None
-            if resident is None:
-                break
-            plan = dataclasses.replace(plan, planned_peak_bytes=optimizer.peak_bytes(plan, resident))
-            limit = plan.limit_bytes
-            if self._request.plan or limit is None or plan.planned_peak_bytes <= limit - self._margin_bytes:
-                function.open_gate()
-                break
-            # Planned again for that arena, less this function's constants.
-            function = None
-            gc.collect()  # a function's graph is full of cycles, and its kernels hold the constants
-            resident = machine.resident(device)
+    def _step(self, concrete: Any, inputs: Sequence[Any]) -> Step:
+        """The planned step for these arguments."""
+        steps = self._made.get(concrete, ())
+        if len(steps) == 1 and steps[0].covers_all:
+            step = steps[0]
         else:
-            raise TfswapError(
-                f"{self.__name__}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
-                "allocating on the device at the same time?"
-            )
-        if (complaint := self._request.complaint(self.__name__, plan)) is not None:
-            self._complain(complaint)
-        report = optimizer.report(plan)
-        log.info("tfswap: %s: %s", self.__name__, report.headline())
-        static = all(_has_size(t) for t in concrete.inputs[: len(shapes)])
-        kept = (None,) * len(shapes) if static else shapes
-        return _Optimised(kept, function, optimizer, plan, report, audited, resident.total_bytes if audited else 0)
+            shapes = tuple(_shape(t) for t in inputs)
+            with self._lock:
+                step = next((s for s in self._made.get(concrete, ()) if s.covers(shapes)), None)
+                if step is None:
+                    refuse_rewriters()
+                    static = all(_has_size(t) for t in concrete.inputs[: len(shapes)])
+                    step = self._new_step(concrete, (None,) * len(shapes) if static else shapes)
+                    self._made.setdefault(concrete, []).append(step)
+                step.prepare(inputs)
+        self._latest = step
+        return step
 
-    def _prepare(
-        self, optimizer: Optimizer, plan: Plan, concrete: Any, inputs: Sequence[Any], device: str
-    ) -> tuple[Any, Resident | None]:
-        """Make the planned function, and let TensorFlow make its kernels and constants without running any.
-
-        Returns the function and what is in the arena then; None where that can't be told: while a graph is
-        being built, when the inputs have no values yet, or the device keeps no figures.
-        """
-        import tensorflow as tf
-
-        import tfswap.ops
-        from tfswap.exporters.function import export_function
-
-        if plan.absences:
-            try:
-                tfswap.ops.reserve(plan.host_bytes)
-            except MemoryError as error:
-                raise TfswapError(
-                    f"{self.__name__}: no {format_bytes(plan.host_bytes)} of host memory for swapped tensors: "
-                    f"{error}. Ask for a higher memory_limit, or free host memory."
-                ) from error
-        known = tf.executing_eagerly() and machine.memory_info(device) is not None
-        if not known or any(tf.is_symbolic_tensor(t) for t in inputs):
-            return export_function(optimizer.rewrite(plan), concrete), None
-        captured = concrete.captured_inputs
-        for position in optimizer.written_variables():
-            if position >= len(inputs):
-                tfswap.ops.own_buffer(captured[position - len(inputs)])
-        gate = next(_gates)
-        function = export_function(optimizer.rewrite(plan, gate), concrete)
-        function.open_gate = functools.partial(tfswap.ops.open_gate, gate)
-        with contextlib.suppress(tf.errors.AbortedError):
-            audited_call(function, inputs)
-        return function, dataclasses.replace(machine.resident(device), instantiated=True)
-
-    def _run(self, made: _Optimised, inputs: Sequence[Any]) -> Any:
-        function = made.function
-
-        def call() -> Any:
-            return function._call_flat(inputs, captured_inputs=function.captured_inputs)
-
-        if self._request.changes_nothing or (made.plan.changes_nothing and made.plan.limit_bytes is None):
-            return call()
-        if made.audited or made.plan.changes_nothing:
-            return self._watched(made, call)
-        made.audited = True
-        return self._watched(made, lambda: audited_call(function, inputs))
-
-    def _crowded(self, made: _Optimised) -> bool:
-        """Whether more has moved into the arena since the plan was made than the plan leaves room for."""
-        limit = made.plan.limit_bytes
-        if made.plan.changes_nothing or limit is None or self._request.plan or self._request.changes_nothing:
-            return False
-        info = machine.memory_info(_device_once()[0])
-        room = max(0, limit - made.plan.planned_peak_bytes)
-        return info is not None and bool(made.resident_bytes) and info.current_bytes > made.resident_bytes + room
-
-    def _adapt(self, made: _Optimised, concrete: Any, inputs: Sequence[Any]) -> _Optimised:
-        """Plan again, before the step runs, when the arena as it is now would break the limit."""
-        with self._lock:
-            now = dataclasses.replace(machine.resident(_device_once()[0]), instantiated=True)
-            made.resident_bytes = now.total_bytes
-            if not made.broken and made.optimizer.peak_bytes(made.plan, now) <= (made.plan.limit_bytes or 0):
-                return made
-            made.broken = False
-            try:
-                fresh = self._optimise(concrete, inputs, made.shapes)
-            except InfeasibleMemoryLimit as error:
-                if self._on_exceeded == "raise":
-                    raise
-                log.warning("tfswap: %s: the limit will not hold any more: %s", self.__name__, error)
-                self._margin_bytes = made.optimizer.extra_margin_bytes
-                return made
-            entries = self._made[concrete]
-            entries[entries.index(made)] = fresh
-            self._latest = fresh
-            return fresh
-
-    def _watched(self, made: _Optimised, call: Callable[[], Any]) -> Any:
-        """Run a step and notice when the allocator's peak passes the plan's."""
-        device, _ = _device_once()
-        before = machine.memory_info(device)
-        result = call()
-        if before is None:
-            return result
-        after = machine.memory_info(device)
-        assert after is not None
-        limit = made.plan.limit_bytes or made.plan.planned_peak_bytes
-        if after.peak_bytes > before.peak_bytes and after.peak_bytes > limit:
-            self._exceeded(made, after.peak_bytes - limit, after.peak_bytes)
-        return result
-
-    def _exceeded(self, made: _Optimised, excess_bytes: int, peak_bytes: int) -> None:
-        message = (
-            f"{self.__name__} peaked at {format_bytes(peak_bytes)}, {format_bytes(excess_bytes)} over its "
-            "limit: something else shares the device's memory, or a kernel took more than is known of it. The "
-            "next call is planned again with that much more room."
-        )
-        with self._lock:
-            self._margin_bytes += excess_bytes
-            made.broken = True
-        self._complain(message)
+    def _new_step(self, concrete: Any, shapes: Shapes) -> Step:
+        return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             log.warning("tfswap: %s: %s", self.__name__, message)
-
-    def _complain(self, message: str) -> None:
-        """Raise or log, as `on_exceeded` says."""
-        if self._on_exceeded == "raise":
-            raise TfswapError(f"tfswap: {message}")
-        log.warning("tfswap: %s", message)
-
-
-@functools.cache
-def _device_once() -> tuple[str, Any]:
-    return machine.current_device()
 
 
 def _is_watched(concrete: Any, inputs: Sequence[Any]) -> bool:
@@ -444,10 +257,6 @@ def _shape(tensor: Any) -> tuple[int, ...] | None:
 
 def _has_size(tensor: Any) -> bool:
     return tensor.dtype.name == "resource" or tensor.shape.is_fully_defined()
-
-
-def _is_static(entry: _Optimised) -> bool:
-    return all(shape is None for shape in entry.shapes)
 
 
 def optimize(

@@ -75,9 +75,15 @@ def resident(device: str) -> Resident:
     if memory_info(device) is None:
         return NOTHING_KNOWN
     with tf.init_scope(), tf.device(device):
-        rows = load().ops.tfswap_arena_map().numpy()
-    chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.tolist()))
-    return Resident(sum(size for _, size, used in chunks if used), chunks)
+        rows, limit = load().ops.tfswap_arena_map()
+    chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.numpy().tolist()))
+    in_use = sum(size for _, size, used in chunks if used)
+    return Resident(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
+
+
+def _collects(device: str) -> bool:
+    """Whether the device's allocator gives up unused regions. Follows GPUBFCAllocator::GetGarbageCollectionValue."""
+    return device.startswith("GPU") and os.environ.get("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true") != "false"
 
 
 def device_limit_bytes(device: str) -> int | None:

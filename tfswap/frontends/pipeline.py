@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfswap.analysis.cost import kernel_seconds
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
@@ -18,11 +19,13 @@ from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps, to_interval
 from tfswap.passes.verify import verify
+from tfswap.planner.allocator import round_up
 from tfswap.planner.baseline import simulate_baseline
 from tfswap.planner.fit import require_fit
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import MARGIN_SHARE, TACTICS, Candidate, Planner
-from tfswap.planner.schedule import build_schedule
+from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
+from tfswap.planner.requests import Requests, record_requests
+from tfswap.planner.schedule import Step, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
@@ -91,29 +94,43 @@ class Optimizer:
         apply_split_views(self.settled)
         self.settled.prune()
         self.flow: Dataflow = analyse_dataflow(self.settled, device)
+        self.suppose(resident)
+        # With the margin that plans have, so that a share of it can be met where order changes nothing.
+        self.baseline_peak_bytes = promised(self._baseline(resident))
+
+    def suppose(self, resident: Resident) -> None:
+        """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
+        self._resident = resident
+        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
+        self.__dict__.pop("planner", None)
+
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """The planner for the arena as it is supposed to be."""
         kept = (self.settled.tensor(name) for name in (*self.options.keep, *marked_to_keep(self.settled)))
-        self.planner = Planner(
+        return Planner(
             self.flow,
-            device,
-            resident=resident,
+            self.device,
+            resident=self._resident,
             keep=frozenset(v for t in kept if (v := self.flow.value_of.get((t.node, t.index))) is not None),
             host_limit_bytes=self.options.host_limit_bytes,
             tactics=self.options.tactics,
             solver=self.options.solver,
         )
-        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
-        self.baseline_peak_bytes = self._baseline(resident)
 
-    def plan(self, limit: int | str | None) -> Plan:
-        """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none."""
+    def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
+        """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
+
+        Args:
+            ordered: order the step also where the limit is well above the unoptimised peak.
+        """
         limit_bytes = None if limit is None else parse_limit(limit, self.baseline_peak_bytes)
-        if limit_bytes is None:
-            return self._freeze(None, None)
-        aim = limit_bytes - self.extra_margin_bytes
-        if aim >= self.baseline_peak_bytes * BASELINE_SPREAD:
+        aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
+        if not ordered and (aim is None or aim >= self.baseline_peak_bytes * BASELINE_SPREAD):
             return self._freeze(limit_bytes, None)
         found = self.planner.candidate(aim)
         if found is None:
+            assert limit_bytes is not None, "without a limit the first candidate fits"
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
 
@@ -132,8 +149,7 @@ class Optimizer:
         self.require_fit(plan)
         peak = self.baseline_peak_bytes
         if not plan.changes_nothing:
-            peak = self.peak_bytes(plan, self.planner.resident)
-            peak += int(peak * MARGIN_SHARE) + self.extra_margin_bytes
+            peak = promised(self.peak_bytes(plan, self._resident)) + self.extra_margin_bytes
         return dataclasses.replace(
             plan,
             limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, self.baseline_peak_bytes),
@@ -147,6 +163,11 @@ class Optimizer:
         flow = analyse_dataflow(self.graph, self.device)
         cost_s = [kernel_seconds(node, self.planner.rates) for node in flow.nodes]
         return simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
+
+    def fetched_bytes(self) -> int:
+        """What the step returns and nothing else holds."""
+        values = (self.flow.values[v] for v in self.flow.fetched)
+        return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
     def floor_bytes(self) -> int:
         return self.planner.floor_bytes() + self.extra_margin_bytes
@@ -204,10 +225,16 @@ class Optimizer:
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""
+        return simulate_memory(self.flow, self._steps(plan), resident=resident).peak_bytes
+
+    def requests(self, plan: Plan, resident: Resident) -> Requests:
+        """What the step asks of the allocator with `plan`, where `resident` is there before."""
+        return record_requests(self.flow, self._steps(plan), resident)
+
+    def _steps(self, plan: Plan) -> list[Step]:
         values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
         order = [self.flow.place[name] for name in plan.order]
-        steps = build_schedule(order, [to_interval(a, values) for a in plan.absences])
-        return simulate_memory(self.flow, steps, resident=resident).peak_bytes
+        return build_schedule(order, [to_interval(a, values) for a in plan.absences])
 
     def written_variables(self) -> list[int]:
         """Which feeds, by position, are variables that the step writes."""

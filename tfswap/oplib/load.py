@@ -154,6 +154,8 @@ def _declare(c: ctypes.CDLL) -> None:
     c.tfswap_host_limit.restype = ctypes.c_uint64
     c.tfswap_open_gate.argtypes = [ctypes.c_int64]
     c.tfswap_open_gate.restype = None
+    c.tfswap_arena_layout.argtypes = [ctypes.c_int64]
+    c.tfswap_arena_layout.restype = ctypes.c_uint64
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
     c.tfswap_set_copy_threads.restype = None

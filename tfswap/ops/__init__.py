@@ -31,6 +31,7 @@ from tfswap.ops.copies import await_copy, release, swap_in, swap_out  # noqa: E4
 from tfswap.ops.runtime import (  # noqa: E402 needs the ops
     Configuration,
     SwapStats,
+    arena_layout,
     configuration,
     configure,
     open_gate,
@@ -44,6 +45,7 @@ __all__ = [
     "Configuration",
     "OpLibraryStatus",
     "SwapStats",
+    "arena_layout",
     "await_copy",
     "configuration",
     "configure",

@@ -175,3 +175,8 @@ def own_buffer(resource: object) -> None:
 def open_gate(gate: int) -> None:
     """Lets the step behind this gate run, from now on."""
     load().c.tfswap_open_gate(gate)
+
+
+def arena_layout(gate: int) -> int:
+    """A number that tells apart the layouts of the arena of the device that this gate, now or earlier, ran on."""
+    return load().c.tfswap_arena_layout(gate)

@@ -1,23 +1,28 @@
 """TensorFlow's BFC allocator, simulated: which chunk each request gets, and so the peak that will be measured.
 
-Follows tensorflow/core/common_runtime/bfc_allocator.cc: requests are rounded up to 256 bytes; 21 bins hold
-free chunks by size, each ordered by (size, address); the first chunk that fits is taken, and split only when
-it is at least twice the request or at least 128 MiB larger; freed chunks coalesce with free neighbours; the
-statistics count whole chunks.
+Follows bfc_allocator.cc (xla/tsl/framework): requests are rounded up to 256 bytes; 21 bins hold free chunks by
+size, each ordered by (size, address); the first chunk that fits is taken, and split only when it is at least
+twice the request or at least 128 MiB larger; freed chunks coalesce with free neighbours of their region; the
+statistics count whole chunks. A request that no free chunk fits adds a region: of 2 MiB at first, then of twice
+the last one's size as a rule, and at most of what the arena's limit leaves (`BFCAllocator::Extend`).
 
-Not modelled: how regions grow on demand (`allow_growth`): one without bound stands for all that come;
-timestamped frees; garbage collection of free regions.
+Not modelled: timestamped frees; a device that has less memory left than the arena's limit (the allocator then asks
+for ever smaller regions).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 ALIGNMENT_BYTES = 256
 BIN_COUNT = 21
 SPLIT_SLACK_BYTES = 128 << 20
+FIRST_REGION_BYTES = 2 << 20
 UNBOUNDED_BYTES = 1 << 50
+
+Chunk = tuple[int, int, bool]
+"""Address, bytes, and whether it is in use."""
 
 
 def round_up(size_bytes: int) -> int:
@@ -25,44 +30,79 @@ def round_up(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def regions_of(chunks: Iterable[Chunk]) -> list[list[Chunk]]:
+    """Chunks, in order of address, by the region that they are in.
+
+    A region ends where addresses are not contiguous, and between two free chunks: within a region they would be
+    one. (Regions that the device happened to give side by side look like one where they meet in a used chunk.)
+    """
+    regions: list[list[Chunk]] = []
+    end, was_free = -1, False
+    for chunk in chunks:
+        address, size, in_use = chunk
+        if address != end or (was_free and not in_use):
+            regions.append([])
+        regions[-1].append(chunk)
+        end, was_free = address + size, not in_use
+    return regions
+
+
+def next_region_bytes(sizes: Sequence[int], limit_bytes: int) -> int:
+    """The size of the region that an arena with regions of these sizes adds next, if nothing larger is asked for.
+
+    The allocator doubles it after each region, except where a request larger than it has made it so large.
+    Regions only get larger, but for one that the limit cut short, after which none is added.
+    """
+    following = min(FIRST_REGION_BYTES, round_up(limit_bytes))
+    for size in sorted(sizes):
+        following = size if size > following else following * 2
+    return following
+
+
 class Arena:
-    """The allocator's chunks, by address, and an unbounded region beyond them.
+    """The allocator's chunks, by address.
 
     Args:
-        chunks: (address, bytes, in use) in order of address; where addresses are not contiguous a new region
-            starts, and chunks never coalesce across.
+        chunks: in order of address, each region's side by side (`regions_of`).
+        limit_bytes: what all regions may have together; None for an arena in one region without end.
+        collects: whether regions that nothing uses are given up when no other can be added.
 
     Attributes:
         in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
-        peak_bytes: the most that `in_use_bytes` has been.
+        peak_bytes: the most that `in_use_bytes` has been; where a request did not fit, what the regions would
+            have had to have, which is more than the limit.
     """
 
-    def __init__(self, chunks: Iterable[tuple[int, int, bool]] = ()):
+    def __init__(self, chunks: Iterable[Chunk] = (), limit_bytes: int | None = None, collects: bool = False):
         self.in_use_bytes = 0
         self._size: dict[int, int] = {}  # chunk sizes by address, free and used
         self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
         self._free: set[int] = set()
         self._bins: list[list[tuple[int, int]]] = [[] for _ in range(BIN_COUNT)]
         self._occupied = 0  # bit b is set while bin b holds a chunk
-        before, end = -1, 0
-        for address, size, in_use in chunks:
-            self._size[address] = size
-            self._before[address] = before if address == end else -1
-            before, end = address, address + size
-            if in_use:
-                self.in_use_bytes += size
-            else:
-                self._insert(address, size)
+        regions = regions_of(chunks)
+        for region in regions:
+            before = -1
+            for address, size, in_use in region:
+                self._size[address] = size
+                self._before[address] = before
+                before = address
+                if in_use:
+                    self.in_use_bytes += size
+                else:
+                    self._insert(address, size)
         self.peak_bytes = self.in_use_bytes
-        beyond = end + ALIGNMENT_BYTES  # not contiguous: what the allocator would ask the device for
-        self._size[beyond], self._before[beyond] = UNBOUNDED_BYTES, -1
-        self._insert(beyond, UNBOUNDED_BYTES)
+        if limit_bytes is None:
+            self._add_endless_region()
+            return
+        sizes = [sum(size for _, size, _ in region) for region in regions]
+        self._limit_bytes = limit_bytes
+        self._pool_bytes = sum(sizes)
+        self._next_region_bytes = next_region_bytes(sizes, limit_bytes)
+        self._collects = collects
 
     def allocate(self, size_bytes: int) -> int:
-        """Hand out a chunk for `size_bytes` and return its address; -1 for an empty request.
-
-        Raises MemoryError when no free chunk is large enough.
-        """
+        """Hand out a chunk for `size_bytes` and return its address; -1 for an empty request."""
         if size_bytes <= 0:
             return -1
         rounded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -72,7 +112,8 @@ class Arena:
         if position == len(bin_):
             higher = self._occupied >> (bin_index + 1) << (bin_index + 1)
             if not higher:
-                raise MemoryError(f"no free chunk of {rounded} bytes ({self.in_use_bytes} in use)")
+                self._grow(rounded)
+                return self.allocate(size_bytes)
             bin_index = (higher & -higher).bit_length() - 1
             bin_, position = self._bins[bin_index], 0
         size, address = bin_.pop(position)
@@ -85,7 +126,7 @@ class Arena:
             self._size[rest] = size - rounded
             self._before[rest] = address
             after = address + size
-            if after in self._before:
+            if self._before.get(after) == address:
                 self._before[after] = rest
             self._insert(rest, size - rounded)
             size = rounded
@@ -100,10 +141,11 @@ class Arena:
             return
         size = self._size[address]
         self.in_use_bytes -= size
-        after = address + size
-        if after in self._free:
+        last, after = address, address + size
+        if after in self._free and self._before[after] == address:
             size += self._remove(after)
             del self._size[after], self._before[after]
+            last = after
         before = self._before[address]
         if before in self._free:
             size += self._remove(before)
@@ -111,13 +153,64 @@ class Arena:
             address = before
         self._size[address] = size
         after = address + size
-        if after in self._before:
+        if self._before.get(after) == last:
             self._before[after] = address
         self._insert(address, size)
 
     def chunk_bytes(self, address: int) -> int:
         """Size of the chunk at `address`, which can be larger than what was asked for."""
         return self._size[address] if address >= 0 else 0
+
+    def _grow(self, rounded: int) -> None:
+        """Make room for a request that no free chunk fits."""
+        if self._extend(rounded) or (self._collects and self._collect(rounded) and self._extend(rounded)):
+            return
+        self.peak_bytes = max(self.peak_bytes, self._pool_bytes + rounded)
+        self._add_endless_region()
+
+    def _extend(self, rounded: int) -> bool:
+        available = (self._limit_bytes - self._pool_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        if rounded > available:
+            return False
+        enough = rounded <= self._next_region_bytes
+        while rounded > self._next_region_bytes:
+            self._next_region_bytes *= 2
+        size = min(self._next_region_bytes, available)
+        if enough:
+            self._next_region_bytes *= 2
+        self._pool_bytes += size
+        self._add_region(size)
+        return True
+
+    def _collect(self, rounded: int) -> bool:
+        """Give up the regions that are one free chunk, if that can be enough. Follows DeallocateFreeRegions."""
+        unused = [a for a in self._free if self._before[a] < 0 and self._before.get(a + self._size[a]) != a]
+        freed = sum(self._size[a] for a in unused)
+        if not freed or rounded > self._limit_bytes - self._pool_bytes + freed:
+            return False
+        for address in unused:
+            self._remove(address)
+            del self._size[address], self._before[address]
+        self._pool_bytes -= freed
+        return True
+
+    def _add_region(self, size: int) -> None:
+        # Below all others, where Linux maps new memory. It decides between free chunks of one size, no more.
+        address = min(self._size, default=UNBOUNDED_BYTES) - size - ALIGNMENT_BYTES
+        if address < 0:
+            address = self._end()
+        self._size[address], self._before[address] = size, -1
+        self._insert(address, size)
+
+    def _add_endless_region(self) -> None:
+        address = self._end()
+        self._size[address], self._before[address] = UNBOUNDED_BYTES, -1
+        self._insert(address, UNBOUNDED_BYTES)
+
+    def _end(self) -> int:
+        """An address beyond all chunks, and not side by side with any."""
+        last = max(self._size, default=0)
+        return last + self._size.get(last, 0) + ALIGNMENT_BYTES
 
     def _insert(self, address: int, size: int) -> None:
         index = min(BIN_COUNT - 1, (size >> 8).bit_length() - 1)

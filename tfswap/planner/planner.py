@@ -49,9 +49,14 @@ MIN_RUNGS, MAX_RUNGS = 12, 64
 BISECTIONS = 8
 SLOWER = 1.1
 """Going down a ladder ends at a rung this much slower than one that fits: lower ones are slower still."""
-MARGIN_SHARE = 0.001
-"""Of the planned peak, kept free: what may still change in the arena between planning and the first step. Where
-the arena is known chunk by chunk the simulation is off by less than a thousand bytes."""
+MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
+"""Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what
+they return is still held in the next step."""
+
+
+def promised(peak_bytes: int) -> int:
+    """The peak that a plan promises whose simulated one is `peak_bytes`."""
+    return peak_bytes + max(int(peak_bytes * MARGIN_SHARE), MARGIN_BYTES)
 
 
 @dataclass(frozen=True)
@@ -180,8 +185,7 @@ class Planner:
 
     def judge_draft(self, draft: Draft) -> Candidate:
         memory = simulate_memory(self.flow, build_schedule(*draft.choice), resident=self.resident)
-        peak = memory.peak_bytes + int(memory.peak_bytes * MARGIN_SHARE)
-        return Candidate(draft.choice, memory, draft.timing, peak)
+        return Candidate(draft.choice, memory, draft.timing, promised(memory.peak_bytes))
 
 
 class _Ladder:

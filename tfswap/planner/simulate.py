@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
-from tfswap.planner.allocator import Arena, round_up
+from tfswap.planner.allocator import Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Step
 
 MAX_REPEATS = 3
@@ -86,15 +86,19 @@ class Resident:
         chunks: the arena's chunks as (address, bytes, in use), in order of address; empty where unknown. The
             step's variables and arguments are among them.
         instantiated: whether the step's constants are among them too.
+        limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
+        collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
     """
 
     total_bytes: int = 0
-    chunks: tuple[tuple[int, int, bool], ...] = ()
+    chunks: tuple[Chunk, ...] = ()
     instantiated: bool = False
+    limit_bytes: int | None = None
+    collects: bool = False
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""
-        return Arena(self.chunks)
+        return Arena(self.chunks, self.limit_bytes, self.collects)
 
     def ledger(self) -> Ledger:
         """A fresh ledger with this content."""

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "absl/status/status.h"
@@ -44,9 +45,11 @@ using tensorflow::Var;
 
 REGISTER_OP("Tfswap>ArenaMap")
     .Output("chunks: int64")
+    .Output("limit: int64")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Matrix(c->UnknownDim(), 3));
+      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -54,6 +57,7 @@ The chunks of the arena of the device that this op is placed on.
 
 chunks: Per chunk its address, its size in bytes, and whether it is in use; no rows
   where the device's memory does not come from a BFC allocator.
+limit: The bytes that the arena's regions may have together.
 )doc");
 
 REGISTER_OP("Tfswap>OwnBuffer")
@@ -85,15 +89,24 @@ Where that can't be done (another shape, not initialized, or a read of the varia
 still alive) the variable adopts the value's buffer.
 )doc");
 
+// The allocator of the device that a kernel runs on; nullptr where it is no BFC allocator.
+tensorflow::BFCAllocator* FindArena(OpKernelContext* ctx) {
+  return dynamic_cast<tensorflow::BFCAllocator*>(
+      ctx->get_allocator(tensorflow::AllocatorAttributes()));
+}
+
 class ArenaMapOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    auto* const arena = dynamic_cast<tensorflow::BFCAllocator*>(
-        ctx->get_allocator(tensorflow::AllocatorAttributes()));
+    auto* const arena = FindArena(ctx);
     tensorflow::MemoryDump map;
-    if (arena != nullptr) map = arena->RecordMemoryMap();
+    int64_t limit_bytes = 0;
+    if (arena != nullptr) {
+      map = arena->RecordMemoryMap();
+      limit_bytes = arena->GetStats()->bytes_limit.value_or(0);
+    }
     // Outside the arena, which is not to change while it is looked at.
     Tensor chunks(tensorflow::cpu_allocator_base(), tensorflow::DT_INT64,
                   TensorShape({map.chunk_size(), 3}));
@@ -104,6 +117,9 @@ class ArenaMapOp : public OpKernel {
       rows(i, 2) = map.chunk(i).in_use() ? 1 : 0;
     }
     ctx->set_output(0, chunks);
+    Tensor limit(tensorflow::cpu_allocator_base(), tensorflow::DT_INT64, TensorShape({}));
+    limit.scalar<int64_t>()() = limit_bytes;
+    ctx->set_output(1, limit);
   }
 };
 
@@ -152,6 +168,18 @@ class Gates {
     open_.insert(gate);
   }
 
+  // Remembers which arena the steps behind this gate use; none (nullptr) for other memory.
+  void Found(int64_t gate, tensorflow::BFCAllocator* arena) {
+    std::lock_guard<std::mutex> lock(mu_);
+    arenas_[gate] = arena;
+  }
+
+  tensorflow::BFCAllocator* Arena(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = arenas_.find(gate);
+    return found == arenas_.end() ? nullptr : found->second;
+  }
+
   bool IsOpen(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
     return open_.count(gate) != 0;
@@ -160,6 +188,7 @@ class Gates {
  private:
   std::mutex mu_;
   std::unordered_set<int64_t> open_;
+  std::unordered_map<int64_t, tensorflow::BFCAllocator*> arenas_;  // they live as long as the process
 };
 
 class GateOp : public OpKernel {
@@ -171,6 +200,7 @@ class GateOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     // Once open it stays so: no lock from then on.
     if (open_) return;
+    Gates::Get().Found(gate_, FindArena(ctx));
     open_ = Gates::Get().IsOpen(gate_);
     OP_REQUIRES(ctx, open_,
                 absl::AbortedError(absl::StrCat("tfswap: gate ", gate_, " is closed")));
@@ -217,7 +247,8 @@ class AssignInPlaceOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_GPU).HostMemory("chunks"), ArenaMapOp);
+    Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_GPU).HostMemory("chunks").HostMemory("limit"),
+    ArenaMapOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_CPU),
                         AssignInPlaceOp);
 REGISTER_KERNEL_BUILDER(
@@ -236,4 +267,19 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), Gate
 
 extern "C" __attribute__((visibility("default"))) void tfswap_open_gate(int64_t gate) {
   tfswap::Gates::Get().Open(gate);
+}
+
+// A number that differs, as good as surely, between two layouts of the arena behind a gate: a
+// hash (FNV-1a) over its chunks. 0 where there is no arena.
+extern "C" __attribute__((visibility("default"))) uint64_t tfswap_arena_layout(int64_t gate) {
+  auto* const arena = tfswap::Gates::Get().Arena(gate);
+  if (arena == nullptr) return 0;
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  const tensorflow::MemoryDump map = arena->RecordMemoryMap();
+  for (const auto& chunk : map.chunk()) {
+    mix(chunk.address());
+    mix(static_cast<uint64_t>(chunk.size()) << 1 | (chunk.in_use() ? 1 : 0));
+  }
+  return hash;
 }

@@ -1,0 +1,373 @@
+"""One trace of a function under its limit: planned, rewritten, called, watched and planned again.
+
+A peak depends on where the arena's chunks lie when the step begins. So in a live process a plan is made for the arena
+as it is, with the step's constants and kernels in it, which TensorFlow makes when the function is first called: that
+call runs into a closed gate. Before each later call the arena's layout is looked at again, and where it is a new one
+the plan's requests are replayed in it. A step that would not fit is planned again before it runs.
+
+Not handled: what other steps, eager code or pipelines allocate while the step runs. It is noticed afterwards, and
+the next plan leaves room for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends import machine
+from tfswap.frontends.arguments import Request
+from tfswap.frontends.audit import audited_call
+from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
+from tfswap.frontends.traffic import TRAFFIC
+from tfswap.planner.plan import Plan
+from tfswap.planner.planner import promised
+from tfswap.planner.requests import Requests
+from tfswap.planner.simulate import Resident
+from tfswap.report.report import Report
+from tfswap.sizes import format_bytes, parse_limit
+
+log = logging.getLogger("tfswap")
+
+PLANNING_TRIES = 4
+MAX_LAYOUTS = 1024
+"""So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
+_gates = itertools.count(1)
+_named_floors: set[tuple[str, int]] = set()  # by fingerprint: what this process has been told to ask for
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+class Step:
+    """One trace, for arguments up to certain shapes.
+
+    Args:
+        name: of the function, for messages.
+        concrete: the trace.
+        shapes: of its arguments, by position; None where any shape that the trace takes is meant.
+        request: what to do to it.
+        on_exceeded: "warn" or "raise".
+
+    Attributes:
+        function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
+        plan, report: of the latest planning.
+        limit_bytes: the limit; a share is of the unoptimised peak at the first planning, and stays what it was.
+        planned: whether there is a plan.
+    """
+
+    function: Any
+    plan: Plan
+    report: Report
+
+    def __init__(self, name: str, concrete: Any, shapes: Shapes, request: Request, on_exceeded: str):
+        self.name = name
+        self.shapes = shapes
+        self.planned = False
+        self.limit_bytes: int | None = None
+        self._concrete = concrete
+        self._request = request
+        self._on_exceeded = on_exceeded
+        self._optimizer: Optimizer | None = None
+        self._margin_bytes = 0  # kept free for what a run took and no plan knew of
+        self._audited = False
+        self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
+        self._gate: int | None = None
+        self._requests: Requests | None = None
+        self._peaks: dict[int, int] = {}  # by layout of the arena, the plan's peak, where it fits
+        self._expected_bytes = 0  # the latest step's peak
+        self._measured_bytes = 0  # the peak that broke the limit, until the next planning
+        self._hopeless_bytes: int | None = None  # with as much in the arena, no plan fitted
+        self._resident_bytes = 0  # in the arena at the latest planning
+
+    def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
+        """Whether arguments of these shapes are no larger than what was planned for."""
+        pairs = zip(self.shapes, shapes, strict=True)
+        if not self.planned:
+            return all(made is None or made == got for made, got in pairs)
+        return all(
+            made is None or (len(made) == len(got or ()) and all(g <= m for g, m in zip(got or (), made, strict=True)))
+            for made, got in pairs
+        )
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether any arguments that the trace takes are covered."""
+        return self.planned and all(shape is None for shape in self.shapes)
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
+        if self.planned:
+            return
+        with TRAFFIC.planning():
+            if not self.planned:
+                self._plan(inputs)
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Run the step under its limit."""
+        if self._request.changes_nothing or not _is_live(inputs):
+            return self._call(inputs)
+        if TRAFFIC.at_rest() and not self._fits():
+            with TRAFFIC.planning():
+                if not self._fits():
+                    self._plan_again(inputs)
+        with TRAFFIC.step() as alone:
+            return self._watched(inputs, alone)
+
+    def _call(self, inputs: Sequence[Any]) -> Any:
+        function = self.function
+        if not (self._audited or self._request.changes_nothing or self.plan.changes_nothing):
+            self._audited = True
+            return audited_call(function, inputs)
+        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+
+    # --- planning -----------------------------------------------------------------------------------------
+
+    def _plan(self, inputs: Sequence[Any], *, given: Plan | None = None, ordered: bool = False) -> None:
+        """Plan for the arena as it is, and make the function.
+
+        Args:
+            given: carry out this plan instead, whatever it needs.
+            ordered: order the step also where its limit is well above the unoptimised peak.
+        """
+        _free_functions()
+        resident = machine.resident(_device()[0])
+        optimizer = self._suppose(resident, inputs)
+        live = not self._request.changes_nothing and _is_live(inputs)
+        function, gate, requests, peak = self._concrete, None, None, 0
+        for _ in range(PLANNING_TRIES):
+            fits = True
+            try:
+                plan = given or self._choose(optimizer, ordered)
+            except InfeasibleMemoryLimit as error:
+                if not live or resident.instantiated:
+                    _named_floors.add((optimizer.fingerprint, error.floor_bytes))
+                    raise
+                # What a refusal names as the floor has to hold where the step's constants are in the arena too.
+                fits, plan = False, optimizer.plan(None, ordered=True)
+            if self._request.changes_nothing or plan.changes_nothing:
+                break
+            if not live:
+                function = self._make(optimizer, plan)
+                break
+            gate = next(_gates)
+            function = self._make(optimizer, plan, gate)
+            resident = self._instantiate(function, inputs)
+            requests = optimizer.requests(plan, resident)
+            peak = requests.peak_bytes(resident)
+            if (
+                given
+                or self._request.plan
+                or (fits and self._within(peak if self._asks_for_floor() else promised(peak)))
+            ):
+                plan = dataclasses.replace(plan, planned_peak_bytes=peak)
+                break
+            # Planned again for that arena: the next function's constants take the places of this one's.
+            function = gate = requests = None
+            _free_functions()
+            optimizer.suppose(resident)
+        else:
+            raise TfswapError(
+                f"{self.name}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
+                "allocating on the device at the same time?"
+            )
+        if (complaint := self._request.complaint(self.name, plan)) is not None:
+            self._complain(complaint)
+        self.report = dataclasses.replace(optimizer.report(plan), _floor=self._floor_bytes)
+        self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
+        self._live, self._audited, self._resident_bytes, self._peaks = live, live, resident.total_bytes, {}
+        self.planned = True
+        if gate is not None:
+            import tfswap.ops
+
+            optimizer.suppose(resident)  # the floor that the report names is one in this arena
+            tfswap.ops.open_gate(gate)
+            self._peaks[tfswap.ops.arena_layout(gate)] = peak
+        log.info("tfswap: %s: %s", self.name, self.report.headline())
+
+    def _suppose(self, resident: Resident, inputs: Sequence[Any]) -> Optimizer:
+        """The optimizer, set to plan for this arena. The first time it is made, and the limit counted out in bytes."""
+        from tfswap.importers.function import import_function, source_lines
+
+        if self._optimizer is not None:
+            self._optimizer.suppose(resident)
+            return self._optimizer
+        device, model = _device()
+        graph = import_function(self._concrete, inputs)
+        made = Optimizer(graph, model, self._request.options, resident=resident, locate=source_lines(self._concrete))
+        if (limit := self._request.limit(device)) is not None:
+            limit_bytes = parse_limit(limit, made.baseline_peak_bytes)
+            self._request = dataclasses.replace(self._request, memory_limit=limit_bytes)
+            # More than the arena may have is no limit that can be kept.
+            self.limit_bytes = min(limit_bytes, resident.limit_bytes or limit_bytes)
+        self._optimizer = made
+        return made
+
+    def _choose(self, optimizer: Optimizer, ordered: bool) -> Plan:
+        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds."""
+        if self._request.plan is not None or self._request.changes_nothing:
+            return self._request.choose(optimizer, _device()[0])
+        optimizer.extra_margin_bytes = self._margin_bytes + optimizer.fetched_bytes()
+        with contextlib.suppress(InfeasibleMemoryLimit):
+            return optimizer.plan(self.limit_bytes, ordered=ordered)
+        optimizer.extra_margin_bytes = self._margin_bytes
+        if self._asks_for_floor():
+            with contextlib.suppress(InfeasibleMemoryLimit):
+                return optimizer.plan(self.limit_bytes, ordered=ordered)
+            assert self.limit_bytes is not None, "it has been asked for"
+            optimizer.extra_margin_bytes += self.limit_bytes - promised(self.limit_bytes)
+        return optimizer.plan(self.limit_bytes, ordered=ordered)
+
+    def _asks_for_floor(self) -> bool:
+        """Whether the limit is one that was named as the step's floor: then plans may use up their margin.
+
+        Between the refusal and now the arena has changed a little: tracing a function again leaves constants there.
+        """
+        assert self._optimizer is not None
+        return (self._optimizer.fingerprint, self.limit_bytes) in _named_floors
+
+    def _floor_bytes(self) -> int:
+        assert self._optimizer is not None
+        floor = self._optimizer.floor_bytes()
+        _named_floors.add((self._optimizer.fingerprint, floor))
+        return floor
+
+    def _make(self, optimizer: Optimizer, plan: Plan, gate: int | None = None) -> Any:
+        """The function that carries out `plan`."""
+        import tfswap.ops
+        from tfswap.exporters.function import export_function
+
+        if plan.absences:
+            try:
+                tfswap.ops.reserve(plan.host_bytes)
+            except MemoryError as error:
+                raise TfswapError(
+                    f"{self.name}: no {format_bytes(plan.host_bytes)} of host memory for swapped tensors: "
+                    f"{error}. Ask for a higher memory_limit, or free host memory."
+                ) from error
+        return export_function(optimizer.rewrite(plan, gate), self._concrete)
+
+    def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
+        """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
+        import tensorflow as tf
+
+        import tfswap.ops
+
+        assert self._optimizer is not None
+        captured = self._concrete.captured_inputs
+        for position in self._optimizer.written_variables():
+            if position >= len(inputs):
+                tfswap.ops.own_buffer(captured[position - len(inputs)])
+        with contextlib.suppress(tf.errors.AbortedError):
+            audited_call(function, inputs)
+        return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
+
+    def _within(self, peak_bytes: int) -> bool:
+        return self.limit_bytes is None or peak_bytes + self._margin_bytes <= self.limit_bytes
+
+    # --- the arena as it is -------------------------------------------------------------------------------
+
+    def _fits(self) -> bool:
+        """Whether the step stays within its limit in the arena as it is now, as far as can be told."""
+        info = machine.memory_info(_device()[0])
+        assert info is not None, "asked of a live step"
+        if self._request.plan is not None or self.limit_bytes is None:
+            return True
+        if self._hopeless_bytes is not None and info.current_bytes >= self._hopeless_bytes:
+            return True
+        if not self._live or self._measured_bytes:
+            return False
+        if self._gate is None or self._requests is None:  # a plan that changes nothing
+            assert self._optimizer is not None
+            grown = info.current_bytes - self._resident_bytes
+            return int(self._optimizer.baseline_peak_bytes * BASELINE_SPREAD) + grown <= self.limit_bytes
+        import tfswap.ops
+
+        layout = tfswap.ops.arena_layout(self._gate)
+        if layout not in self._peaks:
+            peak = self._requests.peak_bytes(self._resident())
+            if not self._within(peak):
+                return False
+            if len(self._peaks) >= MAX_LAYOUTS:
+                self._peaks.clear()
+            self._peaks[layout] = peak
+        self._expected_bytes = self._peaks[layout]
+        return True
+
+    def _resident(self) -> Resident:
+        return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
+
+    def _plan_again(self, inputs: Sequence[Any]) -> None:
+        """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is."""
+        if self._measured_bytes and self._requests is not None:
+            # What is in the arena now is no surprise any more: room is left for the rest.
+            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident()))
+            self._margin_bytes = max(self._margin_bytes, self._measured_bytes - known)
+        self._measured_bytes = 0
+        before = self.plan
+        self.function = self._requests = None
+        try:
+            self._plan(inputs, ordered=self._live)
+            self._hopeless_bytes = None
+        except InfeasibleMemoryLimit as error:
+            self._plan(inputs, given=before)
+            self._hopeless_bytes = self._resident_bytes
+            if self._on_exceeded == "raise":
+                raise
+            log.warning("tfswap: %s: the limit will not hold any more: %s", self.name, error)
+
+    def _watched(self, inputs: Sequence[Any], alone: Callable[[], bool]) -> Any:
+        """Run the step, and notice when the allocator's peak passes the limit."""
+        device, _ = _device()
+        before = machine.memory_info(device)
+        result = self._call(inputs)
+        after = machine.memory_info(device)
+        limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
+        if before is not None and after is not None and after.peak_bytes > max(before.peak_bytes, limit):
+            self._exceeded(after.peak_bytes, limit, alone())
+        return result
+
+    def _exceeded(self, peak_bytes: int, limit_bytes: int, alone: bool) -> None:
+        excess = format_bytes(peak_bytes - limit_bytes)
+        told = f"{self.name} peaked at {format_bytes(peak_bytes)}, {excess} over its limit: "
+        if not alone:
+            told += (
+                "other optimized functions ran at the same time, and each is planned as if it were alone. Call them "
+                "one after another."
+            )
+        else:
+            told += "something else shares the device's memory, or a kernel took more than is known of it."
+            if self._request.plan is None:
+                self._measured_bytes = peak_bytes
+                told += " The next call is planned again with room for that."
+        self._complain(told)
+
+    def _complain(self, message: str) -> None:
+        """Raise or log, as `on_exceeded` says."""
+        if self._on_exceeded == "raise":
+            raise TfswapError(f"tfswap: {message}")
+        log.warning("tfswap: %s", message)
+
+
+@functools.cache
+def _device() -> tuple[str, Any]:
+    return machine.current_device()
+
+
+def _is_live(inputs: Sequence[Any]) -> bool:
+    """Whether a call with these inputs runs at once, in an arena that can be looked at."""
+    import tensorflow as tf
+
+    if not tf.executing_eagerly() or any(tf.is_symbolic_tensor(t) for t in inputs):
+        return False
+    return machine.memory_info(_device()[0]) is not None
+
+
+def _free_functions() -> None:
+    """Let go of functions that nobody refers to: their captures and kernels hold constants in the arena."""
+    gc.collect()  # a function's graph is full of cycles

@@ -1,0 +1,77 @@
+"""What a planned step asks of the allocator, in order: enough to tell its peak in any arena, without its graph.
+
+An order fixes the sequence of requests and releases; only where the chunks lie differs from one arena to the next.
+So the sequence is recorded once, and replayed for each layout that the arena is found in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.planner.schedule import Step
+from tfswap.planner.simulate import Resident, simulate_memory
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A step's requests and releases.
+
+    Attributes:
+        events: a request's bytes; or, negative, `-1 - n` for the release of what the n-th request got.
+    """
+
+    events: tuple[int, ...]
+
+    def peak_bytes(self, resident: Resident) -> int:
+        """The step's peak in an arena with this content; its constants are taken to be there."""
+        arena = resident.arena()
+        allocate, free = arena.allocate, arena.free
+        addresses: list[int] = []
+        for event in self.events:
+            if event > 0:
+                addresses.append(allocate(event))
+            else:
+                free(addresses[-1 - event])
+        return arena.peak_bytes
+
+
+class _Recorder:
+    """An allocator that only takes notes."""
+
+    def __init__(self, in_use_bytes: int):
+        self.in_use_bytes = self.peak_bytes = in_use_bytes
+        self.events: list[int] = []
+        self._count = 0
+
+    def allocate(self, size_bytes: int) -> int:
+        if size_bytes <= 0:
+            return -1
+        self.events.append(size_bytes)
+        self._count += 1
+        return self._count - 1
+
+    def free(self, address: int) -> None:
+        if address >= 0:
+            self.events.append(-1 - address)
+
+
+@dataclass(frozen=True)
+class _Recorded(Resident):
+    """A content whose arena is the recorder."""
+
+    recorder: _Recorder | None = None
+
+    def arena(self) -> _Recorder:  # type: ignore[override]
+        assert self.recorder is not None
+        return self.recorder
+
+
+def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
+    """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
+    recorder = _Recorder(resident.total_bytes)
+    fields = {f.name: getattr(resident, f.name) for f in dataclasses.fields(resident)}
+    simulate_memory(flow, steps, resident=_Recorded(**fields, recorder=recorder))
+    return Requests(tuple(recorder.events))

@@ -176,6 +176,7 @@ class Step:
                 f"{self.name}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
                 "allocating on the device at the same time?"
             )
+        optimizer.extra_margin_bytes = self._margin_bytes
         if (complaint := self._request.complaint(self.name, plan)) is not None:
             self._complain(complaint)
         self.report = dataclasses.replace(optimizer.report(plan), _floor=self._floor_bytes)
@@ -212,9 +213,11 @@ class Step:
         """The plan for the limit; if there is one, one that leaves room for results that the caller still holds."""
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, _device()[0])
-        optimizer.extra_margin_bytes = self._margin_bytes + optimizer.fetched_bytes()
-        with contextlib.suppress(InfeasibleMemoryLimit):
-            return optimizer.plan(self.limit_bytes, ordered=ordered)
+        results = optimizer.fetched_bytes()
+        if results > promised(0):  # fewer are in every plan's margin
+            optimizer.extra_margin_bytes = self._margin_bytes + results
+            with contextlib.suppress(InfeasibleMemoryLimit):
+                return optimizer.plan(self.limit_bytes, ordered=ordered)
         optimizer.extra_margin_bytes = self._margin_bytes
         if self._asks_for_floor():
             with contextlib.suppress(InfeasibleMemoryLimit):

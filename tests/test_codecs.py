@@ -45,7 +45,7 @@ def special_values(dtype: Any, seed: int, shape: Any) -> np.ndarray:
 
 def bits(x: Any, any_nan: bool = False) -> bytes:
     """All bits; where `any_nan`, of a NaN only that it is one."""
-    array = np.array(x)
+    array = np.array(x.numpy() if tf.is_tensor(x) else x)
     if any_nan:
         array[np.isnan(array)] = np.nan
     return array.tobytes()
@@ -248,6 +248,265 @@ def test_an_integer_out_of_range_fails_the_step(wrong):
         ops.encode_integers(x, -3, tf.uint8)
 
 
+# ---------------------------------------------------------------------------------------------------
+# Sparse rows
+
+
+def sparse_values(dtype: Any, seed: int, shape: Any, share: float) -> np.ndarray:
+    """Any bits at all in a share of the places, and zeros."""
+    random = np.random.default_rng(seed)
+    kind = np.dtype(dtype.as_numpy_dtype)
+    count = int(np.prod(shape))
+    data = np.frombuffer(random.bytes(count * kind.itemsize), kind).copy()
+    data[:3] = [-0.0, np.nan, 0.0][:count]
+    data[random.random(count) >= share] = 0
+    return data.reshape(shape)
+
+
+def sparse_there_and_back(x, capacity):
+    encoded, spill = ops.encode_sparse(x, capacity)
+    return ops.decode_sparse(encoded, spill, tf.shape(x), capacity, x.dtype), encoded
+
+
+def sparse_bytes(count: int, capacity: int, value_bytes: int) -> int:
+    """Per row of 256 a 4-byte start, and one more, in multiples of 16; then values and their columns."""
+    starts = -(-4 * (-(-count // 256) + 1) // 16) * 16
+    return starts + min(capacity, count) * (value_bytes + 1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@random_tensors
+@given(
+    shape=st.lists(st.integers(0, 40), max_size=3),
+    capacity=st.integers(0, 3000),
+    share=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    seed=SEEDS,
+)
+def test_sparse_rows_keep_every_bit(dtype, shape, capacity, share, seed):
+    x = sparse_values(dtype, seed, shape, share)
+    ops.reset_stats()
+    back, encoded = sparse_there_and_back(tf.constant(x), capacity)
+    assert back.shape == x.shape
+    assert bits(back) == bits(x)
+    assert encoded.shape == [sparse_bytes(x.size, capacity, x.itemsize)]
+    # What is over the capacity goes to the host, all of it and nothing else.
+    words = x.reshape(-1).view(f"uint{8 * x.itemsize}")
+    spilled = max(np.count_nonzero(words) - capacity, 0)
+    assert ops.stats().spilled_bytes == spilled * (x.itemsize + 1)
+    assert ops.stats().pool_in_use_bytes == 0
+
+
+def test_sparse_rows_over_many_threads():
+    x = sparse_values(tf.float32, 1, [1_000_003], 0.5)
+    for capacity in (600_000, 300_000):
+        back, _ = sparse_there_and_back(tf.constant(x), capacity)
+        assert bits(back) == bits(x)
+
+
+def test_a_spill_lives_as_long_as_its_handle_and_decodes_again():
+    x = sparse_values(tf.float32, 2, [10_000], 1.0)
+    encoded, spill = ops.encode_sparse(x, 100)
+    assert ops.stats().pool_in_use_bytes >= 9000 * 5
+    for _ in range(2):
+        assert bits(ops.decode_sparse(encoded, spill, [100, 100], 100, tf.float32)) == bits(x)
+    del spill
+    assert ops.stats().pool_in_use_bytes == 0
+
+
+def test_a_spill_keeps_to_the_host_limit():
+    ops.configure(host_memory_limit=0)
+    try:
+        x = tf.ones([10_000])
+        back, _ = sparse_there_and_back(x, 10_000)
+        assert np.array_equal(back, x)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="host_memory_limit="):
+            ops.encode_sparse(x, 9_000)
+    finally:
+        ops.configure(host_memory_limit=None)
+
+
+def test_sparse_rows_of_another_tensor_are_refused():
+    encoded, spill = ops.encode_sparse(tf.ones([1000]), 500)
+    _, other = ops.encode_sparse(tf.ones([1000]), 1000)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that shape"):
+        ops.decode_sparse(encoded, other, [1000], 500, tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bytes where a tensor of its shape"):
+        ops.decode_sparse(encoded, spill, [1000], 400, tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that EncodeSparse returned"):
+        ops.decode_sparse(encoded, ops.swap_out(tf.ones([1])), [1000], 500, tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="capacity must be a number of values"):
+        ops.encode_sparse(tf.ones([3]), -1)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Lossy: smaller floats
+
+# Exponent and mantissa bits, whether there are infinities, bytes per values.
+FORMATS = {
+    "float16": (5, 10, True, (2, 1)),
+    "bfloat16": (8, 7, True, (2, 1)),
+    "float8_e4m3fn": (4, 3, False, (1, 1)),
+    "float8_e5m2": (5, 2, True, (1, 1)),
+    "gist_float8": (4, 3, True, (1, 1)),
+    "gist_float10": (5, 4, True, (4, 3)),
+}
+
+
+def finite_values(exponent: int, mantissa: int, infinities: bool) -> np.ndarray:
+    """Every finite value of a format that is not negative, by its definition; index is code."""
+    bias = 2 ** (exponent - 1) - 1
+    codes = np.arange((2**exponent - 1) << mantissa if infinities else (1 << (exponent + mantissa)) - 1)
+    exponents, fractions = codes >> mantissa, codes % (1 << mantissa) / (1 << mantissa)
+    normal = (1 + fractions) * 2.0 ** (exponents - bias)
+    return np.where(exponents == 0, fractions * 2.0 ** (1 - bias), normal)
+
+
+def nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The nearest of sorted values to each |x|, ties to the even code, with x's sign; in float64."""
+    size = np.minimum(np.abs(x), values[-1])
+    above = np.clip(np.searchsorted(values, size), 1, len(values) - 1)
+    low, high = size - values[above - 1], values[above] - size
+    code = np.where(low == high, above - above % 2, np.where(low < high, above - 1, above))
+    return np.copysign(values[code], x)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_code_of_a_small_float_comes_back(format):
+    exponent, mantissa, infinities, _ = FORMATS[format]
+    values = finite_values(exponent, mantissa, infinities)
+    # TensorFlow's threads flush float32's denormals, which are bfloat16's too, where they compute.
+    x = np.concatenate([values, -values]).astype(np.float32)
+    back = ops.decode_floats(ops.encode_floats(x, format), x.shape, format, tf.float32)
+    assert bits(back) == bits(x)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float32], ids=name_of)
+@random_tensors
+@given(length=LENGTHS, seed=SEEDS, scale=st.sampled_from([1e-40, 1e-8, 1e-3, 1.0, 1e2, 1e5, 1e38]))
+def test_small_floats_are_the_nearest(dtype, format, length, seed, scale):
+    exponent, mantissa, infinities, (word_bytes, per_word) = FORMATS[format]
+    random = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        x = (random.standard_normal(length) * scale).astype(dtype.as_numpy_dtype)
+    # Half-way cases too: the format's own values and the middles between them.
+    values = finite_values(exponent, mantissa, infinities)
+    middles = (values[1:] + values[:-1]) / 2
+    with np.errstate(over="ignore"):
+        x[: length // 3] = random.choice(np.concatenate([values, middles, -middles]), length // 3)
+    encoded = ops.encode_floats(x, format)
+    assert encoded.shape == [-(-length // per_word) * word_bytes]
+    back = ops.decode_floats(encoded, [length], format, tf.float32)
+    exact = x.astype(np.float64)
+    infinite = np.isinf(exact)
+    expected = nearest(np.where(infinite, 0, exact), values).astype(np.float32)
+    expected[infinite] = exact[infinite] if infinities else np.nan
+    assert bits(back, any_nan=True) == bits(expected, any_nan=True)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_finite_survives_small_floats(format):
+    infinities = FORMATS[format][2]
+    x = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 3e38, -3e38], np.float32)
+    back = np.asarray(ops.decode_floats(ops.encode_floats(x, format), x.shape, format, tf.float32))
+    assert np.isnan(back[2:4]).all()
+    assert back[:2].tolist() == [np.inf, -np.inf] if infinities else np.isnan(back[:2]).all()
+    assert np.signbit(back[4:]).tolist() == [False, True, False, True]
+    largest = finite_values(*FORMATS[format][:3])[-1]
+    assert back[6] == (largest if format != "bfloat16" else nearest(x[6:7].astype(float), finite_values(8, 7, True)))
+    assert back[7] == -back[6]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Lossy: groups
+
+
+def philox(key: int, counters: np.ndarray) -> np.ndarray:
+    """Philox 4x32-10 (Salmon et al. 2011), one row of four words per counter."""
+    word = [counters % 2**32, counters >> 32, np.zeros_like(counters), np.zeros_like(counters)]
+    key0, key1 = key % 2**32, key >> 32
+    for _ in range(10):
+        a, b = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
+        word = [(b >> 32) ^ word[1] ^ key0, b % 2**32, (a >> 32) ^ word[3] ^ key1, a % 2**32]
+        key0, key1 = (key0 + 0x9E3779B9) % 2**32, (key1 + 0xBB67AE85) % 2**32
+    return np.stack(word, axis=1)
+
+
+def test_philox_is_philox():
+    """The known answer for counter 0 and key 0, of the authors' own tests (Random123, kat_vectors)."""
+    assert [hex(w) for w in philox(0, np.zeros(1, np.uint64))[0]] == [
+        "0x6627e8d5",
+        "0xe169c58d",
+        "0xbc57ac4c",
+        "0x9b00dbd8",
+    ]
+
+
+@pytest.mark.parametrize("width", [4, 8])
+@random_tensors
+@given(
+    length=LENGTHS,
+    group_size=st.sampled_from([4, 12, 256, 1024]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_groups_are_levels_with_random_rounding(width, length, group_size, seed):
+    x = np.random.default_rng(seed % 1000).standard_normal(length).astype(np.float32) * 10
+    x[: length // 4] = 3.25  # groups without a range
+    encoded = np.asarray(ops.encode_groups(x, seed, width, group_size))
+    groups = -(-length // group_size)
+    assert encoded.shape == (groups * (8 + group_size * width // 8),)
+    ranges = encoded[: 8 * groups].view(np.float32).reshape(groups, 2)
+    codes = encoded[8 * groups :]
+    if width == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=1)
+    codes = codes.reshape(-1)[:length].astype(np.float32)
+
+    padded = np.pad(x, (0, groups * group_size - length), "edge").reshape(groups, group_size)
+    low, high = padded.min(axis=1), padded.max(axis=1)
+    step = (high - low) / np.float32(2**width - 1)
+    assert np.array_equal(ranges[:, 0], low)
+    assert np.array_equal(ranges[:, 1], step)
+    with np.errstate(divide="ignore"):
+        per_step = np.where(step > 0, np.float32(1) / step, np.float32(0))
+    random = philox(seed % 2**64, np.arange(-(-groups * group_size // 4), dtype=np.uint64)).reshape(-1)
+    chance = (random >> 8).astype(np.float32)[: groups * group_size].reshape(padded.shape) * np.float32(2**-24)
+    level = (padded - low[:, None]) * per_step[:, None] + chance
+    expected = np.minimum(np.floor(level), 2**width - 1).reshape(-1)[:length]
+    assert np.array_equal(codes, expected)
+
+    back = ops.decode_groups(encoded, [length], tf.float32, width, group_size)
+    spread = np.repeat(ranges, group_size, axis=0)[:length]
+    assert np.array_equal(back, spread[:, 0] + codes * spread[:, 1])
+    assert np.all(np.abs(back - x) <= spread[:, 1] * 1.001)
+
+
+def test_the_mean_of_many_roundings_is_right():
+    x = np.random.default_rng(0).random(1024).astype(np.float32)
+    total = np.zeros(1024)
+    rounds = 400
+    for seed in range(rounds):
+        total += np.asarray(ops.decode_groups(ops.encode_groups(x, seed, 4), x.shape, tf.float32, 4))
+    # A step of 1/15 has at most a standard deviation of 1/30 per rounding.
+    assert np.abs(total / rounds - x).max() < 5 / 30 / rounds**0.5
+
+
+def test_a_group_that_is_not_finite_is_seen():
+    for wrong in (np.nan, np.inf, -np.inf):
+        for at in (0, 5, 255):
+            x = np.ones(600, np.float32)
+            x[at] = wrong
+            back = np.asarray(ops.decode_groups(ops.encode_groups(x, 1), x.shape, tf.float32))
+            assert np.isnan(back[:256]).all()
+            assert (back[256:] == 1).all()
+
+
+def test_wrong_groups_are_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bits must be 4 or 8"):
+        ops.encode_groups(tf.ones([8]), 0, bits=3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4"):
+        ops.encode_groups(tf.ones([8]), 0, group_size=6)
+
+
 def test_shapes_are_inferred():
     @tf.function(input_signature=[tf.TensorSpec([None, 4, 6, 3]), tf.TensorSpec([2, 4, 6, 3])])
     def step(unknown, known):
@@ -260,6 +519,13 @@ def test_shapes_are_inferred():
         assert ops.encode_max_pool(unknown, **window).shape.as_list() == [None]
         positions = ops.encode_max_pool(known, **window)
         assert positions.shape == [2 * 2 * 3 * 2]
+        encoded, spill = ops.encode_sparse(known, 50)
+        assert encoded.shape == [sparse_bytes(144, 50, 4)]
+        assert spill.shape == []
+        assert ops.encode_sparse(unknown, 50)[0].shape.as_list() == [None]
+        assert ops.decode_sparse(encoded, spill, known.shape, 50, tf.float32).shape == known.shape
+        assert ops.encode_floats(known, "gist_float10").shape == [192]
+        assert ops.encode_groups(known, 0, 4, 16).shape == [9 * (8 + 8)]
         pooled = tf.nn.max_pool2d(known, 2, 2, "SAME")
         assert ops.max_pool_grad_from_positions(pooled, positions, known.shape, **window).shape == known.shape
 

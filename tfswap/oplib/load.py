@@ -34,6 +34,7 @@ class CStats(ctypes.Structure):
         ("pool_reserved_bytes", ctypes.c_uint64),
         ("pool_peak_bytes", ctypes.c_uint64),
         ("pool_limit_bytes", ctypes.c_uint64),
+        ("spilled_bytes", ctypes.c_uint64),
     )
 
 

@@ -57,6 +57,25 @@ ENCODE_INTEGERS: Final = "Tfswap>EncodeIntegers"
 # (encoded: U) -> (tensor: T); attrs T, U, minimum: int.
 DECODE_INTEGERS: Final = "Tfswap>DecodeIntegers"
 
+# (tensor: T) -> (encoded: uint8, spill: variant); attrs T, capacity: int. `encoded` has room for `capacity`
+# values that are not zero; what is more goes to host memory, which `spill` holds.
+ENCODE_SPARSE: Final = "Tfswap>EncodeSparse"
+
+# (encoded, spill, shape) -> (tensor: T); attrs T, Tshape, capacity: int.
+DECODE_SPARSE: Final = "Tfswap>DecodeSparse"
+
+# (tensor: T) -> (encoded: uint8); attrs T, format. Lossy.
+ENCODE_FLOATS: Final = "Tfswap>EncodeFloats"
+
+# (encoded, shape) -> (tensor: T); attrs T, Tshape, format.
+DECODE_FLOATS: Final = "Tfswap>DecodeFloats"
+
+# (tensor: T, seed: int64, in host memory) -> (encoded: uint8); attrs T, bits, group_size. Lossy.
+ENCODE_GROUPS: Final = "Tfswap>EncodeGroups"
+
+# (encoded, shape) -> (tensor: T); attrs T, Tshape, bits, group_size.
+DECODE_GROUPS: Final = "Tfswap>DecodeGroups"
+
 # Those that make or undo an encoding: stateful, so that TensorFlow neither merges nor folds them.
 CODECS: Final = frozenset(
     {
@@ -65,6 +84,12 @@ CODECS: Final = frozenset(
         ENCODE_INTEGERS,
         DECODE_INTEGERS,
         ENCODE_MAX_POOL,
+        ENCODE_SPARSE,
+        DECODE_SPARSE,
+        ENCODE_FLOATS,
+        DECODE_FLOATS,
+        ENCODE_GROUPS,
+        DECODE_GROUPS,
     }
 )
 

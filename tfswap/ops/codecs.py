@@ -91,3 +91,46 @@ def encode_integers(tensor: Any, minimum: int, dtype: Any, name: str | None = No
 def decode_integers(encoded: Any, minimum: int, dtype: Any, name: str | None = None) -> Any:
     """Undoes `encode_integers` of a tensor of that dtype."""
     return load().ops.tfswap_decode_integers(encoded=encoded, minimum=minimum, T=dtype, name=name)
+
+
+def encode_sparse(tensor: Any, capacity: int, name: str | None = None) -> tuple[Any, Any]:
+    """The values that are not zero, with their places: (encoded, spill).
+
+    `encoded` has room for `capacity` of them; the rest is in host memory, which `spill` holds.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: there are more, and host memory is at its limit.
+    """
+    encoded, spill = load().ops.tfswap_encode_sparse(tensor=tensor, capacity=capacity, name=name)
+    return encoded, spill
+
+
+def decode_sparse(encoded: Any, spill: Any, shape: Any, capacity: int, dtype: Any, name: str | None = None) -> Any:
+    """Undoes `encode_sparse` of a tensor of that shape and dtype, with the same capacity."""
+    return load().ops.tfswap_decode_sparse(
+        encoded=encoded, spill=spill, shape=shape, capacity=capacity, T=dtype, name=name
+    )
+
+
+def encode_floats(tensor: Any, format: str, name: str | None = None) -> Any:
+    """Lossy: in float16, bfloat16, float8_e4m3fn, float8_e5m2, gist_float8 or gist_float10."""
+    return load().ops.tfswap_encode_floats(tensor=tensor, format=format, name=name)
+
+
+def decode_floats(encoded: Any, shape: Any, format: str, dtype: Any, name: str | None = None) -> Any:
+    """The values that `encode_floats` kept, as dtype."""
+    return load().ops.tfswap_decode_floats(encoded=encoded, shape=shape, format=format, T=dtype, name=name)
+
+
+def encode_groups(tensor: Any, seed: Any, bits: int = 8, group_size: int = 256, name: str | None = None) -> Any:
+    """Lossy: 2**bits levels per group of neighbours, rounded at random; bits is 4 or 8."""
+    return load().ops.tfswap_encode_groups(tensor=tensor, seed=seed, bits=bits, group_size=group_size, name=name)
+
+
+def decode_groups(
+    encoded: Any, shape: Any, dtype: Any, bits: int = 8, group_size: int = 256, name: str | None = None
+) -> Any:
+    """The values that `encode_groups` kept, as dtype."""
+    return load().ops.tfswap_decode_groups(
+        encoded=encoded, shape=shape, T=dtype, bits=bits, group_size=group_size, name=name
+    )

@@ -53,6 +53,7 @@ class SwapStats:
         pool_in_use_bytes: host memory held by handles and copies now.
         pool_reserved_bytes: host memory taken from the system now.
         pool_peak_bytes: the most that was in use.
+        spilled_bytes: put there by sparse encodings that were denser than planned.
     """
 
     out_bytes: int
@@ -66,6 +67,7 @@ class SwapStats:
     pool_in_use_bytes: int
     pool_reserved_bytes: int
     pool_peak_bytes: int
+    spilled_bytes: int
 
 
 def configure(

@@ -42,6 +42,7 @@ struct TfswapStats {
   uint64_t pool_reserved_bytes;
   uint64_t pool_peak_bytes;
   uint64_t pool_limit_bytes;
+  uint64_t spilled_bytes;
 };
 
 // UINT64_MAX: no limit. Blocks that hold nothing are given back when they are more
@@ -112,6 +113,7 @@ TFSWAP_EXPORT void tfswap_stats(TfswapStats* stats) {
   stats->pool_reserved_bytes = usage.reserved_bytes;
   stats->pool_peak_bytes = usage.peak_bytes;
   stats->pool_limit_bytes = usage.limit_bytes;
+  stats->spilled_bytes = runtime.spilled_bytes();
 }
 
 TFSWAP_EXPORT void tfswap_reset_stats() {
@@ -123,6 +125,7 @@ TFSWAP_EXPORT void tfswap_reset_stats() {
   runtime.stall(Stall::kRelease).Reset();
   runtime.stall(Stall::kAwait).Reset();
   runtime.budget().ResetPeak();
+  runtime.spilled_bytes() = 0;
 }
 
 // The TensorFlow that the library was compiled against, as build.py passed it.

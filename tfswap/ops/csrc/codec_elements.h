@@ -433,6 +433,164 @@ struct MaxPoolGradient {
   }
 };
 
+// ---------------------------------------------------------------------------
+// Fewer bits a value: lossy
+
+using Float8E4M3Fn = Minifloat<4, 3, false>;  // OCP
+using Float8E5M2 = Minifloat<5, 2, true>;     // OCP
+using GistFloat8 = Minifloat<4, 3, true>;     // Jain et al. 2018
+using GistFloat10 = Minifloat<5, 4, true>;    // Jain et al. 2018
+
+// Floats in words of several. Too large ones become the largest; infinities stay where
+// the format has them, and are NaN where it has not. One piece of work is one word.
+template <typename Format, typename Word, typename T>
+struct EncodeFloats {
+  static constexpr int kPerWord = 8 * sizeof(Word) / Format::kBits;
+
+  const T* values;
+  int64_t count;
+  Word* words;
+
+  TFSWAP_HD void operator()(int64_t i) const {
+    if constexpr (kPerWord == 1) {
+      words[i] = static_cast<Word>(Format::EncodeSaturating(Value(values[i])));
+    } else {
+      uint32_t word = 0;
+      const int64_t begin = i * kPerWord;
+      for (int k = 0; k < Min(kPerWord, count - begin); ++k) {
+        word |= Format::EncodeSaturating(Value(values[begin + k])) << (k * Format::kBits);
+      }
+      words[i] = static_cast<Word>(word);
+    }
+  }
+};
+
+template <typename Format, typename Word, typename T>
+struct DecodeFloats {
+  static constexpr int kPerWord = 8 * sizeof(Word) / Format::kBits;
+
+  const Word* words;
+  int64_t count;
+  T* values;
+
+  TFSWAP_HD void operator()(int64_t i) const {
+    if constexpr (kPerWord == 1) {
+      values[i] = Rounded<T>(Format::Decode(words[i]));
+    } else {
+      constexpr uint32_t kMask = (1u << Format::kBits) - 1;
+      const int64_t begin = i * kPerWord;
+      for (int k = 0; k < Min(kPerWord, count - begin); ++k) {
+        values[begin + k] =
+            Rounded<T>(Format::Decode(words[i] >> (k * Format::kBits) & kMask));
+      }
+    }
+  }
+};
+
+// Philox 4x32 with 10 rounds (Salmon et al., SC 2011): random words that follow from a key and a
+// counter alone, so that any piece of work can make its own.
+struct Philox {
+  uint32_t word[4];
+
+  TFSWAP_HD Philox(uint64_t key, uint64_t counter) {
+    uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+    word[0] = static_cast<uint32_t>(counter);
+    word[1] = static_cast<uint32_t>(counter >> 32);
+    word[2] = word[3] = 0;
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = uint64_t{0xD2511F53} * word[0];
+      const uint64_t b = uint64_t{0xCD9E8D57} * word[2];
+      const uint32_t first = static_cast<uint32_t>(b >> 32) ^ word[1] ^ k0;
+      const uint32_t third = static_cast<uint32_t>(a >> 32) ^ word[3] ^ k1;
+      word[0] = first;
+      word[1] = static_cast<uint32_t>(b);
+      word[2] = third;
+      word[3] = static_cast<uint32_t>(a);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+  }
+};
+
+// Groups of neighbours, each with its own smallest value and step, as unsigned integers
+// (ActNN, Chen et al., ICML 2021). Rounding is stochastic: up with a probability that makes the
+// expected value right. A group that holds a NaN or infinity, or whose range is not finite,
+// decodes to NaN altogether, so that it can't pass unnoticed. One piece of work is one group.
+template <typename T, int kBits>
+struct EncodeGroups {
+  static constexpr int kPerByte = 8 / kBits;
+  static constexpr int kLevels = (1 << kBits) - 1;
+
+  const T* values;
+  int64_t count;
+  int64_t group_size;  // a multiple of 4
+  uint64_t seed;
+  float* ranges;  // each group's smallest value and step
+  uint8_t* codes;
+
+  TFSWAP_HD void operator()(int64_t group) const {
+    const int64_t begin = group * group_size;
+    const int64_t end = Min(begin + group_size, count);
+    float low = Value(values[begin]), high = low;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = Value(values[i]);
+      low = value < low ? value : low;
+      high = value > high ? value : high;
+    }
+    bool finite = high - low <= 3.40282347e38f;
+    // A NaN inside loses every comparison above.
+    for (int64_t i = begin; i < end; ++i) finite &= Value(values[i]) <= high;
+    float step = (high - low) / kLevels;
+    // Below the smallest normal number 1 / step is not finite: the values are all alike.
+    const float per_step = step >= 1.17549435e-38f ? 1 / step : 0;
+    if (!finite) low = step = BitCast<float>(0x7FC00000u);
+    if (per_step == 0 && finite) step = 0;
+    ranges[2 * group] = low;
+    ranges[2 * group + 1] = step;
+
+    uint8_t* const to = codes + begin / kPerByte;
+    for (int64_t i = 0; i < group_size; i += 4) {
+      const Philox random(seed, static_cast<uint64_t>((begin + i) / 4));
+      for (int k = 0; k < 4; k += kPerByte) {
+        uint32_t byte = 0;
+        for (int j = 0; j < kPerByte; ++j) {
+          const int64_t at = begin + i + k + j;
+          const float value = at < end && finite ? Value(values[at]) : low;
+          const float chance = static_cast<float>(static_cast<int32_t>(random.word[k + j] >> 8)) *
+                               5.9604644775390625e-8f;  // 2^-24
+          const float level = finite ? (value - low) * per_step + chance : 0;
+          const int32_t code = static_cast<int32_t>(level);  // not negative: rounds down
+          byte |= static_cast<uint32_t>(code < kLevels ? code : kLevels) << (j * kBits);
+        }
+        to[(i + k) / kPerByte] = static_cast<uint8_t>(byte);
+      }
+    }
+  }
+};
+
+template <typename T, int kBits>
+struct DecodeGroups {
+  static constexpr int kPerByte = 8 / kBits;
+
+  const float* ranges;
+  const uint8_t* codes;
+  int64_t count;
+  int64_t group_size;
+  T* values;
+
+  TFSWAP_HD void operator()(int64_t group) const {
+    const int64_t begin = group * group_size;
+    const int64_t end = Min(begin + group_size, count);
+    const float low = ranges[2 * group], step = ranges[2 * group + 1];
+    for (int64_t i = begin; i < end; ++i) {
+      const uint32_t byte = codes[i / kPerByte];
+      const uint32_t code =
+          byte >> (i % kPerByte * kBits) & static_cast<uint32_t>((1 << kBits) - 1);
+      values[i] = Rounded<T>(low + static_cast<float>(static_cast<int32_t>(code)) * step);
+    }
+  }
+};
+
 }  // namespace tfswap::codec
 
 #endif  // TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_

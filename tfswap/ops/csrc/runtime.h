@@ -6,6 +6,7 @@
 #ifndef TFSWAP_OPS_CSRC_RUNTIME_H_
 #define TFSWAP_OPS_CSRC_RUNTIME_H_
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -52,6 +53,8 @@ class Runtime {
   DeviceCopyStats& device_copies(Direction d) {
     return d == Direction::kOut ? device_out_ : device_in_;
   }
+  // Bytes that sparse encodings had no room for and put into the pool.
+  std::atomic<uint64_t>& spilled_bytes() { return spilled_bytes_; }
   StallStats& stall(Stall s) { return s == Stall::kRelease ? release_ : await_; }
 
  private:
@@ -66,6 +69,7 @@ class Runtime {
   DeviceCopyStats device_in_;
   StallStats release_;
   StallStats await_;
+  std::atomic<uint64_t> spilled_bytes_{0};
 };
 
 }  // namespace tfswap

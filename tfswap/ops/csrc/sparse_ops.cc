@@ -1,0 +1,306 @@
+// Tensors with many zeros as their other values and where these stand (Gist's "Sparse
+// Storage and Dense Compute", Jain et al., ISCA 2018): after ReLU and dropout.
+//
+// A zero is a value whose bits are all zero, so that -0 and NaN come back as they were: the
+// codec is lossless. As in Gist, a tensor is cut into rows of 256 values, so that a column
+// takes one byte.
+//
+// How many values are not zero is known only when the step runs; how much memory the
+// encoding takes must be known before. So the encoded tensor always has the size of the
+// planned number of values, and those beyond it go to host memory, which the second output
+// holds, as a swapped tensor would. Denser data than planned makes the step slower, never
+// larger.
+//
+// Not handled: GPUs (their count would have to be waited for), tensors of 2^32 values or
+// more.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "codec_kernel.h"
+#include "host_pool.h"
+#include "op_support.h"
+#include "runtime.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+constexpr int64_t kRow = 256;
+constexpr int64_t kCyclesPerRow = 4 * kRow;
+
+// Where things lie in an encoded tensor: for each row the number of values before it (and
+// their total behind the last row), then the values, then their columns.
+struct Layout {
+  Layout(int64_t count, int64_t planned, int64_t value_bytes)
+      : rows(codec::CeilDiv(count, kRow)),
+        capacity(codec::Min(planned, count)),
+        values_begin(codec::CeilDiv(4 * (rows + 1), 16) * 16),
+        columns_begin(values_begin + capacity * value_bytes),
+        bytes(columns_begin + capacity) {}
+
+  int64_t rows;
+  int64_t capacity;
+  int64_t values_begin;
+  int64_t columns_begin;
+  int64_t bytes;
+};
+
+absl::Status ReadCapacity(int64_t capacity) {
+  if (capacity >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("capacity must be a number of values, got ", capacity, "."));
+}
+
+absl::Status EncodeShape(InferenceContext* c) {
+  int64_t capacity;
+  tensorflow::DataType type;
+  TF_RETURN_IF_ERROR(c->GetAttr("capacity", &capacity));
+  TF_RETURN_IF_ERROR(ReadCapacity(capacity));
+  TF_RETURN_IF_ERROR(c->GetAttr("T", &type));
+  const DimensionHandle count = c->NumElements(c->input(0));
+  c->set_output(0, c->Vector(c->ValueKnown(count)
+                                 ? Layout(c->Value(count), capacity,
+                                          tensorflow::DataTypeSize(type))
+                                       .bytes
+                                 : InferenceContext::kUnknownDim));
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfswap>EncodeSparse")
+    .Input("tensor: T")
+    .Output("encoded: uint8")
+    .Output("spill: variant")
+    .Attr("capacity: int")
+    .Attr("T: {half, bfloat16, float, double}")
+    .SetIsStateful()
+    .SetShapeFn(EncodeShape)
+    .Doc(R"doc(
+The values of `tensor` that are not zero, and where they stand.
+
+encoded: Its size depends on the number of values and on `capacity` alone.
+spill: Holds, in host memory, what did not fit. Fails with ResourceExhausted when
+  that is at its limit.
+capacity: How many values that are not zero `encoded` has room for.
+)doc");
+
+REGISTER_OP("Tfswap>DecodeSparse")
+    .Input("encoded: uint8")
+    .Input("spill: variant")
+    .Input("shape: Tshape")
+    .Output("tensor: T")
+    .Attr("capacity: int")
+    .Attr("T: {half, bfloat16, float, double}")
+    .Attr("Tshape: {int32, int64} = DT_INT32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+      return ShapeFromTensor(c, 2);
+    })
+    .Doc(R"doc(
+Undoes EncodeSparse with the same `capacity`. May run any number of times.
+)doc");
+
+// What did not fit: the values, then their columns.
+struct Spill : ProcessLocal {
+  static constexpr char kMaker[] = "EncodeSparse";
+  std::shared_ptr<const HostBuffer> host;
+  int64_t count = 0;
+  std::string TypeName() const { return "tfswap::Spill"; }
+};
+
+// A list of values and columns whose first part lies in the encoded tensor and whose
+// rest lies in host memory.
+template <typename Word>
+class Entries {
+ public:
+  Entries(uint8_t* encoded, const Layout& layout, void* spill, int64_t spilled)
+      : parts_{{reinterpret_cast<Word*>(encoded + layout.values_begin),
+                encoded + layout.columns_begin},
+               {static_cast<Word*>(spill),
+                static_cast<uint8_t*>(spill) + spilled * sizeof(Word)}},
+        capacity_(layout.capacity) {}
+
+  // Calls part(values, columns, offset, count) for each run of entries [begin, end) that lies
+  // in one piece, `offset` from `begin`.
+  template <typename Part>
+  void ForEachPart(int64_t begin, int64_t end, Part part) const {
+    const int64_t split = codec::Min(codec::Max(begin, capacity_), end);
+    if (begin < split) {
+      part(parts_[0].values + begin, parts_[0].columns + begin, int64_t{0}, split - begin);
+    }
+    if (split < end) {
+      const int64_t at = split - capacity_;
+      part(parts_[1].values + at, parts_[1].columns + at, split - begin, end - split);
+    }
+  }
+
+ private:
+  struct Part {
+    Word* values;
+    uint8_t* columns;
+  };
+  Part parts_[2];
+  int64_t capacity_;
+};
+
+// T stands for its bits: values are moved, never computed with.
+template <typename Word>
+class EncodeSparseOp : public OpKernel {
+ public:
+  explicit EncodeSparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
+    OP_REQUIRES_OK(ctx, ReadCapacity(capacity_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& tensor = ctx->input(0);
+    const int64_t count = tensor.NumElements();
+    OP_REQUIRES(ctx, count <= UINT32_MAX,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "EncodeSparse node '", name(), "' got ", count,
+                    " values; it counts them in 32 bits.")));
+    const Layout layout(count, capacity_, sizeof(Word));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.bytes}), &output));
+    auto* const encoded = MutableElements<uint8_t>(output);
+    auto* const begins = reinterpret_cast<uint32_t*>(encoded);
+    const auto* const from = static_cast<const Word*>(tensor.data());
+
+    RunPieces(ctx, layout.rows, kRow, [from, count, begins](int64_t row) {
+      const int64_t begin = row * kRow;
+      const int64_t end = codec::Min(begin + kRow, count);
+      uint32_t present = 0;
+      for (int64_t i = begin; i < end; ++i) present += from[i] != 0;
+      begins[row + 1] = present;
+    });
+    begins[0] = 0;
+    for (int64_t row = 0; row < layout.rows; ++row) begins[row + 1] += begins[row];
+
+    Spill spill;
+    spill.count = codec::Max(begins[layout.rows] - layout.capacity, 0);
+    if (spill.count > 0) {
+      const size_t bytes = spill.count * (sizeof(Word) + 1);
+      HostPool& pool = Runtime::Get().pool();
+      HostPool::Failure failure;
+      spill.host = std::make_shared<HostBuffer>(&pool, pool.Allocate(bytes, &failure));
+      OP_REQUIRES(ctx, failure == HostPool::Failure::kNone,
+                  NoHostMemory(failure, name(), bytes, tensor));
+      Runtime::Get().spilled_bytes() += bytes;
+    }
+    const Entries<Word> entries(encoded, layout, spill.host ? spill.host->data() : nullptr,
+                                spill.count);
+    RunPieces(ctx, layout.rows, kCyclesPerRow, [from, count, begins, entries](int64_t row) {
+      // First beside each other, without a branch per value: rows are neighbours in the
+      // output, and another thread may be writing the next one.
+      Word values[kRow + 1];
+      uint8_t columns[kRow + 1];
+      const Word* const in = from + row * kRow;
+      const int length = static_cast<int>(codec::Min(kRow, count - row * kRow));
+      int found = 0;
+      for (int k = 0; k < length; ++k) {
+        values[found] = in[k];
+        columns[found] = static_cast<uint8_t>(k);
+        found += in[k] != 0;
+      }
+      entries.ForEachPart(
+          begins[row], begins[row + 1],
+          [&](Word* to, uint8_t* to_columns, int64_t offset, int64_t n) {
+            std::memcpy(to, values + offset, n * sizeof(Word));
+            std::memcpy(to_columns, columns + offset, n);
+          });
+    });
+    SetVariantOutput(ctx, 1, std::move(spill));
+  }
+
+ private:
+  int64_t capacity_;
+};
+
+template <typename Word>
+class DecodeSparseOp : public OpKernel {
+ public:
+  explicit DecodeSparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
+    OP_REQUIRES_OK(ctx, ReadCapacity(capacity_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 2, &shape));
+    const int64_t count = shape.num_elements();
+    const Layout layout(count, capacity_, sizeof(Word));
+    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, layout.bytes));
+    const Spill* spill;
+    OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 1, &spill));
+    Tensor* tensor = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
+
+    auto* const encoded = const_cast<uint8_t*>(Elements<uint8_t>(ctx->input(0)));
+    const auto* const begins = reinterpret_cast<const uint32_t*>(encoded);
+    const int64_t available = layout.capacity + spill->count;
+    const Entries<Word> entries(encoded, layout, spill->host ? spill->host->data() : nullptr,
+                                spill->count);
+    auto* const to = static_cast<Word*>(tensor->data());
+    std::atomic<bool> damaged{false};
+    RunPieces(ctx, layout.rows, kCyclesPerRow, [=, &damaged](int64_t row) {
+      Word* const out = to + row * kRow;
+      const int64_t length = codec::Min(kRow, count - row * kRow);
+      std::memset(out, 0, length * sizeof(Word));
+      const int64_t begin = begins[row], end = begins[row + 1];
+      if (begin > end || end > available) {
+        damaged = true;
+        return;
+      }
+      entries.ForEachPart(begin, end, [&](const Word* values, const uint8_t* columns, int64_t,
+                                          int64_t n) {
+        for (int64_t k = 0; k < n; ++k) {
+          if (columns[k] < length) out[columns[k]] = values[k];
+        }
+      });
+    });
+    OP_REQUIRES(ctx, !damaged,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "DecodeSparse node '", name(),
+                    "' did not get the two outputs of one EncodeSparse of that shape.")));
+  }
+
+ private:
+  int64_t capacity_;
+};
+
+#define REGISTER_FOR_TYPE(type, word)                                                        \
+  REGISTER_KERNEL_BUILDER(                                                                   \
+      Name("Tfswap>EncodeSparse").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"),  \
+      EncodeSparseOp<word>);                                                                 \
+  REGISTER_KERNEL_BUILDER(                                                                   \
+      Name("Tfswap>DecodeSparse").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"),  \
+      DecodeSparseOp<word>);
+
+REGISTER_FOR_TYPE(Eigen::half, uint16_t)
+REGISTER_FOR_TYPE(tensorflow::bfloat16, uint16_t)
+REGISTER_FOR_TYPE(float, uint32_t)
+REGISTER_FOR_TYPE(double, uint64_t)
+#undef REGISTER_FOR_TYPE
+
+}  // namespace
+}  // namespace tfswap

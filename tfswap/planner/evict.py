@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfswap.planner.furthest import place_copies, trim
-from tfswap.planner.problem import NEVER, Choice, Gap, Problem
+from tfswap.planner.problem import NEVER, Choice, Gap, Problem, Wait
 
 MAX_RERUN_SHARE = 3.0
 """Reruns that take more than this many times the step's own time mean that the target is out of reach."""
@@ -76,8 +76,7 @@ class _Sweep:
         self.copy_cost = [NEVER] * slots
         self.price = np.full(slots, NEVER)  # per byte, of what may leave
         self.until = np.zeros(slots)  # when it is needed again
-        self.sources: list[tuple[int, ...]] = [()] * slots
-        self.dependents: dict[int, set[int]] = {}
+        self.waiting: list[Wait | None] = [None] * slots
         rates = problem.rates
         self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
 
@@ -101,18 +100,22 @@ class _Sweep:
                 return True
             reads, makes = uses.watched_reads[position], uses.watched_makes[position]
             missing = [v for v in reads if self.gone[v] or self.away[v]]
-            self.pins = dict.fromkeys(reads, 1)
-            if missing and not all(self._bring(v) for v in missing):
-                return False
-            if not self._make_room(uses.live[position]):
-                return False
-            self.pins = {}
+            if missing or uses.live[position] - self.moved > self.target:
+                self.pins = dict.fromkeys(reads, 1)
+                if not (all(self._bring(v) for v in missing) and self._make_room(uses.live[position])):
+                    return False
+                self.pins = {}
             at = self.at
             for v in makes:
                 self.made[v] = at
             for v in (*reads, *makes):
                 self.last_use[v] = at
-                self._wait(v, position)
+                wait = uses.after.get((v, position))
+                if wait is None:
+                    self.waiting[uses.slot[v]] = None
+                    self.price[uses.slot[v]] = NEVER
+                else:
+                    self._offer(wait)
         return True
 
     @property
@@ -147,35 +150,21 @@ class _Sweep:
         self.moved += nbytes
         self.changes.append((position, nbytes))
 
-    def _wait(self, v: int, position: int) -> None:
-        """`v` was made or read at this position: from now on it waits for its next use, or dies."""
-        slot = self.uses.slot[v]
-        self._forget(slot)
-        following = self.uses.next_use(v, position)
-        if following is None:
-            self.price[slot] = NEVER
-        else:
-            self._offer(v, slot, following)
-
-    def _offer(self, v: int, slot: int, following: int) -> None:
-        """`v` is there and will be read at position `following`: it may leave until then."""
-        cost, sources = self.uses.chain(v, following)
-        for source in sources:
-            self.dependents.setdefault(source, set()).add(slot)
+    def _offer(self, wait: Wait) -> None:
+        """A value is there, and may leave until its next use."""
+        slot, v = wait.slot, wait.value
+        cost = wait.rerun_s
+        for source in wait.sources:
             if self.gone[source]:
                 cost += self.rerun_cost[self.uses.slot[source]]
-        self.sources[slot] = sources
-        self.rerun_cost[slot] = cost
         nbytes = self.uses.nbytes[v]
         copied = (v, self.made[v]) in self.copied
-        self.copy_cost[slot] = nbytes * (self.in_s if copied else self.in_s + self.out_s)
-        self.price[slot] = min(cost, self.copy_cost[slot]) / nbytes + 1e-30
-        self.until[slot] = self.uses.starts[following]
-
-    def _forget(self, slot: int) -> None:
-        for source in self.sources[slot]:
-            self.dependents[source].discard(slot)
-        self.sources[slot] = ()
+        copy = nbytes * (self.in_s if copied else self.in_s + self.out_s)
+        self.waiting[slot] = wait
+        self.rerun_cost[slot] = cost
+        self.copy_cost[slot] = copy
+        self.price[slot] = min(cost, copy) / nbytes + 1e-30
+        self.until[slot] = wait.end_s
 
     def _make_room(self, live_bytes: int) -> bool:
         """Let values leave until `live_bytes`, counted with nothing moved, meets the target."""
@@ -213,14 +202,16 @@ class _Sweep:
         uses = self.uses
         pending = [v]
         while pending:
-            for slot in self.dependents.get(pending.pop(), ()):
+            for wait in uses.dependents.get(pending.pop(), ()):
+                slot = wait.slot
+                if self.waiting[slot] is not wait:
+                    continue
                 self.rerun_cost[slot] += change_s
-                made = uses.candidates[slot]
-                if self.gone[made]:
-                    pending.append(made)
+                if self.gone[wait.value]:
+                    pending.append(wait.value)
                 elif self.price[slot] < NEVER:
                     cost = min(self.rerun_cost[slot], self.copy_cost[slot])
-                    self.price[slot] = cost / uses.nbytes[made] + 1e-30
+                    self.price[slot] = cost / uses.nbytes[wait.value] + 1e-30
 
     def _bring(self, wanted: int) -> bool:
         """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
@@ -297,8 +288,6 @@ class _Sweep:
 
     def _again(self, v: int) -> None:
         """`v` is back before its next use, which may be later than now: it can leave once more."""
-        slot = self.uses.slot[v]
-        self._forget(slot)
-        following = self.uses.next_use(v, self.position - 1)
-        assert following is not None, "what is not used any more does not come back"
-        self._offer(v, slot, following)
+        wait = self.waiting[self.uses.slot[v]]
+        assert wait is not None, "what is not used any more does not come back"
+        self._offer(wait)

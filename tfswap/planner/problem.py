@@ -165,6 +165,24 @@ def _gaps(problem: Problem) -> list[Gap]:
     return gaps
 
 
+class Wait(NamedTuple):
+    """A value between two uses that follow each other, and what it takes to make it again at the second.
+
+    Attributes:
+        slot: the value's number among the candidates.
+        end: position of the second use; `end_s` when that kernel starts if nothing stalls.
+        rerun_s: seconds of the kernels that would run again, from what is there at `end` unless it was moved.
+        sources: of what they read, the values that may have been moved.
+    """
+
+    slot: int
+    value: int
+    end: int
+    end_s: float
+    rerun_s: float
+    sources: tuple[int, ...]
+
+
 class Uses:
     """When values are used, and what it takes to make them again: in one order, whatever the target.
 
@@ -176,6 +194,8 @@ class Uses:
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
         stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.
         needs: per kernel that may run again, the most that it allocates at once.
+        after, until: the waits of candidates, by (value, position of the first use) and (value, of the second).
+        dependents: by value, the waits that it is a source of.
     """
 
     def __init__(self, problem: Problem):
@@ -194,14 +214,11 @@ class Uses:
             for v in self.reads[i]:
                 if self.positions[v][-1] != position:
                     self.positions[v].append(position)
-        self.following: dict[tuple[int, int], int] = {}
-        waits: set[int] = set()
-        for v, positions in self.positions.items():
-            for start, end in pairwise(positions):
-                self.following[v, start] = end
-                if end - start > 1:
-                    waits.add(v)
-        self.candidates = sorted(v for v in waits if v not in problem.refusals)
+        self.candidates = sorted(
+            v
+            for v, positions in self.positions.items()
+            if v not in problem.refusals and any(end - start > 1 for start, end in pairwise(positions))
+        )
         self.slot = {v: n for n, v in enumerate(self.candidates)}
         self.watched_reads: dict[int, list[int]] = {}
         self.watched_makes: dict[int, list[int]] = {}
@@ -223,7 +240,15 @@ class Uses:
         for position, i in enumerate(order):
             for update in flow.updates[i]:
                 self.ended[update.old] = position
-        self._chains: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+        self.after: dict[tuple[int, int], Wait] = {}
+        self.until: dict[tuple[int, int], Wait] = {}
+        self.dependents: dict[int, list[Wait]] = {}
+        for v in self.candidates:
+            for start, end in pairwise(self.positions[v]):
+                wait = Wait(self.slot[v], v, end, self.starts[end], *self._chain(v, end))
+                self.after[v, start] = self.until[v, end] = wait
+                for source in wait.sources:
+                    self.dependents.setdefault(source, []).append(wait)
 
     def _allocates(self, kernel: int) -> int:
         """The most that a kernel allocates at once, taking over nothing."""
@@ -242,25 +267,12 @@ class Uses:
             most = max(most, held)
         return most
 
-    def next_use(self, v: int, position: int) -> int | None:
-        """The first use of `v` after `position`."""
-        found = self.following.get((v, position))
-        if found is not None:
-            return found
-        return next((p for p in self.positions[v] if p > position), None)
-
     def is_dead(self, v: int, position: int) -> bool:
         """Whether nothing at or after `position` reads `v`."""
         return self.positions[v][-1] < position
 
-    def chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds to make `v` again at `end` from what is there then unless moved, and what of that may be moved."""
-        key = (v, end)
-        if key not in self._chains:
-            self._chains[key] = self._chain(v, end)
-        return self._chains[key]
-
     def _chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Seconds to make `v` again at `end` from what is there then unless moved, and what of that may be moved."""
         problem, flow = self.problem, self.problem.flow
         kernels: set[int] = set()
         sources: dict[int, None] = {}

@@ -14,6 +14,7 @@ swap contract is split in two at each end, so that every allocation and release 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 RUN = "run"
@@ -64,10 +65,29 @@ def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[S
         put(a.back, 2, a.use, IN, a.value)
         put(a.use, 3, a.use, AWAIT, a.value)
     steps: list[Step] = []
-    ran: set[int] = set()
-    for position, node in enumerate(order):
-        if position in before:
-            steps += [entry[3] for entry in sorted(before[position])]
-        steps.append(Step(RERUN if node in ran else RUN, node))
-        ran.add(node)
-    return steps
+    done = 0
+    runs = _runs(order)
+    for position in sorted(before):
+        steps += runs[done:position]
+        steps += [entry[3] for entry in sorted(before[position])]
+        done = position
+    return steps + runs[done:]
+
+
+def _runs(order: Sequence[int]) -> list[Step]:
+    ran = [False] * (1 + max(order, default=0))
+    runs: list[Step] = []
+    for node in order:
+        runs.append(_again(node) if ran[node] else _first(node))
+        ran[node] = True
+    return runs
+
+
+@cache
+def _first(node: int) -> Step:
+    return Step(RUN, node)
+
+
+@cache
+def _again(node: int) -> Step:
+    return Step(RERUN, node)

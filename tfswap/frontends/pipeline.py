@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
@@ -61,6 +63,29 @@ class Options:
             raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
 
 
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+def _without_collector(work: Callable[Params, Result]) -> Callable[Params, Result]:
+    """`work` with Python's garbage collector off: it would go through all of a graph's objects again and again.
+
+    That takes as long as the planning itself, and finds nothing.
+    """
+
+    @functools.wraps(work)
+    def call(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            if was_on:
+                gc.enable()
+
+    return call
+
+
 class Optimizer:
     """One graph on its way: its facts, its planner, and what was decided.
 
@@ -72,6 +97,7 @@ class Optimizer:
         locate: from a node's name to the user's own line that made it, where that is known.
     """
 
+    @_without_collector
     def __init__(
         self,
         graph: Graph,
@@ -118,6 +144,7 @@ class Optimizer:
             solver=self.options.solver,
         )
 
+    @_without_collector
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
 
@@ -262,6 +289,7 @@ class Optimizer:
             )
         require_fit(plan, self.planner.problems[0])
 
+    @_without_collector
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
         """A new graph that carries out `plan`, behind a gate if one is given.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfswap.planner.furthest import place_copies, trim
-from tfswap.planner.problem import NEVER, Choice, Gap, Problem, Wait
+from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Wait
 
 MAX_RERUN_SHARE = 3.0
 """Reruns that take more than this many times the step's own time mean that the target is out of reach."""
@@ -72,7 +72,6 @@ class _Sweep:
         self.limit_s = MAX_RERUN_SHARE * float(problem.starts_s[-1])
         self.position = 0
         slots = len(uses.candidates)
-        self.rerun_cost = [NEVER] * slots
         self.copy_cost = [NEVER] * slots
         self.price = np.full(slots, NEVER)  # per byte, of what may leave
         self.until = np.zeros(slots)  # when it is needed again
@@ -153,18 +152,32 @@ class _Sweep:
     def _offer(self, wait: Wait) -> None:
         """A value is there, and may leave until its next use."""
         slot, v = wait.slot, wait.value
-        cost = wait.rerun_s
-        for source in wait.sources:
-            if self.gone[source]:
-                cost += self.rerun_cost[self.uses.slot[source]]
-        nbytes = self.uses.nbytes[v]
         copied = (v, self.made[v]) in self.copied
-        copy = nbytes * (self.in_s if copied else self.in_s + self.out_s)
         self.waiting[slot] = wait
-        self.rerun_cost[slot] = cost
-        self.copy_cost[slot] = copy
-        self.price[slot] = min(cost, copy) / nbytes + 1e-30
+        self.copy_cost[slot] = self.uses.nbytes[v] * (self.in_s if copied else self.in_s + self.out_s)
+        self._reset(wait)
         self.until[slot] = wait.end_s
+
+    def _rerun_cost(self, wait: Wait) -> float:
+        """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
+        cost = wait.rerun_s
+        seen = {wait.value}
+        pending = [wait]
+        while pending:
+            for v in pending.pop().sources:
+                if self.gone[v] and v not in seen:
+                    seen.add(v)
+                    below = self.waiting[self.uses.slot[v]]
+                    assert below is not None, "what was dropped will be needed"
+                    cost += below.rerun_s
+                    pending.append(below)
+            if cost >= self.copy_cost[wait.slot] or len(seen) > MAX_CHAIN:
+                return NEVER
+        return cost
+
+    def _reset(self, wait: Wait) -> None:
+        """A price that is right if nothing that the value is made from was dropped, and else too low."""
+        self.price[wait.slot] = min(wait.rerun_s, self.copy_cost[wait.slot]) / self.uses.nbytes[wait.value] + 1e-30
 
     def _make_room(self, live_bytes: int) -> bool:
         """Let values leave until `live_bytes`, counted with nothing moved, meets the target."""
@@ -182,36 +195,26 @@ class _Sweep:
             slot = int(np.argmin(score))
             if score[slot] == NEVER:
                 return False
-            self._evict(slot)
-            # What was made from it is dearer now: the rest of the scores stay as they are for this once.
+            wait = self.waiting[slot]
+            assert wait is not None, "what has no next use has no price"
+            rerun_cost = self._rerun_cost(wait)
+            cost = min(rerun_cost, self.copy_cost[slot]) / self.uses.nbytes[wait.value] + 1e-30
+            if cost > self.price[slot]:  # something that it is made from was dropped: is it still the cheapest?
+                score[slot] = score[slot] * (cost / self.price[slot]) if cost < NEVER else NEVER
+                self.price[slot] = cost
+                continue
+            self._evict(wait, rerun_cost < self.copy_cost[slot])
             score[slot] = NEVER
         return True
 
-    def _evict(self, slot: int) -> None:
-        v = self.uses.candidates[slot]
-        self.price[slot] = NEVER
+    def _evict(self, wait: Wait, drop: bool) -> None:
+        v = wait.value
+        self.price[wait.slot] = NEVER
         self._move(self.uses.nbytes[v], self.last_use[v] + 1)
-        if self.copy_cost[slot] <= self.rerun_cost[slot]:
-            self.away[v] = True
-        else:
+        if drop:
             self.gone[v] = True
-            self._reprice(v, self.rerun_cost[slot])
-
-    def _reprice(self, v: int, change_s: float) -> None:
-        """Making `v` available has become dearer or cheaper: so has what is made from it, dropped or not."""
-        uses = self.uses
-        pending = [v]
-        while pending:
-            for wait in uses.dependents.get(pending.pop(), ()):
-                slot = wait.slot
-                if self.waiting[slot] is not wait:
-                    continue
-                self.rerun_cost[slot] += change_s
-                if self.gone[wait.value]:
-                    pending.append(wait.value)
-                elif self.price[slot] < NEVER:
-                    cost = min(self.rerun_cost[slot], self.copy_cost[slot])
-                    self.price[slot] = cost / uses.nbytes[wait.value] + 1e-30
+        else:
+            self.away[v] = True
 
     def _bring(self, wanted: int) -> bool:
         """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
@@ -277,9 +280,10 @@ class _Sweep:
             self.made[v] = self.last_use[v] = at
             if self.gone[v] or self.away[v]:
                 if self.gone[v]:
-                    self.gone[v] = False
-                    self._reprice(v, -self.rerun_cost[uses.slot[v]])
-                self.away[v] = False
+                    for wait in uses.dependents.get(v, ()):
+                        if self.waiting[wait.slot] is wait and self.price[wait.slot] < NEVER:
+                            self._reset(wait)
+                self.gone[v] = self.away[v] = False
                 self._move(-uses.nbytes[v], at + 1)
                 self._again(v)
             elif v in self.pins and uses.is_dead(v, self.position):

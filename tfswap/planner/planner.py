@@ -43,9 +43,9 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     "meng": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (meng.solve,)),
 }
 """By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
-SWEEPS = 400_000
+KERNELS_SWEPT = 400_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
-MIN_RUNGS, MAX_RUNGS = 12, 64
+MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
 SLOWER = 1.1
 """Going down a ladder ends at a rung this much slower than one that fits: lower ones are slower still."""
@@ -123,9 +123,10 @@ class Planner:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
         solvers = SOLVERS[solver][frozenset(tactics)]
-        kernels = len(orders[0])
-        count = max(MIN_RUNGS, min(MAX_RUNGS, SWEEPS // (kernels * max(1, len(solvers)))))
-        del orders[max(1, SWEEPS // (kernels * max(1, len(solvers)) * count)) :]
+        sweeps = max(MIN_SWEEPS, KERNELS_SWEPT // max(1, len(orders[0])))
+        solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
+        count = min(MAX_RUNGS, max(MIN_SWEEPS, sweeps // max(1, len(solvers))))
+        del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
         ]

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import last_json, run_python
 
-from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
+from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import Rates, default_rates
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer, Options
 from tfswap.ir.graph import Graph, Node
@@ -244,7 +245,7 @@ def test_time_on_three_lanes():
     steps = build_schedule(named(flow, "a b c d"), [Interval(a, 0, 2, 2, 3)])
     seconds = [1.0] * len(flow.nodes)
     rate = UNIT / 1.5  # a copy takes 1.5 s: out from 1 to 2.5; the release stalls c by half a second
-    timing = simulate_time(flow, steps, seconds, Rates(1.0, 1.0, rate, rate, 0.0))
+    timing = simulate_time(flow, steps, seconds, Rates(1.0, 1.0, 1.0, rate, rate, 0.0))
     # a 0-1, b 1-2, release at 2.5, in 2.5-4, c 2.5-3.5, await until 4, d 4-5.
     assert (timing.total_s, timing.compute_s, timing.stall_s) == (5.0, 4.0, 1.0)
 

@@ -3,19 +3,24 @@
 Importing this changes nothing in TensorFlow, and does not import it until something needs it.
 """
 
+from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.marks import keep
 from tfswap.frontends.offline import OfflineReport
+from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
+from tfswap.frontends.simulate import simulate
 from tfswap.planner.plan import Absence, Plan
+from tfswap.report.curve import Curve
 from tfswap.report.report import Report
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Absence",
+    "Curve",
     "InfeasibleMemoryLimit",
     "InvalidModel",
     "OfflineReport",
@@ -23,10 +28,13 @@ __all__ = [
     "OptimizedFunction",
     "OptimizedGraph",
     "Plan",
+    "Profile",
     "Report",
     "TfswapError",
     "UnsupportedGraph",
     "keep",
     "optimize",
     "optimize_graph",
+    "profile",
+    "simulate",
 ]

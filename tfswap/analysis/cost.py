@@ -1,129 +1,266 @@
-"""How long a kernel takes: an analytic model, the larger of its arithmetic and its memory traffic.
+"""How long a kernel takes, from its operations and bytes, or from a measurement of it.
 
-Only ratios matter to a planner: which copy hides behind which kernels. Rates describe a kind of machine, so
-that the same graph and limit give the same plan everywhere; profiled times can stand in for them.
+The analytic model takes the longest of three: arithmetic in contractions, arithmetic that goes element by element,
+and memory traffic; and adds what it takes to start a kernel. Rates describe a kind of machine, so that the same
+graph and limit give the same plan everywhere. `Costs` is what planners use; a `Profile` in it comes first.
+
+Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: what a kernel finds in the caches.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import Rates, default_rates
+from tfswap.analysis.profile import Profile
+from tfswap.errors import TfswapError
 from tfswap.ir.graph import Node
+from tfswap.ir.ops import reads_metadata_only
 from tfswap.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What a device does in a second.
+class Costs:
+    """Where the seconds of a step's kernels and copies come from.
 
     Attributes:
-        flops_per_s: sustained multiply-adds count as two.
-        memory_bytes_per_s: what element-wise kernels read and write.
-        out_bytes_per_s: copies to host memory.
-        in_bytes_per_s: copies from host memory.
-        launch_s: the least that a kernel takes.
-        copy_share: of the time of a copy, what kernels lose to it: none where engines of their own make it.
+        rates: of the copies, and of kernels that nobody has measured.
+        profile: measured kernels, which come first.
     """
 
-    flops_per_s: float
-    memory_bytes_per_s: float
-    out_bytes_per_s: float
-    in_bytes_per_s: float
-    launch_s: float
-    copy_share: float = 0.0
+    rates: Rates
+    profile: Profile | None = None
+
+    @classmethod
+    def of(cls, device: DeviceModel, profile: Profile | None = None) -> Costs:
+        """Of a device of this kind; as measured when there is a profile.
+
+        Raises TfswapError when the profile is of another kind of device.
+        """
+        if profile is None:
+            return cls(default_rates(device))
+        if profile.kind != device.kind:
+            raise TfswapError(
+                f"the profile was taken on a {profile.kind} ({profile.machine}), and this step runs on a "
+                f"{device.kind}: call tfswap.profile where the step runs, or leave profile= out"
+            )
+        return cls(profile.rates, profile)
+
+    @property
+    def source(self) -> str:
+        return "analytic" if self.profile is None else "profiled"
+
+    def seconds(self, node: Node) -> float:
+        """Of one run of `node`."""
+        measured = None if self.profile is None else self.profile.seconds(node)
+        return kernel_seconds(node, self.rates) if measured is None else self.rates.launch_s + measured
 
 
-# A server core at AVX-512 width sustains about 80 GFLOP/s in TensorFlow's contractions, and shares its memory
-# bandwidth with the copies; measured on two cores. The GPU row is an A100 on PCIe 4.
-CPU_CORE_FLOPS_PER_S = 80e9
-CPU_CORE_MEMORY_BYTES_PER_S = 5e9
-CPU_COPY_BYTES_PER_S = 4e9
-GPU = Rates(15e12, 1.2e12, 20e9, 20e9, 5e-6)
+GRAIN_S = 34e-6
+"""Eigen spreads a kernel over one more core for each so much work (100,000 cycles: TensorCostModel), so that
+smaller ones run on one core."""
+
+Count = Callable[[Node], float]
+"""From a node to a number of operations."""
 
 
-def default_rates(device: DeviceModel) -> Rates:
-    if device.kind == "gpu":
-        return GPU
-    threads = max(1, device.intra_op_threads)
-    return Rates(
-        CPU_CORE_FLOPS_PER_S * threads,
-        CPU_CORE_MEMORY_BYTES_PER_S * min(threads, 8),
-        CPU_COPY_BYTES_PER_S,
-        CPU_COPY_BYTES_PER_S,
-        3e-6,
-        # A copy takes one of the cores that kernels run on.
-        1 / min(threads, 8),
-    )
+class Work(NamedTuple):
+    """What a kernel does, by type of op.
 
+    Attributes:
+        flops: operations of its contraction, if it is one.
+        efficiency: share of the machine's rate of contractions that it reaches.
+        steps: element-wise operations, for each element of its largest input or output. As many as fit beside the
+            memory traffic are not counted: 0 for most.
+        passes: bytes that it moves, for each of its inputs and outputs.
+    """
 
-def _matmul(node: Node, inputs: Sequence[TensorType]) -> float:
-    """2 m n k: the contracted dimension is the one that the transposition leaves."""
-    left = inputs[0].shape
-    transposed = node.attrs.get("transpose_a") or node.attrs.get("adj_x")
-    if not left or len(left) < 2:
-        return 0.0
-    return 2.0 * _elements(node.outputs[0]) * (left[-2 if transposed else -1] or 1)
-
-
-def _per_output(filter_index: int) -> Callable[[Node, Sequence[TensorType]], float]:
-    """A convolution: each output element takes a multiply-add per filter element of its channel."""
-
-    def flops(node: Node, inputs: Sequence[TensorType]) -> float:
-        shape = inputs[filter_index].shape or (1,)
-        return 2.0 * _elements(node.outputs[0]) * math.prod(d or 1 for d in shape[:-1])
-
-    return flops
-
-
-def _conv_gradient(filter_index: int | None, gradient_index: int) -> Callable[[Node, Sequence[TensorType]], float]:
-    """As many multiply-adds as the forward convolution: the gradient's elements times the filter's window."""
-
-    def flops(node: Node, inputs: Sequence[TensorType]) -> float:
-        shape = (node.outputs[0] if filter_index is None else inputs[filter_index]).shape or (1,)
-        return 2.0 * _elements(inputs[gradient_index]) * math.prod(d or 1 for d in shape[:-1])
-
-    return flops
-
-
-def _depthwise(gradient_index: int | None, filter_index: int) -> Callable[[Node, Sequence[TensorType]], float]:
-    def flops(node: Node, inputs: Sequence[TensorType]) -> float:
-        window = (inputs[filter_index] if filter_index < len(inputs) else node.outputs[0]).shape or (1, 1)
-        maps = node.outputs[0] if gradient_index is None else inputs[gradient_index]
-        # One multiply-add at a time: depthwise kernels reach a small part of a contraction's rate.
-        return 8.0 * _elements(maps) * math.prod(d or 1 for d in window[:2])
-
-    return flops
-
-
-# Ops whose arithmetic can outweigh their memory traffic.
-_FLOPS: dict[str, Callable[[Node, Sequence[TensorType]], float]] = {
-    "BatchMatMul": _matmul,
-    "BatchMatMulV2": _matmul,
-    "BatchMatMulV3": _matmul,
-    "Conv2D": _per_output(1),
-    "Conv2DBackpropFilter": _conv_gradient(None, 2),
-    "Conv2DBackpropInput": _conv_gradient(1, 2),
-    "Conv3D": _per_output(1),
-    "Conv3DBackpropFilterV2": _conv_gradient(None, 2),
-    "Conv3DBackpropInputV2": _conv_gradient(1, 2),
-    "DepthwiseConv2dNative": _depthwise(None, 1),
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise(2, 3),
-    "DepthwiseConv2dNativeBackpropInput": _depthwise(2, 1),
-    "MatMul": _matmul,
-}
+    flops: Count | None = None
+    efficiency: float = 1.0
+    steps: float = 0.0
+    passes: float = 1.0
 
 
 def _elements(kind: TensorType) -> int:
     return kind.num_elements or 0
 
 
+def _window(kind: TensorType, dims: int | None = None) -> int:
+    """Elements of a filter under one output channel, or the product of its first dimensions."""
+    shape = kind.shape or (1,)
+    return math.prod(d or 1 for d in (shape[:-1] if dims is None else shape[:dims]))
+
+
+def _matmul(node: Node) -> float:
+    """2 m n k: the contracted dimension is the one that the transposition leaves."""
+    left = node.inputs[0].type.shape
+    transposed = node.attrs.get("transpose_a") or node.attrs.get("adj_x")
+    if not left or len(left) < 2:
+        return 0.0
+    return 2.0 * _elements(node.outputs[0]) * (left[-2 if transposed else -1] or 1)
+
+
+def _convolution(node: Node) -> float:
+    """Each output element takes a multiply-add per filter element of its channel."""
+    return 2.0 * _elements(node.outputs[0]) * _window(node.inputs[1].type)
+
+
+def _filter_gradient(node: Node) -> float:
+    """As many multiply-adds as the forward convolution: the gradient's elements times the filter's window."""
+    return 2.0 * _elements(node.inputs[2].type) * _window(node.outputs[0])
+
+
+def _input_gradient(node: Node) -> float:
+    return 2.0 * _elements(node.inputs[2].type) * _window(node.inputs[1].type)
+
+
+def _depthwise(maps: Count, window: int | None) -> Count:
+    """A multiply-add for each element of the maps and of the filter's window: input `window`, or the output."""
+
+    def flops(node: Node) -> float:
+        kind = node.outputs[0] if window is None else node.inputs[window].type
+        return 2.0 * maps(node) * _window(kind, 2)
+
+    return flops
+
+
+def _output(node: Node) -> float:
+    return float(_elements(node.outputs[0]))
+
+
+def _third_input(node: Node) -> float:
+    return float(_elements(node.inputs[2].type))
+
+
+_STREAM = Work()
+_NOTHING = Work(passes=0.0)
+
+# What is not here streams through memory once. Efficiencies and steps are those of TensorFlow's own CPU kernels on
+# one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
+_WORK: dict[str, Work] = {
+    "ArgMax": Work(steps=2.5),
+    "ArgMin": Work(steps=2.5),
+    "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
+    "AssignSubVariableOp": Work(passes=3),
+    "BatchMatMul": Work(_matmul, 0.55),
+    "BatchMatMulV2": Work(_matmul, 0.55),
+    "BatchMatMulV3": Work(_matmul, 0.55),
+    "Conv2D": Work(_convolution),
+    "Conv2DBackpropFilter": Work(_filter_gradient, 0.8),
+    "Conv2DBackpropInput": Work(_input_gradient, 0.35),
+    "Conv3D": Work(_convolution),
+    "Conv3DBackpropFilterV2": Work(_filter_gradient, 0.8),
+    "Conv3DBackpropInputV2": Work(_input_gradient, 0.35),
+    "Cumsum": Work(steps=21),
+    "DepthwiseConv2dNative": Work(_depthwise(_output, 1), 0.16),
+    "DepthwiseConv2dNativeBackpropFilter": Work(_depthwise(_third_input, None), 0.14),
+    "DepthwiseConv2dNativeBackpropInput": Work(_depthwise(_third_input, 1), 0.12),
+    "Erfc": Work(steps=3.5),
+    "Expm1": Work(steps=4),
+    "FloorMod": Work(steps=4),
+    "FusedBatchNorm": Work(steps=5),
+    "FusedBatchNormGrad": Work(steps=5),
+    "FusedBatchNormGradV2": Work(steps=5),
+    "FusedBatchNormGradV3": Work(steps=5),
+    "FusedBatchNormV2": Work(steps=5),
+    "FusedBatchNormV3": Work(steps=5),
+    "GatherV2": Work(steps=2),
+    "LRN": Work(steps=8),
+    "LRNGrad": Work(steps=8),
+    "Log": Work(steps=5.5),
+    "Log1p": Work(steps=5.5),
+    "LogSoftmax": Work(steps=3),
+    "MatMul": Work(_matmul),
+    "MaxPoolGrad": Work(steps=12),
+    "Mean": Work(steps=1.5),
+    "Pow": Work(steps=22),
+    "RandomStandardNormal": Work(steps=24),
+    "RandomUniform": Work(steps=9),
+    "ReadVariableOp": _NOTHING,  # the variable's own buffer
+    "ResizeBilinear": Work(steps=5),
+    "ResizeBilinearGrad": Work(steps=7),
+    "ResizeNearestNeighbor": Work(steps=5),
+    "ResourceApplyAdam": Work(passes=7),  # the variable and two slots, read and written
+    "ResourceApplyGradientDescent": Work(passes=3),
+    "ResourceApplyKerasMomentum": Work(passes=5),
+    "ResourceApplyMomentum": Work(passes=5),
+    "ScatterNd": Work(steps=9),
+    "SelectV2": Work(steps=2),
+    "Softmax": Work(steps=3.5),
+    "SoftmaxCrossEntropyWithLogits": Work(steps=7),
+    "Softplus": Work(steps=6),
+    "SparseSoftmaxCrossEntropyWithLogits": Work(steps=9),
+    "StatelessRandomNormal": Work(steps=24),
+    "StatelessRandomNormalV2": Work(steps=24),
+    "StatelessRandomUniform": Work(steps=9),
+    "StatelessRandomUniformV2": Work(steps=9),
+    "StatelessTruncatedNormal": Work(steps=46),
+    "StatelessTruncatedNormalV2": Work(steps=46),
+    "StridedSliceGrad": Work(steps=12),
+    "Sum": Work(steps=1.2),
+    "TensorScatterAdd": Work(steps=10),
+    "TopKV2": Work(steps=9),
+    "Transpose": Work(steps=5),
+    "TruncatedNormal": Work(steps=46),
+    "UnsortedSegmentSum": Work(steps=9),
+    "Where": Work(steps=25),
+}
+
+
+def work_seconds(node: Node, rates: Rates) -> float:
+    """Seconds of the work of one run of `node`, on the cores that it is spread over."""
+    spread = max(_parts(node, rates))
+    return min(spread * rates.cores, max(spread, GRAIN_S))
+
+
+def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
+    """Seconds of a node's contraction, its element-wise operations and its memory traffic, on all cores."""
+    kinds = [*(t.type for t in node.inputs), *node.outputs]
+    work = _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
+    flops = work.flops(node) / work.efficiency if work.flops else 0.0
+    steps = work.steps * max(map(_elements, kinds), default=0)
+    moved = work.passes * sum(kind.nbytes or 0 for kind in kinds)
+    return flops / rates.flops_per_s, steps / rates.steps_per_s, moved / rates.memory_bytes_per_s
+
+
 def kernel_seconds(node: Node, rates: Rates) -> float:
-    """Seconds that one run of `node` takes on a device with these rates."""
-    inputs = [t.type for t in node.inputs]
-    traffic = sum(t.nbytes or 0 for t in (*inputs, *node.outputs))
-    rule = _FLOPS.get(node.op)
-    flops = rule(node, inputs) if rule else 0.0
-    return max(rates.launch_s, flops / rates.flops_per_s, traffic / rates.memory_bytes_per_s)
+    """Seconds that one run of `node` takes on a machine with these rates."""
+    return rates.launch_s + work_seconds(node, rates)
+
+
+def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
+    """`rates` with those of kernels such that each kind of work takes as long in all as it was measured to take.
+
+    Args:
+        measured: kernels, and the seconds that one run of each took once it had started.
+    """
+    terms = ("flops_per_s", "steps_per_s", "memory_bytes_per_s")
+    predicted, found = dict.fromkeys(terms, 0.0), dict.fromkeys(terms, 0.0)
+    for node, seconds in measured:
+        parts = _parts(node, rates)
+        if max(parts) * rates.cores <= GRAIN_S:
+            continue  # its time is that of starting it
+        longest = terms[parts.index(max(parts))]
+        predicted[longest] += work_seconds(node, rates)
+        found[longest] += seconds
+    scales = {t: predicted[t] / found[t] for t in terms if predicted[t] and found[t]}
+    return replace(rates, **{t: getattr(rates, t) * scale for t, scale in scales.items()})
+
+
+def unordered_seconds(cost_s: Sequence[float], waits_for: Sequence[Sequence[int]], rates: Rates) -> float:
+    """Seconds of a step whose kernels run as soon as they can: those on one core side by side.
+
+    Args:
+        cost_s: of each node, in topological order; 0 for those that are no kernels.
+        waits_for: the nodes that each waits for.
+    """
+    ends: list[float] = []
+    for seconds, before in zip(cost_s, waits_for, strict=True):
+        ends.append(seconds + max((ends[b] for b in before), default=0.0))
+    alone = GRAIN_S + rates.launch_s
+    busy = sum(seconds * (1 if seconds <= alone else rates.cores) for seconds in cost_s)
+    return max(busy / rates.cores, max(ends, default=0.0))

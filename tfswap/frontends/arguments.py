@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
@@ -76,7 +77,12 @@ class Request:
 
 
 def check(
-    memory_limit: Any, tactics: Any, host_memory_limit: Any, plan: Plan | str | os.PathLike[str] | None, mode: Any
+    memory_limit: Any,
+    tactics: Any,
+    host_memory_limit: Any,
+    plan: Plan | str | os.PathLike[str] | None,
+    mode: Any,
+    profile: Profile | str | os.PathLike[str] | None = None,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -87,7 +93,19 @@ def check(
         plan = Plan.load(plan)
     if plan is not None and not isinstance(plan, Plan):
         raise TfswapError(f"plan is {plan!r}, a {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one")
-    return Request(memory_limit, Options(names("tactics", tactics, TACTICS), host), plan, mode)
+    options = Options(names("tactics", tactics, TACTICS), host, profile=as_profile(profile))
+    return Request(memory_limit, options, plan, mode)
+
+
+def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None:
+    """What a user may give for a profile: one, the path of a saved one, or None."""
+    if isinstance(given, (str, os.PathLike)):
+        given = Profile.load(given)
+    if given is not None and not isinstance(given, Profile):
+        raise TfswapError(
+            f"profile is {given!r}, a {type(given).__name__}: give what tfswap.profile returned, or the path of it"
+        )
+    return given
 
 
 def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The command line: `tfswap analyze | optimize | explain | verify | doctor`.
+"""The command line: `tfswap analyze | optimize | explain | simulate | verify | doctor`.
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met. With --json stdout carries one JSON value and nothing else, errors included; progress and messages go to
@@ -19,6 +19,7 @@ from typing import Any
 
 from absl.flags import argparse_flags
 
+from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.progress import Progress
 from tfswap.sizes import check_limit, format_bytes, parse_limit
@@ -136,6 +137,29 @@ def _explain(options: argparse.Namespace, progress: Progress) -> Result:
     return content, "\n".join([f"{len(rows)} tensors of {options.function}, the swapped first:", *lines])
 
 
+def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
+    from tfswap.frontends.simulate import simulate
+
+    progress.stage(f"simulating {options.function} of {options.saved_model_dir}")
+    curve = simulate(
+        options.saved_model_dir,
+        limits=options.limits,
+        device=options.device,
+        profile=options.profile,
+        function=options.function,
+        batch_size=options.batch_size,
+        input_shapes=options.input_shapes,
+        tactics=options.tactics,
+        host_memory_limit=options.host_memory_limit,
+    )
+    text = str(curve)
+    for path, save in ((options.png, curve.save_png), (options.html, curve.save_html)):
+        if path:
+            save(path)
+            text += f"\nWritten to {path}."
+    return {**json.loads(curve.to_json()), "exit_status": OK if curve.feasible else INFEASIBLE}, text
+
+
 def _verify(options: argparse.Namespace, progress: Progress) -> Result:
     from tfswap.frontends.verify_model import verify_model
 
@@ -173,6 +197,7 @@ def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir
         host_memory_limit=options.host_memory_limit,
         plan=options.plan,
         mode=mode,
+        profile=options.profile,
     )
     progress.stage("looking for the smallest limit")
     report.floor_bytes  # noqa: B018 - computed here, under the progress line
@@ -193,7 +218,7 @@ def _render(function: str, report: Any) -> str:
         f"  swapped          {len(report.swapped)} tensors, {format_bytes(moved)} travel per step",
         f"  recomputed       {len(report.recomputed)} tensors, {report.reruns} kernels run again per step",
         f"  host memory      {format_bytes(report.host_bytes)}",
-        f"  predicted time   x{report.time_ratio:.2f}",
+        f"  predicted time   x{report.time_ratio:.2f}  ({report.costs})",
     ]
     swapped, recomputed = list(report.swapped), list(report.recomputed)
     kept = [r for r in report.rows if r.tactic == "keep"]
@@ -243,6 +268,16 @@ def _host_limit(text: str) -> str:
     return _checked(text, lambda: parse_limit(text, name="host_memory_limit"))
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 2 or more")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    return _checked(text, lambda: text.lower() == THIS or described(text))
+
+
 def _batch_size(text: str) -> int:
     try:
         size = int(text)
@@ -278,6 +313,14 @@ def _parser() -> argparse.ArgumentParser:
         ("explain", _explain, "say for every tensor of a step why it is kept or swapped"),
     ):
         _add_step_flags(_command(commands, name, command, help_text), name)
+    help_text = "show the memory of a saved training step against its time, under limits from the smallest up"
+    simulate = _command(commands, "simulate", _simulate, help_text)
+    simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
+    simulate.add_argument("--limits", type=_count, default=20, help="how many limits are tried (20)")
+    simulate.add_argument("--device", type=_device, help=f"of {', '.join(NAMES)}; by default this kind of device")
+    simulate.add_argument("--png", help="draw the curve to this file (needs matplotlib)")
+    simulate.add_argument("--html", help="write a page that shows the curve to this file")
+    _add_model_flags(simulate)
     verify = _command(commands, "verify", _verify, "check a SavedModel that tfswap has rewritten")
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
     _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")
@@ -302,6 +345,11 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         type=_limit,
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
     )
+    parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
+    _add_model_flags(parser)
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
     parser.add_argument(
         "--batch_size", type=_batch_size, help="size of the leading dimension where the model leaves it open"
@@ -311,4 +359,4 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         "--tactics", type=_tactics, default="swap,recompute", help='of "swap,recompute"; "" for order alone'
     )
     parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
-    parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
+    parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")

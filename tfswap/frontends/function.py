@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, check, one_of
@@ -74,6 +75,16 @@ class OptimizedFunction:
             return self._call_traced(concrete, inputs)
         with self._lock if tf.executing_eagerly() else contextlib.nullcontext():
             return self._step(concrete, inputs)(inputs)
+
+    @property
+    def traced(self) -> Any:
+        """The `tf.function` that this was made from."""
+        return self._function
+
+    @property
+    def memory_limit(self) -> int | str | None:
+        """The limit as it was given."""
+        return self._request.memory_limit
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -134,7 +145,7 @@ class OptimizedFunction:
         It is planned for sizes up to those of the arguments, or up to larger ones where such a plan is there already.
         """
         concrete = self._trace(args, kwargs)
-        arguments = self._stand_ins(concrete, args, kwargs)
+        arguments = stand_ins(self._function, concrete, args, kwargs)
         open_ = [t.name for t in arguments if not _has_size(t)]
         planned = [step for step in self._made.get(concrete, ()) if step.planned]
         if open_ and planned:
@@ -167,39 +178,10 @@ class OptimizedFunction:
         return concrete
 
     def _bind(self, concrete: Any, args: Any, kwargs: Any) -> Any:
-        """The arguments by the names of the trace's parameters, as inspect.BoundArguments."""
-        from tensorflow.python.eager.polymorphic_function import function_type_utils
-
-        function = self._function
-        full = function_type_utils.canonicalize_function_inputs(
-            args, kwargs, function.function_type, function._default_values
-        )
-        return concrete.function_type.bind(*full.args, **full.kwargs)
+        return bind_call(self._function, concrete, args, kwargs)
 
     def _flat_inputs(self, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
         return concrete.function_type.unpack_inputs(self._bind(concrete, args, kwargs))
-
-    def _stand_ins(self, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Tensors without values for the arguments of a trace, of the shapes that these arguments or specs have."""
-        import tensorflow as tf
-        from tensorflow.core.function import trace_type
-
-        traced = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
-        if all(map(_has_size, traced)) or not (args or kwargs):
-            return traced
-        specs = trace_type.InternalTracingContext(is_legacy_signature=True)
-        bound = self._bind(concrete, args, kwargs).arguments
-        names = [p.name for p in concrete.function_type._sorted_parameters]
-        flat = [t for name in names for t in trace_type.from_value(bound[name], specs).flatten()]
-        if len(flat) != len(traced):
-            return traced
-        with tf.Graph().as_default():
-            return [
-                tensor
-                if _has_size(tensor)
-                else tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(given.shape), tensor.op.name)
-                for tensor, given in zip(traced, flat, strict=True)
-            ]
 
     def _call_traced(self, concrete: Any, inputs: Sequence[Any]) -> Any:
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
@@ -237,6 +219,39 @@ class OptimizedFunction:
             log.warning("tfswap: %s: %s", self.__name__, message)
 
 
+def bind_call(function: Any, concrete: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of a call by the names of the trace's parameters, as inspect.BoundArguments."""
+    from tensorflow.python.eager.polymorphic_function import function_type_utils
+
+    full = function_type_utils.canonicalize_function_inputs(
+        args, kwargs, function.function_type, function._default_values
+    )
+    return concrete.function_type.bind(*full.args, **full.kwargs)
+
+
+def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Tensors without values for the arguments of a trace, of the shapes that these arguments or specs have."""
+    import tensorflow as tf
+    from tensorflow.core.function import trace_type
+
+    traced = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    if all(map(_has_size, traced)) or not (args or kwargs):
+        return traced
+    specs = trace_type.InternalTracingContext(is_legacy_signature=True)
+    bound = bind_call(function, concrete, args, kwargs).arguments
+    names = [p.name for p in concrete.function_type._sorted_parameters]
+    flat = [t for name in names for t in trace_type.from_value(bound[name], specs).flatten()]
+    if len(flat) != len(traced):
+        return traced
+    with tf.Graph().as_default():
+        return [
+            tensor
+            if _has_size(tensor)
+            else tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(given.shape), tensor.op.name)
+            for tensor, given in zip(traced, flat, strict=True)
+        ]
+
+
 def _is_watched(concrete: Any, inputs: Sequence[Any]) -> bool:
     """Whether a gradient tape may ask for gradients of this call. Follows ConcreteFunction._call_flat."""
     from tensorflow.python.eager import record
@@ -268,6 +283,7 @@ def optimize(
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
     on_exceeded: str = "warn",
+    profile: Profile | str | os.PathLike[str] | None = None,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -286,6 +302,8 @@ def optimize(
             under its own where that is None.
         mode: "optimize", or "analyze" to change nothing and only report, also on a limit that can't be met.
         on_exceeded: "warn" or "raise" when a step's measured peak passes its limit, or what a given plan takes does.
+        profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with. What they do not hold,
+            and without a profile all, comes from the analytic model of this kind of device.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
@@ -295,15 +313,15 @@ def optimize(
             with `.floor_bytes`, before anything runs, and UnsupportedGraph.
     """
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
-    request = check(memory_limit, tactics, host_memory_limit, plan, mode)
+    request = check(memory_limit, tactics, host_memory_limit, plan, mode, profile)
 
     def decorate(target: Any) -> OptimizedFunction:
-        return OptimizedFunction(_as_tf_function(target), request, on_exceeded)
+        return OptimizedFunction(as_tf_function(target), request, on_exceeded)
 
     return decorate if function is None else decorate(function)
 
 
-def _as_tf_function(target: Any) -> Any:
+def as_tf_function(target: Any) -> Any:
     """The `tf.function` to optimise. Raises TfswapError, saying what to give, for what is none and makes none."""
     tf = machine.require_tensorflow()
     from tensorflow.python.eager.polymorphic_function import polymorphic_function

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
@@ -74,8 +75,7 @@ def plan_offline(
     require_backward(step, graph)
     refuse_rewriters()
     device, model = machine.current_device()
-    held = [TensorType(dtype, shape) for dtype, shape in variables]
-    optimizer = _optimizer(graph, model, request.options, held)
+    optimizer = offline_optimizer(graph, model, request.options, variables)
     plan = request.choose(optimizer, device)
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
@@ -83,12 +83,19 @@ def plan_offline(
     return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
 
 
-def _optimizer(graph: Graph, model: DeviceModel, options: Options, variables: Sequence[TensorType]) -> Optimizer:
+def offline_optimizer(
+    graph: Graph,
+    model: DeviceModel,
+    options: Options,
+    variables: Iterable[tuple[str, Shape]] = (),
+    costs: Costs | None = None,
+) -> Optimizer:
     """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
-    sizes = [round_up(t.nbytes) for t in (*there, *variables) if t.nbytes]
-    made = Optimizer(graph, model, options, resident=Resident(sum(sizes)))
-    largest = max((t.nbytes or 0 for t in variables), default=0)
+    held = [TensorType(dtype, shape) for dtype, shape in variables]
+    sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
+    made = Optimizer(graph, model, options, resident=Resident(sum(sizes)), costs=costs)
+    largest = max((t.nbytes or 0 for t in held), default=0)
     margin = min(largest, int(made.baseline_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = margin
     return made

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.cost import Costs, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
@@ -56,6 +57,7 @@ class Options:
     host_limit_bytes: int | None = None
     keep: frozenset[str] = frozenset()
     solver: str = "default"
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]
@@ -95,6 +97,7 @@ class Optimizer:
         resident: what is in the arena before the step.
         extra_margin_bytes: kept free besides, since a run has shown the need.
         locate: from a node's name to the user's own line that made it, where that is known.
+        costs: what kernels and copies take; by default what the options' profile or the kind of device says.
     """
 
     @_without_collector
@@ -107,6 +110,7 @@ class Optimizer:
         resident: Resident = NOTHING_KNOWN,
         extra_margin_bytes: int = 0,
         locate: Callable[[str], str | None] = lambda _: None,
+        costs: Costs | None = None,
     ):
         self.options = options or Options()
         self.graph = graph
@@ -120,9 +124,11 @@ class Optimizer:
         apply_split_views(self.settled)
         self.settled.prune()
         self.flow: Dataflow = analyse_dataflow(self.settled, device)
+        self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
+        peak, self.baseline_s = self._baseline(resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
-        self.baseline_peak_bytes = promised(self._baseline(resident))
+        self.baseline_peak_bytes = promised(peak)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
@@ -142,6 +148,7 @@ class Optimizer:
             host_limit_bytes=self.options.host_limit_bytes,
             tactics=self.options.tactics,
             solver=self.options.solver,
+            costs=self.costs,
         )
 
     @_without_collector
@@ -185,11 +192,15 @@ class Optimizer:
             persistent_bytes=self.resident_bytes,
         )
 
-    def _baseline(self, resident: Resident) -> int:
-        """Peak of the step as it was traced: variables adopt buffers, and an IdentityN holds all gradients."""
-        flow = analyse_dataflow(self.graph, self.device)
-        cost_s = [kernel_seconds(node, self.planner.rates) for node in flow.nodes]
-        return simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
+    def _baseline(self, resident: Resident) -> tuple[int, float]:
+        """Peak and seconds of the step as it was traced: variables adopt buffers, an IdentityN holds all gradients."""
+        flow, costs = analyse_dataflow(self.graph, self.device), self.costs
+        live = self.graph.live_nodes()
+        runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
+        cost_s = [costs.seconds(node) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
+        peak = simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
+        measured = costs.profile and costs.profile.fingerprint == self.fingerprint and costs.profile.step_s
+        return peak, measured or unordered_seconds(cost_s, flow.own_deps, costs.rates)
 
     def fetched_bytes(self) -> int:
         """What the step returns and nothing else holds."""
@@ -246,9 +257,13 @@ class Optimizer:
             planned_peak_bytes=found.peak_bytes + self.extra_margin_bytes,
             persistent_bytes=self.resident_bytes,
             host_bytes=found.memory.host_peak_bytes,
-            time_ratio=round(found.timing.total_s / found.timing.compute_s, 6) if found.timing.compute_s else 1.0,
+            time_ratio=self.time_ratio(found),
             solver=self.options.solver,
         )
+
+    def time_ratio(self, candidate: Candidate) -> float:
+        """Predicted step time over that of the unoptimised step."""
+        return round(candidate.timing.total_s / self.baseline_s, 6) if self.baseline_s else 1.0
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from tfswap.analysis.profile import Profile
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.arguments import Request, check, names
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
@@ -44,6 +45,7 @@ def optimize_graph(
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
+    profile: Profile | str | os.PathLike[str] | None = None,
 ) -> OfflineReport | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
@@ -71,6 +73,7 @@ def optimize_graph(
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.
         mode: "optimize", or "analyze" to write nothing and only report, also on a limit that can't be met.
+        profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with.
 
     Returns:
         For a SavedModel its OfflineReport (of the trace that takes most, when there are several). For a proto an
@@ -85,8 +88,8 @@ def optimize_graph(
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.protobuf import meta_graph_pb2
 
-    request = check(memory_limit, tactics, host_memory_limit, plan, mode)
-    sizes = _Sizes(batch_size, input_shapes)
+    request = check(memory_limit, tactics, host_memory_limit, plan, mode, profile)
+    sizes = ArgumentSizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
         if output_dir is not None:
             raise TfswapError("output_dir is for a SavedModel's folder; the result of a proto is returned")
@@ -112,7 +115,7 @@ def optimize_graph(
     return _optimize_file(model, output_dir, function, request, sizes)
 
 
-class _Sizes:
+class ArgumentSizes:
     """The sizes that a user gave for what the file leaves open."""
 
     def __init__(self, batch_size: int | None, input_shapes: Mapping[str, Sequence[int]] | None):
@@ -184,7 +187,7 @@ def _optimize_file(
     output_dir: str | os.PathLike[str],
     function: str,
     request: Request,
-    sizes: _Sizes,
+    sizes: ArgumentSizes,
 ) -> OfflineReport:
     file = ModelFile.load(model)
     file.check_variables()
@@ -205,13 +208,13 @@ def _optimize_file(
     return main.report
 
 
-def _plan_file(file: ModelFile, function: str, request: Request, sizes: _Sizes) -> dict[str, Planned]:
+def _plan_file(file: ModelFile, function: str, request: Request, sizes: ArgumentSizes) -> dict[str, Planned]:
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
     variables = file.variables()
     for step in file.steps(function):
-        graph = _import_step(file, function, step, sizes)
+        graph = import_step(file, function, step, sizes)
         try:
             planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
         except (UnsupportedGraph, InvalidModel) as error:
@@ -222,7 +225,8 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: _Sizes) 
     return planned
 
 
-def _import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: _Sizes) -> Any:
+def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: ArgumentSizes) -> Any:
+    """The graph of one trace, with these sizes. Raises InvalidModel, UnsupportedGraph."""
     from tfswap.importers.library_function import (
         file_shape,
         import_library_function,

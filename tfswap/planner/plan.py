@@ -10,12 +10,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from tfswap.errors import InvalidModel
+from tfswap.files import write_whole
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.planner.decode import decode
 from tfswap.sizes import MAX_BYTES
@@ -110,15 +110,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`, whole or not at all."""
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=target.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from tfswap.analysis.cost import Rates, default_rates, kernel_seconds
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import evict, furthest, meng
@@ -98,6 +98,7 @@ class Planner:
         tactics: what may be used besides an order, of TACTICS.
         host_limit_bytes: the most host memory that swapped tensors may take.
         solver: one of SOLVERS.
+        costs: what kernels and copies take; by default what the analytic model says of this kind of device.
     """
 
     def __init__(
@@ -110,14 +111,15 @@ class Planner:
         host_limit_bytes: int | None = None,
         tactics: Collection[str] = TACTICS,
         solver: str = "default",
-        rates: Rates | None = None,
+        costs: Costs | None = None,
     ):
         self.flow = flow
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
         self.solvers = SOLVERS[solver][frozenset(tactics)]
-        self.rates = rates or default_rates(device)
-        self.cost_s = [kernel_seconds(node, self.rates) for node in flow.nodes]
+        self.costs = costs or Costs.of(device)
+        self.rates = self.costs.rates
+        self.cost_s = [self.costs.seconds(node) for node in flow.nodes]
         orders = rank_orders(flow, self.cost_s)
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_pure, is_view, uses_tensor_list
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.planner.allocator import round_up

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
+from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Step
 

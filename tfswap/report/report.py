@@ -63,6 +63,7 @@ class Report:
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
+        costs: where the times come from: "analytic" or "profiled".
     """
 
     baseline_peak_bytes: int
@@ -76,6 +77,7 @@ class Report:
     rows: tuple[TensorRow, ...]
     alive_at_peak: tuple[tuple[str, int], ...]
     unmodelled: tuple[str, ...]
+    costs: str
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
 
     @cached_property
@@ -117,7 +119,7 @@ class Report:
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
             ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
             ("host memory", format_bytes(self.host_bytes)),
-            ("predicted time", f"x{self.time_ratio:.2f}"),
+            ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
 
     def headline(self) -> str:
@@ -188,6 +190,7 @@ def make_report(
         rows=tuple(rows),
         alive_at_peak=alive,
         unmodelled=unmodelled,
+        costs=planner.costs.source,
         _floor=floor,
     )
 

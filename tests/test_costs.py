@@ -1,0 +1,304 @@
+"""Costs: what a kernel is taken to take, profiles that outlive a trace, described machines, and the curve."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graphs import Layer, training_step
+from processes import last_json, run_python
+
+from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, unordered_seconds, work_seconds
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import NAMES, THIS, Rates, default_rates, described
+from tfswap.analysis.profile import Profile, Timed, types_of
+from tfswap.errors import InvalidModel, TfswapError
+from tfswap.frontends.offline import offline_optimizer
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.simulate import sweep
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.text import parse_graph
+from tfswap.report.curve import Curve, Point
+
+CPU = DeviceModel("cpu", False, 2, 2)
+RATES = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 0.0)
+MIB = 2**20
+
+
+def node_of(text: str) -> Node:
+    """The last node of a graph in text."""
+    return list(parse_graph(text))[-1]
+
+
+def step_graph() -> Graph:
+    return training_step([Layer("dense"), Layer("relu")] * 3, rows=512, width=128)
+
+
+# --- the analytic model ------------------------------------------------------------------------------------------
+
+
+def test_a_contraction_takes_its_multiply_adds():
+    matmul = "%a = Placeholder() -> float32[30,40]\n%b = Placeholder() -> float32[40,50]\n%c = MatMul(%a, %b)"
+    assert work_seconds(node_of(f"{matmul} -> float32[30,50]"), RATES) == 2 * 30 * 40 * 50 / 1e9
+    turned = "%a = Placeholder() -> float32[40,30]\n%b = Placeholder() -> float32[40,50]\n"
+    turned += "%c = MatMul(%a, %b) {transpose_a=true} -> float32[30,50]"
+    assert work_seconds(node_of(turned), RATES) == 2 * 30 * 40 * 50 / 1e9
+
+
+def test_a_convolution_and_its_gradients_count_the_same_multiply_adds():
+    image, kernel, result = "float32[2,8,8,16]", "float32[3,3,16,32]", "float32[2,8,8,32]"
+    sizes = f"%x = Placeholder() -> {image}\n%w = Placeholder() -> {kernel}\n%g = Placeholder() -> {result}\n"
+    sizes += "%s = Placeholder() -> int32[4]\n"
+    flops = 2 * (2 * 8 * 8 * 32) * (3 * 3 * 16)
+    rates = Rates(1e9, math.inf, math.inf, 1.0, 1.0, 0.0)
+    forward = work_seconds(node_of(f"{sizes}%c = Conv2D(%x, %w) -> {result}"), rates)
+    weights = work_seconds(node_of(f"{sizes}%c = Conv2DBackpropFilter(%x, %s, %g) -> {kernel}"), rates)
+    inputs = work_seconds(node_of(f"{sizes}%c = Conv2DBackpropInput(%s, %w, %g) -> {image}"), rates)
+    assert forward == flops / 1e9
+    assert forward < weights < inputs < 4 * forward  # TensorFlow's own kernels of these are slower
+
+
+def test_what_reads_shapes_only_or_passes_a_variable_on_moves_nothing():
+    source = "%x = Placeholder() -> float32[1000,1000]\n%v = VarHandleOp() -> resource[]\n"
+    assert work_seconds(node_of(f"{source}%s = Shape(%x) -> int32[2]"), RATES) == 0
+    assert work_seconds(node_of(f"{source}%r = ReadVariableOp(%v) -> float32[1000,1000]"), RATES) == 0
+    assert work_seconds(node_of(f"{source}%r = Relu(%x) -> float32[1000,1000]"), RATES) == 8e6 / 1e9
+
+
+def test_a_small_kernel_runs_on_one_core_and_a_large_one_on_all():
+    rates = Rates(1e9, 1e9, 4e9, 1e9, 1e9, 0.0, cores=4)
+
+    def seconds(elements: int) -> float:
+        return work_seconds(
+            node_of(f"%x = Placeholder() -> float32[{elements}]\n%y = Neg(%x) -> float32[{elements}]"), rates
+        )
+
+    one_core = 8 / 1e9  # per element: 8 bytes at a quarter of 4e9
+    assert seconds(1000) == pytest.approx(1000 * one_core)
+    assert seconds(5000) == GRAIN_S
+    assert seconds(10**6) == pytest.approx(10**6 * one_core / 4)
+
+
+def test_small_kernels_run_side_by_side_when_nothing_orders_them():
+    rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 0.0, cores=2)
+    small, large = GRAIN_S / 2, GRAIN_S * 10
+    assert unordered_seconds([small] * 4, [(), (), (), ()], rates) == pytest.approx(2 * small)
+    assert unordered_seconds([small] * 4, [(), (0,), (1,), (2,)], rates) == pytest.approx(4 * small)
+    assert unordered_seconds([large] * 4, [(), (), (), ()], rates) == pytest.approx(4 * large)
+
+
+# --- profiles ----------------------------------------------------------------------------------------------------
+
+
+def profile_of(graph: Graph, seconds: float, **changes: Any) -> Profile:
+    kernels = tuple(Timed(n.name, n.op, types_of(n), seconds) for n in graph if n.inputs)
+    fields = {"kind": "cpu", "machine": "a test", "fingerprint": "", "rates": RATES, "step_s": None}
+    return Profile(**{**fields, **changes}, kernels=kernels)
+
+
+def test_a_measured_kernel_is_found_by_name_then_by_likeness():
+    graph = step_graph()
+    profile = profile_of(graph, 1.5)
+    twin = training_step([Layer("dense"), Layer("relu")] * 3, rows=512, width=128)
+    assert all(profile.seconds(n) == 1.5 for n in twin if n.inputs)
+    renamed = Node("elsewhere/relu", "Relu", graph["relu1"].inputs, (), {}, graph["relu1"].outputs, "")
+    assert profile.seconds(renamed) == 1.5
+    wider = training_step([Layer("dense"), Layer("relu")] * 3, rows=512, width=64)
+    assert profile.seconds(wider["relu1"]) is None
+    assert profile.coverage([graph["relu1"], wider["relu1"]]) == 0.5
+
+
+def test_costs_come_from_the_profile_and_then_from_its_rates():
+    graph = step_graph()
+    relu, dense = graph["relu1"], graph["dense0"]
+    profile = Profile("cpu", "", "", RATES, None, (Timed(relu.name, relu.op, types_of(relu), 2.0),))
+    costs = Costs.of(CPU, profile)
+    assert (costs.source, Costs.of(CPU).source) == ("profiled", "analytic")
+    assert costs.seconds(relu) == 2.0
+    assert costs.seconds(dense) == kernel_seconds(dense, RATES)
+    with pytest.raises(TfswapError, match="was taken on a cpu"):
+        Costs.of(DeviceModel("gpu"), profile)
+
+
+def test_the_unoptimised_time_is_the_measured_one_of_the_same_graph():
+    graph = step_graph()
+    plain = Optimizer(graph, CPU)
+    profile = profile_of(graph, 1e-3, fingerprint=plain.fingerprint, step_s=0.5)
+    assert Optimizer(graph, CPU, Options(profile=profile)).baseline_s == 0.5
+    other = profile_of(graph, 1e-3, fingerprint="another", step_s=0.5)
+    assert Optimizer(graph, CPU, Options(profile=other)).baseline_s != 0.5
+
+
+def test_rates_are_fitted_to_what_was_measured():
+    graph = step_graph()
+    rates = default_rates(CPU)
+    measured = [(n, 3 * work_seconds(n, rates)) for n in graph if n.op in ("MatMul", "Relu")]
+    found = fitted(rates, measured)
+    assert found.flops_per_s == pytest.approx(rates.flops_per_s / 3)
+    assert (found.steps_per_s, found.out_bytes_per_s) == (rates.steps_per_s, rates.out_bytes_per_s)
+
+
+def test_profiles_are_saved_and_read(tmp_path: Path):
+    profile = profile_of(step_graph(), 0.25, step_s=1.0)
+    path = tmp_path / "profile.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+    for text, says in (("{}", "not a profile"), ("[]", "not a profile"), ('{"format": 9}', "profile anew")):
+        path.write_text(text)
+        with pytest.raises(InvalidModel, match=says):
+            Profile.load(path)
+    with pytest.raises(InvalidModel, match="no profile can be read"):
+        Profile.load(tmp_path / "nowhere")
+
+
+# --- machines ----------------------------------------------------------------------------------------------------
+
+
+def test_described_machines_are_ordered_as_their_vendors_say():
+    machines = {name: described(name) for name in NAMES if name != THIS}
+    assert {"k40c", "titan-x", "p100", "v100-pcie", "v100-nvlink", "a100", "h100", "h200", "rtx-4090"} == set(machines)
+    speeds = [machines[n].rates.flops_per_s for n in ("k40c", "p100", "v100-pcie", "a100", "h100")]
+    assert speeds == sorted(speeds)
+    assert machines["v100-nvlink"].rates.out_bytes_per_s > 4 * machines["v100-pcie"].rates.out_bytes_per_s
+    assert machines["p100"].host_bytes == 128 * 10**9
+    for machine in machines.values():
+        assert machine.device.kind == "gpu"
+        assert machine.rates.copy_share == 0
+        assert machine.memory_bytes < machine.host_bytes
+    with pytest.raises(TfswapError, match="k40c, titan-x"):
+        described("abacus")
+
+
+# --- the curve ---------------------------------------------------------------------------------------------------
+
+
+def curve(*points: tuple[int, float], memory_bytes: int | None = None) -> Curve:
+    made = tuple(Point(limit, limit, ratio, ratio, 0, 0) for limit, ratio in points)
+    return Curve("step", "a test", "analytic", points[-1][0], 1.0, points[0][0], memory_bytes, None, made)
+
+
+def test_the_knee_is_where_less_memory_begins_to_cost_much():
+    assert curve((100, 3.0), (200, 1.1), (300, 1.05), (400, 1.0)).knee.limit_bytes == 200
+    assert curve((100, 1.004), (200, 1.002), (300, 1.0)).knee.limit_bytes == 100
+    # Of what fits.
+    assert curve((100, 3.0), (200, 1.1), (300, 1.0), memory_bytes=150).knee.limit_bytes == 100
+
+
+def test_a_curve_says_what_does_not_fit():
+    short = curve((100, 2.0), (200, 1.0), memory_bytes=150)
+    assert short.feasible
+    assert [short.fits(p) for p in short.points] == [True, False]
+    assert "more than the machine has" in str(short)
+    none = curve((100, 2.0), (200, 1.0), memory_bytes=50)
+    assert not none.feasible
+    assert "does not fit" in str(none)
+    content = json.loads(none.to_json())
+    assert content["feasible"] is False
+    assert [p["fits"] for p in content["points"]] == [False, False]
+
+
+def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = curve((100 * MIB, 2.0), (150 * MIB, 1.2), (200 * MIB, 1.0), memory_bytes=180 * MIB)
+    page = tmp_path / "curve.html"
+    drawn.save_html(page)
+    text = page.read_text()
+    assert text.count("<circle class=point") == 3
+    assert text.count("<circle class=knee") == 1
+    assert "http" not in text.replace("http-equiv", "")
+    pytest.importorskip("matplotlib")
+    drawn.save_png(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TfswapError, match="pip install 'tfswap\\[plot\\]'"):
+        drawn.save_png(tmp_path / "other.png")
+
+
+@pytest.mark.parametrize("name", ["k40c", "v100-nvlink"])
+def test_a_sweep_goes_from_the_floor_to_the_peak_and_never_gains_time_below(name: str):
+    machine = described(name)
+    costs = Costs(machine.rates)
+    optimizer = offline_optimizer(step_graph(), machine.device, Options(host_limit_bytes=machine.host_bytes), (), costs)
+    made = sweep(optimizer, "step", machine, 8)
+    limits = [p.limit_bytes for p in made.points]
+    assert limits == sorted(limits)
+    assert (limits[0], limits[-1]) == (made.floor_bytes, max(made.floor_bytes, made.baseline_peak_bytes))
+    assert all(p.peak_bytes <= p.limit_bytes for p in made.points)
+    ratios = [p.time_ratio for p in made.points]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_a_faster_link_never_makes_a_step_slower():
+    slow, fast = (
+        sweep(
+            offline_optimizer(
+                step_graph(), described(n).device, Options(tactics=("swap",)), (), Costs(described(n).rates)
+            ),
+            "step",
+            described(n),
+            6,
+        )
+        for n in ("v100-pcie", "v100-nvlink")
+    )
+    assert fast.points[0].time_ratio < slow.points[0].time_ratio
+
+
+# --- a step that runs --------------------------------------------------------------------------------------------
+
+PROFILED = """
+import json, sys
+sys.path.insert(0, "tests")
+import tensorflow as tf
+import tfswap
+
+weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.05) for i in range(6)]
+images = tf.random.stateless_normal([512, 256], seed=(9, 9))
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for w in weights:
+            h = tf.nn.relu(h @ w)
+        loss = tf.reduce_mean(h * h)
+    for w, g in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * g)
+    return loss
+
+before = [w.numpy().tobytes() for w in weights]
+plain = tfswap.profile(step, images, steps=2)
+decorated = tfswap.profile(tfswap.optimize(step, memory_limit="70%"), images, steps=2)
+kept = [w.numpy().tobytes() for w in weights] == before
+planned = tfswap.optimize(step, memory_limit="70%", profile=plain)
+planned(images)
+ops = {k.op for k in plain.kernels}
+curve = tfswap.simulate(step, tf.TensorSpec([512, 256]), limits=4, profile=plain)
+this = tfswap.simulate(step, images, limits=3, device="this")
+print(json.dumps({
+    "kept": kept, "ops": sorted(ops), "matmuls": sum(k.op == "MatMul" for k in plain.kernels),
+    "positive": all(k.seconds > 0 for k in plain.kernels if k.op == "MatMul"), "step_s": plain.step_s,
+    "costs": planned.report().costs, "decorated": len(decorated.kernels), "kernels": len(plain.kernels),
+    "rates": [plain.rates.out_bytes_per_s, plain.rates.in_bytes_per_s, plain.rates.copy_share],
+    "baseline": [curve.baseline_s, curve.costs], "this": this.memory_bytes,
+}))
+"""
+
+
+def test_a_step_is_profiled_and_planned_with_what_was_measured():
+    pytest.importorskip("tensorflow")
+    capped = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "1024", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    found = last_json(run_python(PROFILED, **capped))
+    assert found["kept"], "the variables have their old values back"
+    assert {"MatMul", "Relu", "ReluGrad"} <= set(found["ops"])
+    assert found["matmuls"] == 6 + 6 + 5
+    assert found["positive"]
+    assert found["step_s"] > 0
+    assert found["costs"] == "profiled"
+    assert found["decorated"] == found["kernels"]
+    out_rate, in_rate, share = found["rates"]
+    assert out_rate > 1e6 and in_rate > 1e6 and 0 <= share <= 1
+    assert found["baseline"] == [found["step_s"], "profiled"]
+    assert found["this"] == 1024 * MIB

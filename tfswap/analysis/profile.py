@@ -1,0 +1,124 @@
+"""What a step's kernels took when they ran: a frozen value, saved as JSON. No TensorFlow here.
+
+A kernel is found again by its node's name, op, and the types that go in and come out, so that a profile outlives
+the trace that it was taken of. One that is new under its name (a layer was renamed, a model built twice) takes the
+median of those measured with the same op and types; one that nothing like was measured has no time here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from tfswap.analysis.devices import Rates
+from tfswap.errors import InvalidModel
+from tfswap.files import write_whole
+from tfswap.ir.graph import Node
+
+FORMAT_VERSION = 1
+
+
+class Timed(NamedTuple):
+    """One measured kernel.
+
+    Attributes:
+        name: of its node.
+        op: its type.
+        types: of what it reads and makes, as `types_of` writes them.
+        seconds: of one run.
+    """
+
+    name: str
+    op: str
+    types: str
+    seconds: float
+
+
+def types_of(node: Node) -> str:
+    """The types of a node's inputs and outputs, as text."""
+    inputs, outputs = ",".join(str(t.type) for t in node.inputs), ",".join(map(str, node.outputs))
+    return f"{inputs}->{outputs}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a step, on one machine.
+
+    Attributes:
+        kind: of the device that it ran on, "cpu" or "gpu".
+        machine: that device, for people.
+        fingerprint: of the graph that ran, as in a Plan.
+        rates: the machine's; those of kernels fitted to the ones that were measured.
+        step_s: the unoptimised step, from call to return; None where it was not run (it does not fit).
+        kernels: all that were measured.
+    """
+
+    kind: str
+    machine: str
+    fingerprint: str
+    rates: Rates
+    step_s: float | None
+    kernels: tuple[Timed, ...]
+
+    @cached_property
+    def _exact(self) -> dict[tuple[str, str, str], float]:
+        return {(k.name, k.op, k.types): k.seconds for k in self.kernels}
+
+    @cached_property
+    def _alike(self) -> dict[tuple[str, str], float]:
+        found: dict[tuple[str, str], list[float]] = {}
+        for k in self.kernels:
+            found.setdefault((k.op, k.types), []).append(k.seconds)
+        return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+    def seconds(self, node: Node) -> float | None:
+        """What the kernel of `node` takes once it has started, or None where nothing like it was measured."""
+        types = types_of(node)
+        found = self._exact.get((node.name, node.op, types))
+        return self._alike.get((node.op, types)) if found is None else found
+
+    def coverage(self, nodes: Iterable[Node]) -> float:
+        """The share of these nodes that this profile has a time for."""
+        known = [self.seconds(node) is not None for node in nodes]
+        return sum(known) / len(known) if known else 1.0
+
+    def to_json(self) -> str:
+        """The profile as JSON text."""
+        content = dataclasses.asdict(self) | {"format": FORMAT_VERSION, "kernels": [list(k) for k in self.kernels]}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """The profile that `to_json` wrote. Raises InvalidModel on anything else."""
+        try:
+            content = json.loads(text)
+            version = content.pop("format")
+            if version != FORMAT_VERSION:
+                raise InvalidModel(
+                    f"this profile has format {version}, and this tfswap reads {FORMAT_VERSION}: profile anew"
+                )
+            content["rates"] = Rates(**content["rates"])
+            content["kernels"] = tuple(Timed(*k) for k in content["kernels"])
+            return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"this is not a profile that tfswap saved: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to `path`, whole or not at all."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """The profile saved at `path`. Raises InvalidModel when there is none, naming the path."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidModel(f"no profile can be read from {os.fspath(path)!r}: {error}") from error
+        return cls.from_json(text)

@@ -1,0 +1,317 @@
+"""`tfswap.profile`: what each kernel of a step really takes on this machine, and what its copies do.
+
+The step is run as it would be planned, its kernels one after another, so that no kernel's time holds another's;
+TensorFlow's own profiler says when each began and ended. On a GPU that is what the device's kernels took. The
+variables that the step writes have their old values afterwards.
+
+Not handled: kernels inside of the bodies of loops and conditionals, whose time is that of the node that runs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tfswap.analysis.cost import fitted
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import THIS, Machine, default_rates
+from tfswap.analysis.profile import Profile, Timed, types_of
+from tfswap.errors import TfswapError
+from tfswap.frontends import machine
+from tfswap.frontends.arguments import Request
+from tfswap.frontends.function import OptimizedFunction, as_tf_function, stand_ins
+from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer, Options
+from tfswap.planner.plan import Plan
+from tfswap.sizes import parse_limit
+
+STEPS = 5
+ROUNDS = 7
+COPY_BYTES = 32 << 20
+"""A feature map's size: large enough that a copy's fixed cost does not count."""
+COPIES = 4
+KERNEL_SIZE = 512
+KERNELS = 6
+"""So many products of square matrices of that size, and sums of tensors of a copy's, last longer than the copies."""
+
+
+def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
+    """Run a few steps and measure their kernels, and the copies of this machine.
+
+        measured = tfswap.profile(train_step, images, labels)
+        measured.save("train_step.profile.json")
+        train_step = tfswap.optimize(train_step, memory_limit="6GiB", profile=measured)
+
+    Args:
+        function: a `tf.function`, one that `tfswap.optimize` has decorated, or a Python function. A decorated one
+            is measured under its limit, so that it need not fit without.
+        args: what it is called with. Its other arguments: bind them before, with `functools.partial`.
+        steps: how many are measured; after one more, which is not.
+
+    Returns:
+        The profile, to be given to `optimize(profile=)`, `simulate(profile=)`, or saved.
+
+    Raises:
+        TfswapError: `steps` is not positive, or TensorFlow's profiler is in use.
+        UnsupportedGraph, InfeasibleMemoryLimit: as `optimize`.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise TfswapError(f"steps is {steps!r}: give a positive int")
+    machine.require_tensorflow()
+    from tfswap.importers.function import import_function
+
+    limit = None
+    if isinstance(function, OptimizedFunction):
+        limit, function = function.memory_limit, function.traced
+    traced = as_tf_function(function)
+    device, model = machine.current_device()
+    concrete = traced.get_concrete_function(*args)
+    graph = import_function(concrete, stand_ins(traced, concrete, args, {}))
+    optimizer = Optimizer(graph, model, resident=machine.resident(device))
+    plan = _serial_plan(optimizer, machine.device_limit_bytes(device) if limit is None else limit)
+    ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
+    with restored(concrete):
+        ordered(*args)
+        runs = _traced(lambda: [_finish(ordered(*args)) for _ in range(steps)], {n.name for n in optimizer.flow.nodes})
+        step_s = _unoptimised_seconds(optimizer, lambda: traced(*args), steps, device)
+    if not runs:
+        raise TfswapError("TensorFlow's profiler told of no kernel of this step: plan without profile=")
+    kernels = tuple(
+        Timed(node.name, node.op, types_of(node), _least(runs[node.name], steps))
+        for node in optimizer.flow.nodes
+        if node.name in runs
+    )
+    measured = replace(default_rates(model), launch_s=_between(runs), **measure_copies(model))
+    rates = fitted(measured, [(optimizer.settled[k.name], k.seconds) for k in kernels])
+    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, step_s, kernels)
+
+
+def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
+    """The step in the planner's order; with tensors moved only where it would not fit otherwise."""
+    ordered = optimizer.plan(None, ordered=True)
+    if limit is None or ordered.planned_peak_bytes <= parse_limit(limit, optimizer.baseline_peak_bytes):
+        return ordered
+    plan = optimizer.plan(limit)
+    return ordered if plan.changes_nothing else plan
+
+
+@contextlib.contextmanager
+def restored(concrete: Any) -> Iterator[None]:
+    """Give a function's variables their values back at the end. They wait in host memory meanwhile."""
+    kept = [(variable, variable.numpy()) for variable in concrete.variables]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def least_seconds(call: Callable[[], Any], rounds: int) -> float:
+    """Of one call, with whatever it computes done: the least, since what else the machine does only adds to it."""
+    taken = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        _finish(call())
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def _finish(result: Any) -> None:
+    """Wait until what a call returned is there: on a GPU a call returns before its kernels have run."""
+    import tensorflow as tf
+
+    for tensor in tf.nest.flatten(result):
+        if isinstance(tensor, tf.Tensor):
+            tensor.numpy()
+
+
+def _unoptimised_seconds(optimizer: Optimizer, call: Callable[[], Any], steps: int, device: str) -> float | None:
+    import tensorflow as tf
+
+    limit = machine.device_limit_bytes(device)
+    if limit is not None and optimizer.baseline_peak_bytes * BASELINE_SPREAD > limit:
+        return None
+    try:
+        call()
+        return least_seconds(call, steps)
+    except tf.errors.ResourceExhaustedError:
+        return None
+
+
+Runs = dict[str, list[tuple[float, float]]]
+"""By node, when its kernels began, in seconds, and how long they took; in that order."""
+
+
+def _traced(run: Callable[[], Any], nodes: Collection[str]) -> Runs:
+    """The kernels of these nodes while `run` runs, by TensorFlow's profiler."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
+    with tempfile.TemporaryDirectory(prefix="tfswap_profile_") as folder:
+        try:
+            tf.profiler.experimental.start(folder, options)
+        except tf.errors.AlreadyExistsError as error:
+            raise TfswapError(
+                "TensorFlow's profiler is running already (a TensorBoard callback, say), and there is only one: "
+                "stop it before tfswap.profile"
+            ) from error
+        try:
+            run()
+        finally:
+            tf.profiler.experimental.stop()
+        space = xplane_pb2.XSpace()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            space.MergeFromString(path.read_bytes())
+    return kernel_runs(space, nodes)
+
+
+def kernel_runs(space: Any, nodes: Collection[str]) -> Runs:
+    """What a profile (an XSpace) says of these nodes: their kernels on the GPU if there are any, else on the CPU.
+
+    The CPU's threads have an event "node:Op" per kernel (executor.cc, TraceString); a GPU's streams have one per
+    kernel launched, which names its node so in the stat "tf_op" (cupti_collector.cc).
+    """
+    on_gpu: Runs = {}
+    on_cpu: Runs = {}
+    for plane in space.planes:
+        names = {i: m.name for i, m in plane.event_metadata.items()}
+        stats = {i: m.name for i, m in plane.stat_metadata.items()}
+        gpu = plane.name.startswith("/device:GPU")
+        found = on_gpu if gpu else on_cpu
+        for line in plane.lines:
+            if gpu and not line.name.startswith("Stream"):
+                continue  # lines that are made of the streams' events again
+            for event in line.events:
+                label = _tf_op(event, stats) if gpu else names.get(event.metadata_id, "")
+                node = _planned_name(label.rpartition(":")[0], nodes)
+                if node is not None:
+                    started_s = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
+                    found.setdefault(node, []).append((started_s, event.duration_ps * 1e-12))
+    runs = on_gpu or on_cpu
+    for times in runs.values():
+        times.sort()
+    return runs
+
+
+def _planned_name(name: str, nodes: Collection[str]) -> str | None:
+    """The planned node that runs under this name; None for what is not planned.
+
+    Importing a graph renames a node whose name is another's scope, with a suffix that gives a name that no node
+    has (graph_constructor.cc, FindUniqueName).
+    """
+    if name in nodes:
+        return name
+    stem, _, suffix = name.rpartition("_")
+    return stem if suffix.isdigit() and stem in nodes else None
+
+
+def _least(times: list[tuple[float, float]], steps: int) -> float:
+    """Seconds of one node's kernels in the step in which they took least."""
+    each = max(1, len(times) // steps)
+    return min(sum(seconds for _, seconds in times[i : i + each]) for i in range(0, len(times), each))
+
+
+def _between(runs: Runs) -> float:
+    """Seconds that pass from the end of one kernel to the start of the next: the median, since some wait for more."""
+    spans = sorted(span for times in runs.values() for span in times)
+    gaps = [max(0.0, after - (start + seconds)) for (start, seconds), (after, _) in pairwise(spans)]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def _tf_op(event: Any, stats: dict[int, str]) -> str:
+    for stat in event.stats:
+        if stats.get(stat.metadata_id) == "tf_op":
+            return stat.str_value or stats.get(stat.ref_value, "")
+    return ""
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+
+
+def measure_copies(device: DeviceModel) -> dict[str, float]:
+    """Rates of this machine's copies, and the share of their time that kernels lose: the fields of `Rates`."""
+    import tensorflow as tf
+
+    import tfswap.ops as ops
+
+    ops.reserve(COPIES * COPY_BYTES)
+    tensor = tf.fill([COPY_BYTES // 4], 1.0)
+    rates: dict[str, list[float]] = {"out_bytes_per_s": [], "in_bytes_per_s": []}
+    for _ in range(ROUNDS):
+        before = ops.stats()
+        handle = ops.swap_out(tensor)
+        ops.release(handle)
+        ops.await_copy(*ops.swap_in(handle, tensor.dtype))
+        after = ops.stats()
+        rates["out_bytes_per_s"].append(COPY_BYTES / (after.out_busy_s - before.out_busy_s))
+        rates["in_bytes_per_s"].append(COPY_BYTES / (after.in_busy_s - before.in_busy_s))
+    found = {name: max(values) for name, values in rates.items()}
+    return {**found, "copy_share": _copy_share(tensor) if device.kind == "cpu" else 0.0}
+
+
+def _copy_share(tensor: Any) -> float:
+    """How much longer kernels take while copies run beside them, as a share of the copies' time."""
+    import tensorflow as tf
+
+    import tfswap.ops as ops
+
+    square = tf.fill([KERNEL_SIZE, KERNEL_SIZE], 1.0)
+
+    def kernels() -> float:
+        started = time.perf_counter()
+        for _ in range(KERNELS):
+            tf.linalg.matmul(square, square)
+            tf.add(tensor, tensor)
+        return time.perf_counter() - started
+
+    alone, beside, busy = [], [], []
+    for _ in range(ROUNDS):
+        alone.append(kernels())
+        before = ops.stats()
+        handles = [ops.swap_out(tensor) for _ in range(COPIES)]
+        beside.append(kernels())
+        for handle in handles:
+            ops.release(handle)
+        busy.append(ops.stats().out_busy_s - before.out_busy_s)
+    return min(1.0, max(0.0, (min(beside) - min(alone)) / min(busy)))
+
+
+def this_machine() -> Machine:
+    """The machine at hand, with its rates as measured now. Takes about a second."""
+    import tensorflow as tf
+
+    device, model = machine.current_device()
+    square, stream = tf.fill([KERNEL_SIZE, KERNEL_SIZE], 1.0), tf.fill([COPY_BYTES // 4], 1.0)
+    matmul_s = least_seconds(lambda: tf.linalg.matmul(square, square), ROUNDS)
+    add_s = least_seconds(lambda: tf.add(stream, stream), ROUNDS)
+    usual = default_rates(model)
+    flops_per_s = 2 * KERNEL_SIZE**3 / matmul_s
+    rates = replace(
+        usual,
+        flops_per_s=flops_per_s,
+        steps_per_s=usual.steps_per_s * flops_per_s / usual.flops_per_s,
+        memory_bytes_per_s=3 * COPY_BYTES / add_s,
+        **measure_copies(model),
+    )
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = machine.device_limit_bytes(device) or host_bytes
+    return Machine(THIS, _machine_name(device), model, rates, memory_bytes, host_bytes)
+
+
+def _machine_name(device: str) -> str:
+    """The device, for people: a GPU's own name, or how many cores of what."""
+    import tensorflow as tf
+
+    if device.startswith("GPU"):
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        return str(details.get("device_name", device))
+    return f"{machine.current_device()[1].intra_op_threads} cores of {platform.machine()}"

@@ -1,0 +1,119 @@
+"""`tfswap.simulate`: what a step takes under every limit, without running it, on this machine or a described one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.devices import THIS, Machine, described
+from tfswap.analysis.profile import Profile
+from tfswap.errors import TfswapError
+from tfswap.frontends import machine
+from tfswap.frontends.arguments import as_profile, check
+from tfswap.frontends.offline import offline_optimizer
+from tfswap.frontends.pipeline import TACTICS, Optimizer
+from tfswap.frontends.training_step import find_step
+from tfswap.planner.planner import Candidate
+from tfswap.report.curve import Curve, Point
+
+LIMITS = 20
+
+
+def simulate(
+    step: Any,
+    *args: Any,
+    limits: int = LIMITS,
+    device: str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    function: str = "train_step",
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+) -> Curve:
+    """Predict memory against time for a training step, from its floor to its unoptimised peak. Nothing runs.
+
+        tfswap.simulate(train_step, images, labels)
+        tfswap.simulate("saved_model_dir", batch_size=64, device="v100-nvlink").save_html("curve.html")
+
+    Args:
+        step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
+        args: what a function is called with; `tf.TensorSpec`s will do.
+        limits: how many limits, evenly spaced.
+        device: a described machine ("a100", "v100-pcie", ...; a wrong name lists them), "this" for the machine at
+            hand as measured now, or None for the usual rates of this kind of device.
+        profile: of this machine, by `tfswap.profile`; not together with `device`.
+        function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
+        tactics: as in `optimize`.
+        host_memory_limit: the most host memory for swapped tensors; by default what the device's host has.
+
+    Raises:
+        TfswapError: an argument is malformed.
+        UnsupportedGraph, InvalidModel: as `optimize` and `optimize_graph`.
+    """
+    if isinstance(limits, bool) or not isinstance(limits, int) or limits < 2:
+        raise TfswapError(f"limits is {limits!r}: give how many limits to try, 2 or more")
+    on, costs = target_machine(device, as_profile(profile))
+    options = check(None, tactics, host_memory_limit, None, "analyze").options
+    if options.host_limit_bytes is None:
+        options = replace(options, host_limit_bytes=on.host_bytes)
+    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes)
+    optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
+    return sweep(optimizer, found.name, on, limits)
+
+
+def target_machine(name: str | None, profile: Profile | None = None) -> tuple[Machine, Costs]:
+    """The machine that a user named, and what things take on it. Raises TfswapError for a name that is not known."""
+    if name is not None and profile is not None:
+        raise TfswapError(
+            f"device is {name!r} and there is a profile: a profile is of the machine that it was taken on. Give one."
+        )
+    if name is not None and name.lower() == THIS:
+        from tfswap.frontends.profile import this_machine
+
+        found = this_machine()
+        return found, Costs(found.rates)
+    if name is not None:
+        found = described(name)
+        return found, Costs(found.rates)
+    where, model = machine.current_device()
+    costs = Costs.of(model, profile)
+    title = f"this {model.kind.upper()}" if profile is None else profile.machine
+    return Machine(THIS, title, model, costs.rates, machine.device_limit_bytes(where), None), costs
+
+
+def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
+    """The curve of a step at so many limits, evenly spaced from its floor to its unoptimised peak."""
+    floor, peak = optimizer.floor_bytes(), optimizer.baseline_peak_bytes
+    top = max(floor, peak)
+    tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
+    points = []
+    for limit in tried:
+        found = optimizer.planner.candidate(limit - optimizer.extra_margin_bytes)
+        assert found is not None, "the floor is what the planner reaches"
+        points.append(_point(optimizer, limit, found))
+    return Curve(
+        step=step,
+        machine=on.title,
+        costs=optimizer.planner.costs.source,
+        baseline_peak_bytes=peak,
+        baseline_s=optimizer.baseline_s,
+        floor_bytes=floor,
+        memory_bytes=on.memory_bytes,
+        host_bytes=optimizer.options.host_limit_bytes,
+        points=tuple(points),
+    )
+
+
+def _point(optimizer: Optimizer, limit_bytes: int, found: Candidate) -> Point:
+    return Point(
+        limit_bytes=limit_bytes,
+        peak_bytes=found.peak_bytes + optimizer.extra_margin_bytes,
+        time_ratio=optimizer.time_ratio(found),
+        step_s=found.timing.total_s,
+        moved_bytes=found.memory.out_bytes + found.memory.in_bytes,
+        host_bytes=found.memory.host_peak_bytes,
+    )

@@ -1,0 +1,139 @@
+"""A training step wherever it comes from, a `tf.function` or a SavedModel, as a graph of any size that is asked for.
+
+Nothing runs: a function is traced for the sizes, a saved one is bound to them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.backward import require_backward
+from tfswap.frontends.function import OptimizedFunction, as_tf_function, stand_ins
+from tfswap.ir.graph import Graph
+from tfswap.ir.types import Shape
+
+Sizes = Mapping[str, Mapping[int, int]]
+"""By argument, the size of some of its axes."""
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A step whose sizes can be chosen.
+
+    Attributes:
+        name: for people.
+        shapes: by argument, the shape that it has when no sizes are given.
+        variables: element type and shape of all that its model holds on the device.
+        make: from sizes to the graph. Raises UnsupportedGraph or InvalidModel where it can't have them.
+    """
+
+    name: str
+    shapes: Mapping[str, Shape]
+    variables: Sequence[tuple[str, Shape]]
+    make: Callable[[Sizes], Graph] = field(repr=False)
+
+    def graph(self, sizes: Sizes | None = None) -> Graph:
+        """The step's graph, with these sizes instead of its own."""
+        graph = self.make(sizes or {})
+        require_backward(self.name, graph)
+        return graph
+
+
+def find_step(
+    step: Any,
+    args: Sequence[Any],
+    *,
+    function: str = "train_step",
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> TrainingStep:
+    """The step that a user gave: a function and what it is called with, or a SavedModel's folder."""
+    if not isinstance(step, (str, os.PathLike)):
+        if batch_size is not None or input_shapes is not None:
+            raise TfswapError("batch_size and input_shapes are for a SavedModel: a function's sizes are its arguments'")
+        return _function_step(step, args)
+    if args:
+        raise TfswapError("a SavedModel takes no arguments: give batch_size= or input_shapes=")
+    return _saved_step(step, function, batch_size, input_shapes)
+
+
+def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
+    import tensorflow as tf
+
+    traced = as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
+    bound = inspect.signature(traced.python_function).bind(*args)
+    tensors = {name: [t for t in tf.nest.flatten(v) if _is_tensor(t)] for name, v in bound.arguments.items()}
+    concrete = traced.get_concrete_function(*args)
+
+    def make(sizes: Sizes) -> Graph:
+        from tfswap.importers.function import import_function
+
+        sized = inspect.signature(traced.python_function).bind(*args)
+        for name, axes in sizes.items():
+            resized = lambda t, axes=axes: _resized(t, axes) if _is_tensor(t) else t  # noqa: E731
+            sized.arguments[name] = tf.nest.map_structure(resized, bound.arguments[name])
+        try:
+            made = traced.get_concrete_function(*sized.args) if sizes else concrete
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            raise UnsupportedGraph(
+                f"{traced.__name__} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size?"
+            ) from error
+        return import_function(made, stand_ins(traced, made, sized.args, {}))
+
+    shapes = {name: tuple(found[0].shape) for name, found in tensors.items() if found}
+    variables = [(v.dtype.name, tuple(v.shape.as_list())) for v in concrete.variables]
+    return TrainingStep(traced.__name__, shapes, variables, make)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _resized(tensor: Any, axes: Mapping[int, int]) -> Any:
+    import tensorflow as tf
+
+    shape = list(tensor.shape)
+    for axis, size in axes.items():
+        shape[axis] = size
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+def _saved_step(
+    model: str | os.PathLike[str],
+    function: str,
+    batch_size: int | None,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> TrainingStep:
+    from tfswap.frontends.model_file import ModelFile
+    from tfswap.frontends.saved_model import ArgumentSizes, import_step
+
+    file = ModelFile.load(model)
+    refused: list[UnsupportedGraph | InvalidModel] = []
+    found: list[tuple[int, Any, Graph]] = []
+    for trace in file.steps(function):
+        try:
+            graph = import_step(file, function, trace, ArgumentSizes(batch_size, input_shapes))
+            require_backward(function, graph)
+            found.append((sum(t.nbytes or 0 for n in graph for t in n.outputs), trace, graph))
+        except (UnsupportedGraph, InvalidModel) as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    _, trace, graph = max(found, key=lambda f: f[0])  # of several, the one that takes most
+    shapes = {n.name: n.outputs[0].shape for n in graph.feeds if n.outputs[0].dtype != "resource"}
+
+    def make(sizes: Sizes) -> Graph:
+        if not sizes:
+            return graph
+        wanted: dict[str, Any] = {name: list(shape) for name, shape in shapes.items() if shape is not None}
+        for name, axes in sizes.items():
+            for axis, size in axes.items():
+                wanted[name][axis] = size
+        return import_step(file, function, trace, ArgumentSizes(None, wanted))
+
+    return TrainingStep(function, shapes, file.variables(), make)

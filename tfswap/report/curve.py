@@ -1,0 +1,243 @@
+"""Memory against time: what a step takes under every limit between its floor and its unoptimised peak."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tfswap.errors import TfswapError
+from tfswap.files import write_whole
+from tfswap.sizes import format_bytes
+
+BAR = 24
+WIDTH, HEIGHT, LEFT, EDGE = 640, 340, 56, 12
+_STYLE = (
+    "<style>.tfswap{font:13px sans-serif}.tfswap td,.tfswap th{padding:1px 10px;text-align:left}"
+    ".tfswap svg text{font-size:11px;fill:#555}.tfswap .grid{stroke:#ddd}"
+    ".tfswap polyline{fill:none;stroke:#2563c9;stroke-width:2}.tfswap .point{fill:#2563c9}"
+    ".tfswap .knee{fill:#d9480f;r:6}.tfswap .plain{fill:#222}.tfswap rect.out{fill:#ddd}.tfswap tr.out{color:#999}"
+    "</style>"
+)
+FLAT = 0.01
+"""Ratios within 1% of each other are equal: times are predicted no better."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One limit, and the fastest plan under it.
+
+    Attributes:
+        limit_bytes: the limit.
+        peak_bytes: predicted peak.
+        time_ratio: predicted step time over that of the unoptimised step.
+        step_s: predicted step time.
+        moved_bytes: what travels per step, both ways together.
+        host_bytes: the most host memory that swapped tensors take.
+    """
+
+    limit_bytes: int
+    peak_bytes: int
+    time_ratio: float
+    step_s: float
+    moved_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a step takes under limits from its floor to its unoptimised peak, on one machine.
+
+    Attributes:
+        step: the function that trains.
+        machine: what it was simulated on.
+        costs: where the times come from: "analytic" or "profiled".
+        baseline_peak_bytes: predicted peak of the unoptimised step.
+        baseline_s: predicted time of the unoptimised step.
+        floor_bytes: the smallest limit that can be kept, within the host's memory.
+        memory_bytes: what the machine's allocator can have; None for no bound.
+        host_bytes: host memory that swapped tensors may take; None for no bound.
+        points: by limit, the smallest first.
+    """
+
+    step: str
+    machine: str
+    costs: str
+    baseline_peak_bytes: int
+    baseline_s: float
+    floor_bytes: int
+    memory_bytes: int | None
+    host_bytes: int | None
+    points: tuple[Point, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the step can be run on the machine at all."""
+        return self.memory_bytes is None or self.floor_bytes <= self.memory_bytes
+
+    def fits(self, point: Point) -> bool:
+        """Whether a point's peak is within the machine's memory."""
+        return self.memory_bytes is None or point.peak_bytes <= self.memory_bytes
+
+    @cached_property
+    def knee(self) -> Point:
+        """The point from which less memory begins to cost much: the furthest below the line between the ends.
+
+        Both axes count from one end to the other (Satopaa et al. 2011, "Finding a Kneedle in a Haystack"). On a
+        flat curve it is the floor. Of the points that fit the machine, where any does.
+        """
+        points = [p for p in self.points if self.fits(p)] or self.points
+        first, last = points[0], points[-1]
+        slowest, fastest = first.time_ratio, last.time_ratio
+        if slowest - fastest <= FLAT * fastest:
+            return first
+        width = max(last.limit_bytes - first.limit_bytes, 1)
+
+        def below(point: Point) -> float:
+            across = (point.limit_bytes - first.limit_bytes) / width
+            return (slowest - point.time_ratio) / (slowest - fastest) - across
+
+        return max(points, key=below)
+
+    def to_json(self) -> str:
+        """All figures as JSON text."""
+        content = dataclasses.asdict(self)
+        content["points"] = [dataclasses.asdict(p) | {"fits": self.fits(p)} for p in self.points]
+        content |= {"knee": dataclasses.asdict(self.knee), "feasible": self.feasible}
+        return json.dumps(content, indent=1, sort_keys=True)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """The figures that matter, as (label, text)."""
+        room = "no bound" if self.memory_bytes is None else format_bytes(self.memory_bytes)
+        host = "no bound" if self.host_bytes is None else format_bytes(self.host_bytes)
+        share = 100 * self.floor_bytes / max(self.baseline_peak_bytes, 1)
+        rows = [
+            ("machine", self.machine),
+            ("its memory", f"{room}; for swapped tensors, on the host: {host}"),
+            ("unoptimised", f"{format_bytes(self.baseline_peak_bytes)}, {_time(self.baseline_s)} a step"),
+            ("smallest limit", f"{format_bytes(self.floor_bytes)}  ({share:.0f}%)"),
+            ("knee", f"{format_bytes(self.knee.limit_bytes)}, x{self.knee.time_ratio:.2f}"),
+            ("times", self.costs),
+        ]
+        if not self.feasible:
+            short = self.floor_bytes - (self.memory_bytes or 0)
+            rows.append(("verdict", f"does not fit: {format_bytes(short)} short at the smallest limit"))
+        elif self.memory_bytes is not None and self.baseline_peak_bytes > self.memory_bytes:
+            rows.append(("verdict", "does not fit as it is; fits under a limit"))
+        return rows
+
+    def __str__(self) -> str:
+        lines = [self.step, *(f"  {label:<16}{text}" for label, text in self.summary()), ""]
+        lines.append(f"  {'limit':>10}  {'peak':>10}  {'time':>6}  {'moved':>10}  {'host':>10}")
+        top = max(p.time_ratio for p in self.points)
+        for p in self.points:
+            bar = "#" * max(1, round(BAR * p.time_ratio / top))
+            mark = "  <- knee" if p is self.knee else "" if self.fits(p) else "  more than the machine has"
+            figures = [format_bytes(b) for b in (p.limit_bytes, p.peak_bytes, p.moved_bytes, p.host_bytes)]
+            lines.append(
+                f"  {figures[0]:>10}  {figures[1]:>10}  x{p.time_ratio:<5.2f} {figures[2]:>10}  {figures[3]:>10}  "
+                f"{bar}{mark}"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in self.summary())
+        body = "".join(
+            f"<tr{'' if self.fits(p) else ' class=out'}><td>{format_bytes(p.limit_bytes)}</td>"
+            f"<td>{format_bytes(p.peak_bytes)}</td><td>x{p.time_ratio:.2f}</td><td>{format_bytes(p.moved_bytes)}</td>"
+            f"<td>{format_bytes(p.host_bytes)}</td><td>{'knee' if p is self.knee else ''}</td></tr>"
+            for p in self.points
+        )
+        return (
+            f"{_STYLE}<div class=tfswap><table>{head}</table>{self._svg()}<table><tr><th>limit</th><th>peak</th>"
+            f"<th>time</th><th>moved</th><th>host</th><th></th></tr>{body}</table></div>"
+        )
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that shows the curve by itself, without a network."""
+        title = html.escape(f"{self.step}: memory against time")
+        page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><body><h1>{title}</h1>"
+        write_whole(path, f"{page}{self._repr_html_()}</body></html>\n")
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Draw the curve. Raises TfswapError where matplotlib is missing."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise TfswapError(
+                f"a PNG needs matplotlib, which can't be imported ({error}): pip install 'tfswap[plot]', or write "
+                "HTML, which needs nothing"
+            ) from error
+        figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+        axes = figure.subplots()
+        mib = [p.limit_bytes / 2**20 for p in self.points]
+        axes.plot(mib, [p.time_ratio for p in self.points], marker="o", markersize=3)
+        axes.plot(self.knee.limit_bytes / 2**20, self.knee.time_ratio, "D", label="knee")
+        axes.plot(self.baseline_peak_bytes / 2**20, 1.0, "s", label="unoptimised")
+        if self.memory_bytes is not None and self.memory_bytes < max(mib) * 2**20:
+            axes.axvspan(self.memory_bytes / 2**20, max(mib), alpha=0.15, label="more than the machine has")
+        axes.set(xlabel="memory limit, MiB", ylabel="step time, predicted, over unoptimised")
+        axes.set_title(f"{self.step} on {self.machine}", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+        figure.savefig(os.fspath(path), format="png")
+
+    def _svg(self) -> str:
+        """The curve as inline SVG: time over limit, the knee marked, what does not fit in grey."""
+        low, high = self.points[0].limit_bytes, max(self.points[-1].limit_bytes, self.baseline_peak_bytes)
+        ratios = [*(p.time_ratio for p in self.points), 1.0]
+        bottom, top = min(ratios), max(max(ratios), min(ratios) * 1.05)
+
+        def at(limit_bytes: float, ratio: float) -> tuple[float, float]:
+            x = LEFT + (WIDTH - LEFT - EDGE) * (limit_bytes - low) / max(high - low, 1)
+            return x, EDGE + (HEIGHT - LEFT - EDGE) * (top - ratio) / (top - bottom)
+
+        def dot(limit_bytes: int, ratio: float, kind: str, text: str) -> str:
+            x, y = at(limit_bytes, ratio)
+            return f"<circle class={kind} cx={x:.1f} cy={y:.1f} r=3><title>{html.escape(text)}</title></circle>"
+
+        parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width={WIDTH} height={HEIGHT} role=img>"]
+        if self.memory_bytes is not None and self.memory_bytes < high:
+            x = max(LEFT, at(self.memory_bytes, top)[0])
+            parts.append(
+                f"<rect class=out x={x:.1f} y={EDGE} width={WIDTH - EDGE - x:.1f} height={HEIGHT - LEFT - EDGE} />"
+            )
+        for value in _ticks(bottom, top):
+            x, y = at(low, value)
+            parts.append(
+                f"<path class=grid d='M{LEFT} {y:.1f}H{WIDTH - EDGE}'/><text x={LEFT - 6} y={y + 4:.1f} "
+                f"text-anchor=end>x{value:g}</text>"
+            )
+        for value in _ticks(low / 2**20, high / 2**20):
+            x, _ = at(value * 2**20, bottom)
+            parts.append(
+                f"<text x={x:.1f} y={HEIGHT - LEFT + 16} text-anchor=middle>{format_bytes(int(value * 2**20))}</text>"
+            )
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.limit_bytes, p.time_ratio) for p in self.points))
+        parts.append(f"<polyline points='{line}'/>")
+        parts += [
+            dot(p.limit_bytes, p.time_ratio, "point", f"{format_bytes(p.limit_bytes)}: x{p.time_ratio:.2f}")
+            for p in self.points
+        ]
+        parts.append(dot(self.knee.limit_bytes, self.knee.time_ratio, "knee", "knee"))
+        parts.append(dot(self.baseline_peak_bytes, 1.0, "plain", "unoptimised"))
+        return "".join([*parts, "</svg>"])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _ticks(low: float, high: float) -> Sequence[float]:
+    """About five round numbers between two."""
+    raw = (high - low) / 5
+    if raw <= 0:
+        return [low]
+    unit = 10 ** math.floor(math.log10(raw))
+    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
+    return [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

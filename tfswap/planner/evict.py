@@ -12,6 +12,7 @@ costs: each value that is dropped makes its neighbours dearer, and what was made
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,9 +74,10 @@ class _Sweep:
         self.position = 0
         slots = len(uses.candidates)
         self.copy_cost = [NEVER] * slots
-        self.price = np.full(slots, NEVER)  # per byte, of what may leave
-        self.until = np.zeros(slots)  # when it is needed again
         self.waiting: list[Wait | None] = [None] * slots
+        self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of what may leave
+        self.entry = [0] * slots  # the one that counts; 0 for none
+        self.entries = 0
         rates = problem.rates
         self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
 
@@ -112,7 +114,7 @@ class _Sweep:
                 wait = uses.after.get((v, position))
                 if wait is None:
                     self.waiting[uses.slot[v]] = None
-                    self.price[uses.slot[v]] = NEVER
+                    self.entry[uses.slot[v]] = 0
                 else:
                     self._offer(wait)
         return True
@@ -120,10 +122,6 @@ class _Sweep:
     @property
     def at(self) -> int:
         return self.position + len(self.reruns)
-
-    @property
-    def now(self) -> float:
-        return self.uses.starts[self.position]
 
     def _live(self) -> np.ndarray:
         """Live bytes per position of the new order, with what was swapped still there."""
@@ -155,8 +153,7 @@ class _Sweep:
         copied = (v, self.made[v]) in self.copied
         self.waiting[slot] = wait
         self.copy_cost[slot] = self.uses.nbytes[v] * (self.in_s if copied else self.in_s + self.out_s)
-        self._reset(wait)
-        self.until[slot] = wait.end_s
+        self._enter(wait)
 
     def _rerun_cost(self, wait: Wait) -> float:
         """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
@@ -175,41 +172,47 @@ class _Sweep:
                 return NEVER
         return cost
 
-    def _reset(self, wait: Wait) -> None:
-        """A price that is right if nothing that the value is made from was dropped, and else too low."""
-        self.price[wait.slot] = min(wait.rerun_s, self.copy_cost[wait.slot]) / self.uses.nbytes[wait.value] + 1e-30
+    def _enter(self, wait: Wait) -> None:
+        """It may leave, at a score that is right if nothing that it is made from was dropped, and else too low."""
+        self.entries += 1
+        self.entry[wait.slot] = self.entries
+        score = self._score(wait, min(wait.rerun_s, self.copy_cost[wait.slot]))
+        heapq.heappush(self.leaving, (score, self.entries, wait.slot))
+
+    def _score(self, wait: Wait, cost_s: float) -> float:
+        absent_s = max(wait.end_s - self.uses.starts[self.position], 1e-9)
+        return (cost_s + 1e-12) / (self.uses.nbytes[wait.value] * absent_s**self.prices.distance)
 
     def _make_room(self, live_bytes: int) -> bool:
-        """Let values leave until `live_bytes`, counted with nothing moved, meets the target."""
-        if live_bytes - self.moved <= self.target:
-            return True
-        if not len(self.price):
-            return False
-        wait = np.maximum(self.until - self.now, 1e-9)
-        score = self.price / wait**self.prices.distance
-        for v in self.pins:
-            slot = self.uses.slot.get(v)
-            if slot is not None:
-                score[slot] = NEVER
-        while live_bytes - self.moved > self.target:
-            slot = int(np.argmin(score))
-            if score[slot] == NEVER:
-                return False
-            wait = self.waiting[slot]
-            assert wait is not None, "what has no next use has no price"
-            rerun_cost = self._rerun_cost(wait)
-            cost = min(rerun_cost, self.copy_cost[slot]) / self.uses.nbytes[wait.value] + 1e-30
-            if cost > self.price[slot]:  # something that it is made from was dropped: is it still the cheapest?
-                score[slot] = score[slot] * (cost / self.price[slot]) if cost < NEVER else NEVER
-                self.price[slot] = cost
+        """Let values leave until `live_bytes`, counted with nothing moved, meets the target.
+
+        Scores in the heap are of when they were entered. They rise, as uses come near and what a value is made from
+        is dropped; so the first whose score still stands is the lowest.
+        """
+        pinned: list[tuple[float, int, int]] = []
+        while live_bytes - self.moved > self.target and self.leaving:
+            score, entry, slot = heapq.heappop(self.leaving)
+            if self.entry[slot] != entry:
                 continue
-            self._evict(wait, rerun_cost < self.copy_cost[slot])
-            score[slot] = NEVER
-        return True
+            wait = self.waiting[slot]
+            assert wait is not None, "what may leave has a next use"
+            if wait.value in self.pins:
+                pinned.append((score, entry, slot))
+                continue
+            rerun_s = self._rerun_cost(wait)
+            score = self._score(wait, min(rerun_s, self.copy_cost[slot]))
+            if self.leaving and score > self.leaving[0][0]:
+                if score < NEVER:
+                    heapq.heappush(self.leaving, (score, entry, slot))
+            elif score < NEVER:
+                self._evict(wait, rerun_s < self.copy_cost[slot])
+        for item in pinned:
+            heapq.heappush(self.leaving, item)
+        return live_bytes - self.moved <= self.target
 
     def _evict(self, wait: Wait, drop: bool) -> None:
         v = wait.value
-        self.price[wait.slot] = NEVER
+        self.entry[wait.slot] = 0
         self._move(self.uses.nbytes[v], self.last_use[v] + 1)
         if drop:
             self.gone[v] = True
@@ -281,8 +284,8 @@ class _Sweep:
             if self.gone[v] or self.away[v]:
                 if self.gone[v]:
                     for wait in uses.dependents.get(v, ()):
-                        if self.waiting[wait.slot] is wait and self.price[wait.slot] < NEVER:
-                            self._reset(wait)
+                        if self.waiting[wait.slot] is wait and not (self.gone[wait.value] or self.away[wait.value]):
+                            self._enter(wait)
                 self.gone[v] = self.away[v] = False
                 self._move(-uses.nbytes[v], at + 1)
                 self._again(v)

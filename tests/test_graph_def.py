@@ -224,11 +224,32 @@ def test_a_meta_graph_names_its_signature(graph_def: Any) -> None:
         ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]"),
         ({"memory_limit": "1KiB"}, InfeasibleMemoryLimit, "needs at least"),
         ({"output_dir": "somewhere"}, TfswapError, "output_dir"),
+        ({"fetches": "loss"}, TfswapError, "fetches is 'loss', a str: give a list of names"),
+        ({"feeds": "x"}, TfswapError, "feeds is 'x', a str: give a list of names"),
+        ({"fetches": [3]}, TfswapError, "fetches has 3, a int"),
+        ({"fetches": []}, TfswapError, "fetches="),
+        ({"fetches": ["loss:7"]}, InvalidModel, "'loss:7'"),
+        ({"feeds": ["x:1", "y"]}, TfswapError, "only a node's first output can be fed"),
+        ({"plan": "nowhere"}, InvalidModel, "no plan can be read"),
     ],
 )
 def test_bad_input_is_refused(graph_def: Any, options: dict[str, Any], error: type[TfswapError], says: str) -> None:
     with pytest.raises(error, match=says):
         optimize(graph_def, **options)
+
+
+@pytest.mark.parametrize("signature", [None, "serve", 3])
+def test_a_signature_that_is_not_there_is_refused(graph_def: Any, signature: Any) -> None:
+    with pytest.raises(InvalidModel, match="signature is .*'train'"):
+        tfswap.optimize_graph(meta_graph(graph_def), signature=signature, memory_limit="60%", batch_size=BATCH)
+
+
+def test_a_damaged_graph_is_refused(graph_def: Any) -> None:
+    broken = type(graph_def)()
+    broken.CopyFrom(graph_def)
+    next(n for n in broken.node if n.op == "MatMul").input[0] = "nowhere"
+    with pytest.raises(InvalidModel, match="nowhere"):
+        optimize(broken)
 
 
 def test_a_rewritten_graph_is_not_rewritten_again(graph_def: Any) -> None:

@@ -162,6 +162,64 @@ def take_away_the_graph(model: Path) -> None:
     (model / "saved_model.pb").unlink()
 
 
+def cut_the_graph(model: Path) -> None:
+    whole = (model / "saved_model.pb").read_bytes()
+    (model / "saved_model.pb").write_bytes(whole[: len(whole) // 2])
+
+
+def cut_a_wire(model: Path) -> None:
+    """Let a node of the step read one that is not there."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    proto = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    for function in proto.meta_graphs[0].graph_def.library.function:
+        for node in function.node_def:
+            if node.op == "ReluGrad":
+                node.input[0] = "nowhere:output:0"
+    (model / "saved_model.pb").write_bytes(proto.SerializeToString())
+
+
+def misnumber_the_objects(model: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    proto = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    for node in proto.meta_graphs[0].object_graph_def.nodes:
+        for child in node.children:
+            child.node_id += 10_000
+    (model / "saved_model.pb").write_bytes(proto.SerializeToString())
+
+
+def take_away_the_variables(model: Path) -> None:
+    shutil.rmtree(model / "variables")
+
+
+def take_away_the_index(model: Path) -> None:
+    (model / "variables" / "variables.index").unlink()
+
+
+def damage_the_index(model: Path) -> None:
+    (model / "variables" / "variables.index").write_bytes(b"not an index, and long enough to have a footer " * 4)
+
+
+def data_of(model: Path) -> Path:
+    (data,) = (model / "variables").glob("variables.data-*")
+    return data
+
+
+def take_away_the_data(model: Path) -> None:
+    data_of(model).unlink()
+
+
+def cut_the_data(model: Path) -> None:
+    os.truncate(data_of(model), 1000)
+
+
+def damage_the_data(model: Path) -> None:
+    with data_of(model).open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"four")
+
+
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
@@ -169,6 +227,15 @@ def take_away_the_graph(model: Path) -> None:
         (empty, "is empty"),
         (remove, "does not exist"),
         (take_away_the_graph, "holds no saved_model.pb"),
+        (cut_the_graph, "can't be read"),
+        (cut_a_wire, "'train_step' of .* is damaged.*nowhere"),
+        (misnumber_the_objects, "is damaged"),
+        (take_away_the_variables, "variables .* are missing or damaged"),
+        (take_away_the_index, "variables .* are missing or damaged"),
+        (damage_the_index, "variables .* are missing or damaged"),
+        (take_away_the_data, "variables .* are missing or damaged"),
+        (cut_the_data, "variables .* are missing or damaged"),
+        (damage_the_data, "variables .* are missing or damaged.*[Cc]hecksum"),
     ],
 )
 def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, break_it: Any, says: str) -> None:
@@ -188,6 +255,18 @@ def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, brea
         ({"function": "compiled_step"}, UnsupportedGraph, "compiled by XLA"),
         ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]; y \[\?, 256\]"),
         ({"batch_size": 0}, TfswapError, "batch_size is 0"),
+        ({"batch_size": True}, TfswapError, "batch_size is True, a bool"),
+        ({"batch_size": 8.0}, TfswapError, "batch_size is 8.0, a float"),
+        ({"batch_size": 2**62}, TfswapError, "input shapes"),
+        ({"input_shapes": [8, 256]}, TfswapError, "give a dict"),
+        ({"input_shapes": {"x": 8}}, TfswapError, r"input_shapes\['x'\] is 8"),
+        ({"input_shapes": {"x": "8,256"}}, TfswapError, "give whole numbers"),
+        ({"input_shapes": {"x": (-1, 256)}}, TfswapError, "give whole numbers"),
+        ({"function": None}, TfswapError, "function is None"),
+        ({"function": ""}, InvalidModel, "has no function ''"),
+        ({"plan": "nowhere.json"}, InvalidModel, "no plan can be read from 'nowhere.json'"),
+        ({"plan": {}}, TfswapError, "plan is {}, a dict"),
+        ({"tactics": "swap"}, TfswapError, "give a list of names"),
         ({"input_shapes": {"z": (1, 2)}}, InvalidModel, "'z'.*x, y"),
         ({"input_shapes": {"x": (8, 255)}}, InvalidModel, "255"),
         ({"input_shapes": {"x": (8, 256), "y": (9, 256)}}, InvalidModel, "input shapes"),
@@ -237,6 +316,46 @@ def test_a_rewritten_step_is_not_rewritten_again(models: dict[str, Path], tmp_pa
     assert not (tmp_path / "again").exists()
 
 
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    for model in (None, 3, b"model", object()):
+        with pytest.raises(TfswapError, match="needs a SavedModel's folder, a GraphDef or a MetaGraphDef"):
+            tfswap.optimize_graph(model, tmp_path / "out", memory_limit="60%")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InvalidModel, match="is not a folder"):
+        tfswap.optimize_graph(file, tmp_path / "out", memory_limit="60%")
+
+
+def test_numpy_s_numbers_are_numbers(models: dict[str, Path], tmp_path: Path) -> None:
+    import numpy as np
+
+    options = {"memory_limit": np.int64(50 << 20), "mode": "analyze"}
+    by_batch = optimize(models["plain"], tmp_path, batch_size=np.int32(BATCH), **options)
+    shape = np.array([BATCH, 256])
+    by_shape = optimize(models["plain"], tmp_path, batch_size=None, input_shapes={"x": shape, "y": shape}, **options)
+    assert by_batch == by_shape
+    assert json.loads(by_batch.to_json())["memory_limit_bytes"] == 50 << 20
+
+
+def test_an_analysis_of_a_limit_that_can_t_be_met_names_the_smallest(models: dict[str, Path], tmp_path: Path) -> None:
+    report = optimize(models["plain"], tmp_path, memory_limit="1MiB", mode="analyze")
+    assert not report.keeps_limit
+    assert report.memory_limit_bytes == 1 << 20 < report.floor_bytes < report.baseline_peak_bytes
+    assert optimize(models["plain"], tmp_path / "out", memory_limit=report.floor_bytes).keeps_limit
+
+
+def test_a_given_plan_is_held_against_the_limit_that_is_asked_for(models: dict[str, Path], tmp_path: Path) -> None:
+    optimize(models["plain"], tmp_path / "a")
+    path = tmp_path / "a" / "tfswap_plan.json"
+    plan = tfswap.Plan.load(path)
+    with pytest.raises(TfswapError, match="the given plan peaks at .* and the limit is .*Plan again"):
+        optimize(models["plain"], tmp_path / "b", plan=path, memory_limit=plan.planned_peak_bytes - 1)
+    assert not (tmp_path / "b").exists()
+    report = optimize(models["plain"], tmp_path / "b", plan=path, memory_limit="90%")
+    assert report.memory_limit_bytes == plan.baseline_peak_bytes * 9 // 10
+    assert report.swapped
+
+
 def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(TfswapError, match="exists"):
@@ -245,6 +364,12 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
         optimize(models["plain"], tmp_path / "none" / "out")
     with pytest.raises(TfswapError, match="inside the model"):
         optimize(models["plain"], models["plain"] / "out")
+    with pytest.raises(TfswapError, match="can't be written.*Nothing was left"):
+        optimize(models["plain"], Path("/proc/out"))
+    with pytest.raises(TfswapError, match="output_dir is 3, a int"):
+        tfswap.optimize_graph(models["plain"], 3, memory_limit="60%", batch_size=BATCH)
+    with pytest.raises(TfswapError, match="output_dir is not given"):
+        tfswap.optimize_graph(models["plain"], memory_limit="60%", batch_size=BATCH)
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 

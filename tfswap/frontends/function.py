@@ -38,8 +38,8 @@ log = logging.getLogger("tfswap")
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
-    TensorFlow takes it for that function (`isinstance` says so too), and what it asks of one it finds here: an object
-    that holds an OptimizedFunction can be saved, and what is saved is the function as it was traced.
+    TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
+    OptimizedFunction can be saved, and what is saved is the function as it was traced.
 
     Calls take turns: the limit is the allocator's, and two steps at once would take twice as much.
     """
@@ -58,8 +58,16 @@ class OptimizedFunction:
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
         self._latest: Step | None = None
+        self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] object's is writable
+        # What isinstance() goes by besides the type: TensorFlow saves, tracks and distributes only its own functions.
+        from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+        return polymorphic_function.Function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
@@ -113,7 +121,7 @@ class OptimizedFunction:
                 return self.__qualname__
         except (AttributeError, KeyError):
             pass
-        return OptimizedFunction, (self._function, self._request, self._on_exceeded)
+        return OptimizedFunction, (self._function._clone(None), self._request, self._on_exceeded)
 
     def __tf_tracing_type__(self, _: Any) -> Any:
         from tensorflow.core.function import trace_type
@@ -125,8 +133,10 @@ class OptimizedFunction:
         return OptimizedFunction(function, self._request, self._on_exceeded)
 
     def _clone(self, python_function: Any) -> OptimizedFunction:
-        """As `tf.function`'s: `strategy.run` makes its own with it."""
-        return self._of(self._function._clone(python_function))
+        """As `tf.function`'s: `strategy.run` runs one. What it plans is reported here too."""
+        made = self._of(self._function._clone(python_function))
+        made._cloned_from = weakref.ref(self)
+        return made
 
     @property
     def python_function(self) -> Callable[..., Any]:
@@ -177,11 +187,8 @@ class OptimizedFunction:
             concrete._garbage_collector.release()
         return concrete
 
-    def _bind(self, concrete: Any, args: Any, kwargs: Any) -> Any:
-        return bind_call(self._function, concrete, args, kwargs)
-
     def _flat_inputs(self, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
-        return concrete.function_type.unpack_inputs(self._bind(concrete, args, kwargs))
+        return concrete.function_type.unpack_inputs(bind_call(self._function, concrete, args, kwargs))
 
     def _call_traced(self, concrete: Any, inputs: Sequence[Any]) -> Any:
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
@@ -207,8 +214,15 @@ class OptimizedFunction:
                     step = self._new_step(concrete, (None,) * len(shapes) if static else shapes)
                     self._made.setdefault(concrete, []).append(step)
                 step.prepare(inputs)
-        self._latest = step
+        self._note(step)
         return step
+
+    def _note(self, step: Step) -> None:
+        """Make `step` the one that is reported."""
+        self._latest = step
+        original = self._cloned_from and self._cloned_from()
+        if original is not None:
+            original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes) -> Step:
         return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded)
@@ -238,7 +252,10 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
     if all(map(_has_size, traced)) or not (args or kwargs):
         return traced
     specs = trace_type.InternalTracingContext(is_legacy_signature=True)
-    bound = bind_call(function, concrete, args, kwargs).arguments
+    # Bound without a cast: to an input signature's type everything would be as open as that.
+    full = function.function_type.bind(*args, **kwargs)
+    full.apply_defaults()
+    bound = concrete.function_type.bind(*full.args, **full.kwargs).arguments
     names = [p.name for p in concrete.function_type._sorted_parameters]
     flat = [t for name in names for t in trace_type.from_value(bound[name], specs).flatten()]
     if len(flat) != len(traced):
@@ -324,14 +341,12 @@ def optimize(
 def as_tf_function(target: Any) -> Any:
     """The `tf.function` to optimise. Raises TfswapError, saying what to give, for what is none and makes none."""
     tf = machine.require_tensorflow()
-    from tensorflow.python.eager.polymorphic_function import polymorphic_function
-
     name = getattr(target, "__name__", repr(target))
     if isinstance(target, OptimizedFunction):
         raise TfswapError(f"{name} is optimized already: call tfswap.optimize on the tf.function itself")
     if isinstance(target, tf.types.experimental.ConcreteFunction):
         raise TfswapError(
-            f"{target.name} is a ConcreteFunction, one trace of a tf.function: give the tf.function itself, or the "
+            "optimize got a ConcreteFunction, one trace of a tf.function: give the tf.function itself, or the "
             "Python function, and each of its traces is optimized at its first call"
         )
     if not isinstance(target, tf.types.experimental.PolymorphicFunction):
@@ -340,5 +355,4 @@ def as_tf_function(target: Any) -> Any:
         target = tf.function(target)
     if getattr(target, "_jit_compile", None):
         raise UnsupportedGraph(f"{name} has jit_compile=True: {HIDES}. Remove jit_compile=True and decorate again.")
-    polymorphic_function.Function.register(OptimizedFunction)
     return target

@@ -20,6 +20,7 @@ from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.offline import OfflineReport, plan_offline
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
+from tfswap.importers.damage import named_as_damage
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library_function import fill_defaults, refuse_compiled, require_known_ops, shape_of
 from tfswap.importers.shapes import infer_shapes
@@ -89,7 +90,8 @@ def optimize_graph_def(
         bind: gives the fed nodes full shapes.
     """
     step = _Step(graph_def, feeds, fetches)
-    graph = step.read(bind)
+    with named_as_damage("the graph"):
+        graph = step.read(bind)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
     options = dataclasses.replace(request.options, keep=request.options.keep | writers)
     request = dataclasses.replace(request, options=options)

@@ -22,6 +22,7 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import OfflineReport, Planned, plan_offline
 from tfswap.frontends.pipeline import TACTICS
+from tfswap.importers.damage import named_as_damage
 from tfswap.ir.types import Shape
 from tfswap.planner.plan import Plan
 from tfswap.sizes import format_bytes
@@ -212,9 +213,12 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
-    variables = file.variables()
-    for step in file.steps(function):
-        graph = import_step(file, function, step, sizes)
+    with named_as_damage(f"the SavedModel at {str(file.path)!r}"):
+        variables = file.variables()
+        steps = file.steps(function)
+    for step in steps:
+        with named_as_damage(f"{function!r} of the SavedModel at {str(file.path)!r}"):
+            graph = import_step(file, function, step, sizes)
         try:
             planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
         except (UnsupportedGraph, InvalidModel) as error:

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +37,6 @@ log = logging.getLogger("tfswap")
 PLANNING_TRIES = 4
 MAX_LAYOUTS = 1024
 """So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
-_gates = itertools.count(1)
 _named_floors: set[tuple[str, int]] = set()  # by fingerprint: what this process has been told to ask for
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -155,7 +153,9 @@ class Step:
             if not live:
                 function = self._make(optimizer, plan)
                 break
-            gate = next(_gates)
+            import tfswap.ops
+
+            gate = tfswap.ops.closed_gate()
             function = self._make(optimizer, plan, gate)
             resident = self._instantiate(function, inputs)
             requests = optimizer.requests(plan, resident)

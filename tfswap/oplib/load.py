@@ -153,6 +153,8 @@ def _declare(c: ctypes.CDLL) -> None:
     c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]
     c.tfswap_set_host_limit.restype = None
     c.tfswap_host_limit.restype = ctypes.c_uint64
+    c.tfswap_close_gate.argtypes = [ctypes.c_int64]
+    c.tfswap_close_gate.restype = None
     c.tfswap_open_gate.argtypes = [ctypes.c_int64]
     c.tfswap_open_gate.restype = None
     c.tfswap_arena_layout.argtypes = [ctypes.c_int64]

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import enum
 import math
+import secrets
 
 from tfswap.oplib.load import CStats, load
 
@@ -172,6 +173,13 @@ def _check(wanted: Configuration) -> None:
 def own_buffer(resource: object) -> None:
     """Gives the variable behind a handle a buffer that nothing else holds."""
     load().ops.tfswap_own_buffer(resource=resource)
+
+
+def closed_gate() -> int:
+    """A new gate, by its number. Random: a function that another process saved may bring its own gate here."""
+    gate = secrets.randbits(62)
+    load().c.tfswap_close_gate(gate)
+    return gate
 
 
 def open_gate(gate: int) -> None:

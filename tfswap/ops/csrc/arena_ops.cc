@@ -73,7 +73,8 @@ REGISTER_OP("Tfswap>Gate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Fails with Aborted until the gate of that number has been opened (tfswap_open_gate).
+Fails with Aborted while the gate of that number is closed (tfswap_close_gate), which it is
+in the process that plans the step. Where a saved function is loaded it is open.
 )doc");
 
 REGISTER_OP("Tfswap>AssignInPlace")
@@ -163,9 +164,14 @@ class Gates {
     return *gates;
   }
 
+  void Close(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    closed_.insert(gate);
+  }
+
   void Open(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
-    open_.insert(gate);
+    closed_.erase(gate);
   }
 
   // Remembers which arena the steps behind this gate use; none (nullptr) for other memory.
@@ -182,12 +188,12 @@ class Gates {
 
   bool IsOpen(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
-    return open_.count(gate) != 0;
+    return closed_.count(gate) == 0;
   }
 
  private:
   std::mutex mu_;
-  std::unordered_set<int64_t> open_;
+  std::unordered_set<int64_t> closed_;
   std::unordered_map<int64_t, tensorflow::BFCAllocator*> arenas_;  // they live as long as the process
 };
 
@@ -264,6 +270,10 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), Gate
 
 }  // namespace
 }  // namespace tfswap
+
+extern "C" __attribute__((visibility("default"))) void tfswap_close_gate(int64_t gate) {
+  tfswap::Gates::Get().Close(gate);
+}
 
 extern "C" __attribute__((visibility("default"))) void tfswap_open_gate(int64_t gate) {
   tfswap::Gates::Get().Open(gate);

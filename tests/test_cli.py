@@ -80,6 +80,47 @@ def test_analyze_says_what_the_step_takes(model: str, capsys: pytest.CaptureFixt
     assert {"baseline_peak_bytes", "floor_bytes", "rows", "notes"} <= set(json.loads(out))
 
 
+def test_analyze_names_the_smallest_limit_where_the_given_one_can_t_be_met(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, "analyze", model, "--memory_limit=1KiB", *FLAGS)
+    assert (status, err) == (0, "")
+    assert "CAN'T BE MET" in out
+    status, out, _ = run(capsys, "analyze", model, "--memory_limit=1KiB", *FLAGS, "--json")
+    assert status == 0
+    content = json.loads(out)
+    assert content["keeps_limit"] is False
+    assert content["memory_limit_bytes"] == 1024
+    floor = content["floor_bytes"]
+    status, out, _ = run(capsys, "optimize", model, str(tmp_path / "out"), f"--memory_limit={floor}", *FLAGS, "--json")
+    assert status == 0
+    assert json.loads(out)["keeps_limit"] is True
+
+
+def test_a_saved_plan_is_applied_or_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "optimize", model, str(tmp_path / "a"), "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    planned = json.loads(out)["planned_peak_bytes"]
+    plan = tmp_path / "a" / "tfswap_plan.json"
+    status, out, _ = run(capsys, "optimize", model, str(tmp_path / "b"), f"--plan={plan}", *FLAGS, "--json")
+    assert status == 0
+    assert json.loads(out)["planned_peak_bytes"] == planned
+    flags = (f"--plan={plan}", f"--memory_limit={planned - 1}", *FLAGS)
+    status, _, err = run(capsys, "optimize", model, str(tmp_path / "c"), *flags)
+    assert status == 1
+    assert "the given plan peaks at" in err
+    content = json.loads(plan.read_text())
+    content["order"][0] = "stranger"
+    plan.write_text(json.dumps(content))
+    for damage in (json.dumps(content), json.dumps({**content, "absences": None}), "{"):
+        plan.write_text(damage)
+        status, out, err = run(capsys, "optimize", model, str(tmp_path / "c"), f"--plan={plan}", *FLAGS, "--json")
+        assert status == 1
+        assert json.loads(out)["error"]["type"] == "InvalidModel"
+        assert "plan" in err
+    assert not (tmp_path / "c").exists()
+
+
 def test_analyze_needs_no_limit(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "analyze", model, *FLAGS)
     assert status == 0

@@ -111,6 +111,7 @@ class _Step:
         self.graph_def = graph_def
         self.nodes = {n.name: n for n in graph_def.node}
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
+        self.fetches = list(fetches)
         self.fetched = list(dict.fromkeys(self._node_name(f, "fetches") for f in fetches))
         if CALL in self.nodes:
             raise InvalidModel("this graph has been rewritten by tfswap already: start from the original")
@@ -137,6 +138,7 @@ class _Step:
             if node.name in live:
                 part.node.add().CopyFrom(node)
         require_known_ops(part.node)
+        self._require_outputs()
         fill_defaults(part.node)
         refuse_compiled("the graph", {}, part.node, library)
         placeholders = {}
@@ -187,6 +189,14 @@ class _Step:
 
     def _sources(self, name: str) -> list[str]:
         return [i.removeprefix("^").partition(":")[0] for i in self.nodes[name].input]
+
+    def _require_outputs(self) -> None:
+        """Refuse a fetch ("loss:7") of an output that its node does not have."""
+        for fetch in self.fetches:
+            name, colon, index = fetch.partition(":")
+            count = self._outputs(self.nodes[name.removeprefix("^")])
+            if colon and not (index.isdecimal() and int(index) < count):
+                raise InvalidModel(f"fetches names {fetch!r}, and {name!r} has {count} outputs, counted from 0")
 
     def _stays(self, name: str) -> bool:
         """Whether a fetched node is left as it is: what it gives is there without running the step."""

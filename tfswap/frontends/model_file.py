@@ -171,10 +171,11 @@ class ModelFile:
             reader = tf.train.load_checkpoint(str(self.path / "variables" / "variables"))
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)  # checks its length and checksum
-        except tf.errors.OpError as error:
+        # The reader hands on the library's status in either guise.
+        except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
             raise InvalidModel(
-                f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {error.message}. It "
-                "takes the whole of its variables folder; copy that again, or save the model anew."
+                f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {error}. It takes the "
+                "whole of its variables folder; copy that again, or save the model anew."
             ) from error
 
     def replace_function(self, fdef: Any) -> None:

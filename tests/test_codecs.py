@@ -7,6 +7,7 @@ those flush denormals.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 FLOATS = [tf.bfloat16, tf.float16, tf.float32, tf.float64]
 
 # Each example traces nothing new: functions below are made once and take any shape.
-random_tensors = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+random_tensors = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 LENGTHS = st.one_of(st.integers(0, 40), st.integers(1000, 1100), st.just(200_003))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -505,6 +506,16 @@ def test_wrong_groups_are_refused():
         ops.encode_groups(tf.ones([8]), 0, bits=3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4"):
         ops.encode_groups(tf.ones([8]), 0, group_size=6)
+
+
+def test_the_gpu_kernels_compile():
+    """With the compiler that a user's machine has, TensorFlow's NVRTC; needs no GPU."""
+    message = ctypes.create_string_buffer(10_000)
+    compiled = ops.load().c.tfswap_compile_gpu_pieces(b"sm_80", message, len(message))
+    if b"not installed" in message.value:
+        assert b"tensorflow[and-cuda]" in message.value
+        pytest.skip("needs libnvrtc")
+    assert compiled > 50, message.value.decode()
 
 
 def test_shapes_are_inferred():

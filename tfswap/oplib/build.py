@@ -207,7 +207,7 @@ def ensure_built(facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
 
 def _build(library: Library, facts: TensorFlowFacts, compiler: Compiler) -> None:
     name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
-    _say(f"tfswap: building its ops for TensorFlow {facts.version} with {name} (once, takes about 20 s)")
+    _say(f"tfswap: building its ops for TensorFlow {facts.version} with {name} (once, takes about a minute)")
     start = time.monotonic()
     try:
         # In the cache, not in /tmp: os.replace only works within one file system.
@@ -244,6 +244,7 @@ def _compile(work: Path, facts: TensorFlowFacts, compiler: Compiler) -> Path:
         *COMPILE_FLAGS,
         *_quiet_headers(facts.compile_flags),
         f"-DTFSWAP_BUILT_FOR={stamp}",
+        f"-DTFSWAP_SOURCE_DIR={json.dumps(str(SOURCE_DIR))}",
     ]
     objects = [work / f"{source.stem}.o" for source in sources]
     commands = [

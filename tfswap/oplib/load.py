@@ -169,6 +169,7 @@ def _declare(c: ctypes.CDLL) -> None:
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
     c.tfswap_stats.restype = None
     c.tfswap_reset_stats.restype = None
+    c.tfswap_compile_gpu_pieces.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 def _throttle_from_environment(c: ctypes.CDLL) -> None:

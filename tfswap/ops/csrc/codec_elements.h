@@ -42,6 +42,37 @@ TFSWAP_HD To BitCast(const From& from) {
   return to;
 }
 
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint64_t;
+};
+// The unsigned integer as large as T.
+template <typename T>
+using Word = typename WordOf<sizeof(T)>::Type;
+
+// chosen ? a : b by bits, without a branch: compilers make one of ?: in a loop, which costs twenty
+// times as much where data is random, and then vectorize nothing.
+template <typename T>
+TFSWAP_HD T Choose(bool chosen, T a, T b) {
+  const Word<T> mask = static_cast<Word<T>>(Word<T>(0) - static_cast<Word<T>>(chosen));
+  return BitCast<T>(static_cast<Word<T>>((BitCast<Word<T>>(a) & mask) |
+                                         (BitCast<Word<T>>(b) & static_cast<Word<T>>(~mask))));
+}
+
 TFSWAP_HD int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 TFSWAP_HD int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 TFSWAP_HD int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -76,11 +107,11 @@ struct Minifloat {
       constexpr uint32_t kMagic = static_cast<uint32_t>(151 - kBias - kMantissa) << 23;
       const float sum = BitCast<float>(bits) + BitCast<float>(kMagic);
       const uint32_t subnormal = BitCast<uint32_t>(sum) - kMagic;
-      code = bits < static_cast<uint32_t>(128 - kBias) << 23 ? subnormal : code;
+      code = Choose(bits < static_cast<uint32_t>(128 - kBias) << 23, subnormal, code);
     }
-    code = code > kLargest ? overflow : code;
-    code = bits == 0x7F800000u ? (kInfinities ? kInfinity : kNan) : code;
-    code = bits > 0x7F800000u ? kNan : code;
+    code = Choose(code > kLargest, overflow, code);
+    code = Choose(bits == 0x7F800000u, kInfinities ? kInfinity : kNan, code);
+    code = Choose(bits > 0x7F800000u, +kNan, code);
     return code | (signed_bits >> 31 << (kBits - 1));
   }
 
@@ -93,10 +124,10 @@ struct Minifloat {
       constexpr uint32_t kSmallest = static_cast<uint32_t>(128 - kBias - kMantissa) << 23;
       const float subnormal =
           static_cast<float>(static_cast<int32_t>(magnitude)) * BitCast<float>(kSmallest);
-      bits = magnitude < (1u << kMantissa) ? BitCast<uint32_t>(subnormal) : bits;
+      bits = Choose(magnitude < (1u << kMantissa), BitCast<uint32_t>(subnormal), bits);
     }
-    bits = magnitude > kLargest ? 0x7FC00000u : bits;
-    bits = kInfinities && magnitude == kInfinity ? 0x7F800000u : bits;
+    bits = Choose(magnitude > kLargest, 0x7FC00000u, bits);
+    bits = Choose(kInfinities && magnitude == kInfinity, 0x7F800000u, bits);
     return BitCast<float>(bits | (code & kSign) << (32 - kBits));
   }
 };
@@ -136,6 +167,17 @@ TFSWAP_HD float Value(BFloat16 value) {
 }
 
 template <typename T>
+struct FormatOf;
+template <>
+struct FormatOf<Half> {
+  using Type = Float16;
+};
+template <>
+struct FormatOf<BFloat16> {
+  using Type = BrainFloat16;
+};
+
+template <typename T>
 TFSWAP_HD T Rounded(Arithmetic<T> value) {
   return value;
 }
@@ -147,6 +189,34 @@ template <>
 TFSWAP_HD BFloat16 Rounded<BFloat16>(float value) {
   return BFloat16{
       static_cast<uint16_t>(BrainFloat16::Encode(value, BrainFloat16::kInfinity))};
+}
+
+// `value` as T would hold it.
+template <typename T>
+TFSWAP_HD Arithmetic<T> RoundedValue(Arithmetic<T> value) {
+  return value;
+}
+template <>
+TFSWAP_HD float RoundedValue<Half>(float value) {
+  return Float16::Decode(Float16::Encode(value, Float16::kInfinity));
+}
+template <>
+TFSWAP_HD float RoundedValue<BFloat16>(float value) {
+  return BrainFloat16::Decode(BrainFloat16::Encode(value, BrainFloat16::kInfinity));
+}
+
+// The first n <= kBlock values, rounded. In two loops where the widths differ: compilers
+// make vector code of each, and not of both in one.
+template <int kBlock, typename T>
+TFSWAP_HD void Store(const Arithmetic<T>* values, int n, T* to) {
+  if constexpr (sizeof(T) == sizeof(*values)) {
+    for (int k = 0; k < n; ++k) to[k] = values[k];
+  } else {
+    uint32_t codes[kBlock];
+    using Format = typename FormatOf<T>::Type;
+    for (int k = 0; k < n; ++k) codes[k] = Format::Encode(values[k], Format::kInfinity);
+    for (int k = 0; k < n; ++k) to[k].bits = static_cast<uint16_t>(codes[k]);
+  }
 }
 
 // ---------------------------------------------------------------------------
@@ -227,9 +297,18 @@ struct MultiplyByMask {
     using A = Arithmetic<T>;
     const T* const from = gradients + 8 * byte;
     T* const to = products + 8 * byte;
-    ForEachBit(mask[byte], count - 8 * byte, [from, to](int k, int32_t bit) {
-      to[k] = Rounded<T>(Value(from[k]) * static_cast<A>(bit));
-    });
+    const int n = static_cast<int>(Min(8, count - 8 * byte));
+    if constexpr (sizeof(T) == sizeof(A)) {
+      ForEachBit(mask[byte], n, [from, to](int k, int32_t bit) {
+        to[k] = from[k] * static_cast<A>(bit);
+      });
+    } else {
+      A product[8];
+      ForEachBit(mask[byte], n, [from, &product](int k, int32_t bit) {
+        product[k] = Value(from[k]) * static_cast<A>(bit);
+      });
+      Store<8>(product, n, to);
+    }
   }
 };
 
@@ -246,10 +325,20 @@ struct LeakyReluGradient {
     const T* const from = gradients + 8 * byte;
     T* const to = products + 8 * byte;
     const Arithmetic<T> slope = Value(alpha);
-    ForEachBit(mask[byte], count - 8 * byte, [from, to, slope](int k, int32_t bit) {
-      const T scaled = Rounded<T>(Value(from[k]) * slope);
-      to[k] = bit ? from[k] : scaled;
-    });
+    const int n = static_cast<int>(Min(8, count - 8 * byte));
+    if constexpr (sizeof(T) == sizeof(Arithmetic<T>)) {
+      ForEachBit(mask[byte], n, [from, to, slope](int k, int32_t bit) {
+        to[k] = Choose(bit != 0, from[k], from[k] * slope);
+      });
+    } else {
+      Arithmetic<T> product[8];
+      T scaled[8];
+      for (int k = 0; k < n; ++k) product[k] = Value(from[k]) * slope;
+      Store<8>(product, n, scaled);
+      ForEachBit(mask[byte], n, [from, to, &scaled](int k, int32_t bit) {
+        to[k] = Choose(bit != 0, from[k], scaled[k]);
+      });
+    }
   }
 };
 
@@ -270,7 +359,7 @@ struct SelectByMask {
     T* const to = values + 8 * byte;
     const int a_stride = chosen_stride, b_stride = other_stride;
     ForEachBit(mask[byte], count - 8 * byte, [=](int k, int32_t bit) {
-      to[k] = bit ? a[k * a_stride] : b[k * b_stride];
+      to[k] = Choose(bit != 0, a[k * a_stride], b[k * b_stride]);
     });
   }
 };
@@ -353,22 +442,22 @@ struct EncodePositions {
         for (int d = 0; d < n; ++d) {
           const A value = Value(from[d]);
           const bool larger = best[d] < value;
-          best[d] = larger ? value : best[d];
-          at[d] = larger ? here : at[d];
+          best[d] = Choose(larger, value, best[d]);
+          at[d] = Choose(larger, here, at[d]);
         }
       }
     }
 
     uint8_t* const to = positions + pixel * PositionBytesPerPixel<kBits>(p.depth) +
                         first_depth * kBits / 8;
-    if (kBits == 8) {
+    if constexpr (kBits == 8) {
       for (int d = 0; d < n; ++d) to[d] = static_cast<uint8_t>(at[d]);
-      return;
+    } else {
+      for (int d = 0; d + 1 < n; d += 2) {
+        to[d / 2] = static_cast<uint8_t>(at[d] | at[d + 1] << 4);
+      }
+      if (n % 2 == 1) to[n / 2] = static_cast<uint8_t>(at[n - 1]);
     }
-    for (int d = 0; d + 1 < n; d += 2) {
-      to[d / 2] = static_cast<uint8_t>(at[d] | at[d + 1] << 4);
-    }
-    if (n % 2 == 1) to[n / 2] = static_cast<uint8_t>(at[n - 1]);
   }
 };
 
@@ -407,7 +496,7 @@ struct MaxPoolGradient {
         const auto here = static_cast<uint8_t>((row - y * p.row_stride) * p.window_cols +
                                                col - x * p.col_stride);
         uint8_t at[kBlock];
-        if (kBits == 8) {
+        if constexpr (kBits == 8) {
           for (int d = 0; d < n; ++d) at[d] = packed[d];
         } else {
           for (int d = 0; d < n; d += 2) {
@@ -415,15 +504,16 @@ struct MaxPoolGradient {
             at[d + 1] = packed[d / 2] >> 4;
           }
         }
+        A value[kBlock];
+        for (int d = 0; d < n; ++d) value[d] = Value(from[d]);
         // Adding 0 changes nothing: a sum that starts at +0 is never -0.
         for (int d = 0; d < n; ++d) {
-          const A term = at[d] == here ? Value(from[d]) : A(0);
-          sum[d] = Value(Rounded<T>(sum[d] + term));
+          const A term = Choose(at[d] == here, value[d], A(0));
+          sum[d] = RoundedValue<T>(sum[d] + term);
         }
       }
     }
-    T* const to = backprop + pixel * p.depth + first_depth;
-    for (int d = 0; d < n; ++d) to[d] = Rounded<T>(sum[d]);
+    Store<kBlock>(sum, n, backprop + pixel * p.depth + first_depth);
   }
 
  private:
@@ -441,49 +531,65 @@ using Float8E5M2 = Minifloat<5, 2, true>;     // OCP
 using GistFloat8 = Minifloat<4, 3, true>;     // Jain et al. 2018
 using GistFloat10 = Minifloat<5, 4, true>;    // Jain et al. 2018
 
-// Floats in words of several. Too large ones become the largest; infinities stay where
-// the format has them, and are NaN where it has not. One piece of work is one word.
-template <typename Format, typename Word, typename T>
+// Floats in words of one or more. Too large ones become the largest; infinities stay where
+// the format has them, and are NaN where it has not. One piece of work is kBlock values, a
+// multiple of those in a word.
+template <typename Format, typename Packed, typename T, int kBlock>
 struct EncodeFloats {
-  static constexpr int kPerWord = 8 * sizeof(Word) / Format::kBits;
+  static constexpr int kPerWord = 8 * sizeof(Packed) / Format::kBits;
+  static_assert(kBlock % kPerWord == 0, "words do not cross blocks");
 
   const T* values;
   int64_t count;
-  Word* words;
+  Packed* words;
 
-  TFSWAP_HD void operator()(int64_t i) const {
+  TFSWAP_HD void operator()(int64_t piece) const {
+    const T* const from = values + piece * kBlock;
+    Packed* const to = words + piece * (kBlock / kPerWord);
+    const int n = static_cast<int>(Min(kBlock, count - piece * kBlock));
+    uint32_t codes[kBlock];
+    for (int k = 0; k < n; ++k) codes[k] = Format::EncodeSaturating(Value(from[k]));
     if constexpr (kPerWord == 1) {
-      words[i] = static_cast<Word>(Format::EncodeSaturating(Value(values[i])));
+      for (int k = 0; k < n; ++k) to[k] = static_cast<Packed>(codes[k]);
     } else {
-      uint32_t word = 0;
-      const int64_t begin = i * kPerWord;
-      for (int k = 0; k < Min(kPerWord, count - begin); ++k) {
-        word |= Format::EncodeSaturating(Value(values[begin + k])) << (k * Format::kBits);
+      for (int k = n; k % kPerWord != 0; ++k) codes[k] = 0;
+      for (int word = 0; word * kPerWord < n; ++word) {
+        uint32_t packed = 0;
+        for (int k = 0; k < kPerWord; ++k) {
+          packed |= codes[word * kPerWord + k] << (k * Format::kBits);
+        }
+        to[word] = packed;
       }
-      words[i] = static_cast<Word>(word);
     }
   }
 };
 
-template <typename Format, typename Word, typename T>
+template <typename Format, typename Packed, typename T, int kBlock>
 struct DecodeFloats {
-  static constexpr int kPerWord = 8 * sizeof(Word) / Format::kBits;
+  static constexpr int kPerWord = 8 * sizeof(Packed) / Format::kBits;
+  static_assert(kBlock % kPerWord == 0, "words do not cross blocks");
 
-  const Word* words;
+  const Packed* words;
   int64_t count;
   T* values;
 
-  TFSWAP_HD void operator()(int64_t i) const {
+  TFSWAP_HD void operator()(int64_t piece) const {
+    const Packed* const from = words + piece * (kBlock / kPerWord);
+    const int n = static_cast<int>(Min(kBlock, count - piece * kBlock));
+    uint32_t codes[kBlock];
     if constexpr (kPerWord == 1) {
-      values[i] = Rounded<T>(Format::Decode(words[i]));
+      for (int k = 0; k < n; ++k) codes[k] = from[k];
     } else {
       constexpr uint32_t kMask = (1u << Format::kBits) - 1;
-      const int64_t begin = i * kPerWord;
-      for (int k = 0; k < Min(kPerWord, count - begin); ++k) {
-        values[begin + k] =
-            Rounded<T>(Format::Decode(words[i] >> (k * Format::kBits) & kMask));
+      for (int word = 0; word * kPerWord < n; ++word) {
+        for (int k = 0; k < kPerWord; ++k) {
+          codes[word * kPerWord + k] = from[word] >> (k * Format::kBits) & kMask;
+        }
       }
     }
+    float decoded[kBlock];
+    for (int k = 0; k < n; ++k) decoded[k] = Format::Decode(codes[k]);
+    Store<kBlock>(decoded, n, values + piece * kBlock);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "codec_elements.h"
+#include "gpu_pieces.h"
 #include "tensorflow/core/framework/bfloat16.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -46,8 +47,8 @@ Element<T>* MutableElements(tensorflow::Tensor* tensor) {
 // Runs piece(0) ... piece(count - 1), on TensorFlow's worker threads where that pays, and
 // returns when all have run. `cycles` is what one piece takes.
 template <typename Piece>
-void RunPieces(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
-               const Piece& piece) {
+void RunOnThreads(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
+                  const Piece& piece) {
   const auto* const threads = ctx->device()->tensorflow_cpu_worker_threads();
   tensorflow::Shard(threads->num_threads, threads->workers, count, cycles,
                     [&piece](int64_t begin, int64_t end) {
@@ -57,6 +58,31 @@ void RunPieces(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
                       for (int64_t i = begin; i < end; ++i) own(i);
                     });
 }
+
+// Kernels are templates of the device that they run on: how it runs pieces, and how much of
+// the work one piece should be. On a CPU enough for vector code and little enough for the
+// stack, on a GPU as little as can be written by itself.
+struct Cpu {
+  static constexpr int kDepthBlock = 64;
+  static constexpr int kFloatsBlock = 192;
+
+  template <typename Piece>
+  static void Run(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
+                  const Piece& piece) {
+    RunOnThreads(ctx, count, cycles, piece);
+  }
+};
+
+struct Gpu {
+  static constexpr int kDepthBlock = 2;
+  static constexpr int kFloatsBlock = 3;
+
+  template <typename Piece>
+  static void Run(tensorflow::OpKernelContext* ctx, int64_t count, int64_t /*cycles*/,
+                  const Piece& piece) {
+    OP_REQUIRES_OK(ctx, LaunchPieces(ctx, GpuPiece<Piece>::type, &piece, count));
+  }
+};
 
 // The shape that a vector of int32 or int64 (in host memory) spells out.
 absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,

@@ -70,7 +70,7 @@ class EncodeIntegersOp : public OpKernel {
     U* const to = MutableElements<U>(encoded);
     const int64_t minimum = minimum_;
     std::atomic<int64_t> refused{-1};  // the first value of a block with one out of range
-    RunPieces(ctx, codec::CeilDiv(count, kBlock), kBlock,
+    RunOnThreads(ctx, codec::CeilDiv(count, kBlock), kBlock,
               [from, to, count, minimum, &refused](int64_t block) {
                 const int64_t begin = block * kBlock;
                 const int64_t end = codec::Min(begin + kBlock, count);
@@ -116,7 +116,7 @@ class DecodeIntegersOp : public OpKernel {
     const U* const from = Elements<U>(encoded);
     T* const to = MutableElements<T>(tensor);
     const auto minimum = static_cast<uint64_t>(minimum_);
-    RunPieces(ctx, codec::CeilDiv(count, kBlock), kBlock,
+    RunOnThreads(ctx, codec::CeilDiv(count, kBlock), kBlock,
               [from, to, count, minimum](int64_t block) {
                 const int64_t begin = block * kBlock;
                 const int64_t end = codec::Min(begin + kBlock, count);

@@ -100,7 +100,7 @@ REGISTER_OP("Tfswap>DecodeFloats")
 The values that EncodeFloats kept.
 )doc");
 
-template <typename T>
+template <typename Device, typename T>
 class EncodeFloatsOp : public OpKernel {
  public:
   explicit EncodeFloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -115,9 +115,9 @@ class EncodeFloatsOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({packing.bytes(count)}), &encoded));
     WithFormat(format_, [&](auto kind, auto word) {
-      RunPieces(ctx, codec::CeilDiv(count, packing.values_per_word),
-                kCyclesPerFloat * packing.values_per_word,
-                codec::EncodeFloats<decltype(kind), decltype(word), Element<T>>{
+      constexpr int kBlock = Device::kFloatsBlock;
+      Device::Run(ctx, codec::CeilDiv(count, kBlock), kCyclesPerFloat * kBlock,
+                  codec::EncodeFloats<decltype(kind), decltype(word), Element<T>, kBlock>{
                     Elements<T>(tensor), count,
                     reinterpret_cast<decltype(word)*>(encoded->data())});
     });
@@ -127,7 +127,7 @@ class EncodeFloatsOp : public OpKernel {
   std::string format_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class DecodeFloatsOp : public OpKernel {
  public:
   explicit DecodeFloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -143,9 +143,9 @@ class DecodeFloatsOp : public OpKernel {
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
     WithFormat(format_, [&](auto kind, auto word) {
-      RunPieces(ctx, codec::CeilDiv(count, packing.values_per_word),
-                kCyclesPerFloat * packing.values_per_word,
-                codec::DecodeFloats<decltype(kind), decltype(word), Element<T>>{
+      constexpr int kBlock = Device::kFloatsBlock;
+      Device::Run(ctx, codec::CeilDiv(count, kBlock), kCyclesPerFloat * kBlock,
+                  codec::DecodeFloats<decltype(kind), decltype(word), Element<T>, kBlock>{
                     static_cast<const decltype(word)*>(ctx->input(0).data()), count,
                     MutableElements<T>(tensor)});
     });
@@ -229,7 +229,7 @@ REGISTER_OP("Tfswap>DecodeGroups")
 The values that EncodeGroups kept, of the same bits and group_size.
 )doc");
 
-template <typename T>
+template <typename Device, typename T>
 class EncodeGroupsOp : public OpKernel {
  public:
   explicit EncodeGroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -258,7 +258,7 @@ class EncodeGroupsOp : public OpKernel {
     const Tensor& tensor = ctx->input(0);
     const int64_t count = tensor.NumElements();
     auto* const bytes = MutableElements<uint8_t>(encoded);
-    RunPieces(ctx, grouping_.groups(count), kCyclesPerQuantized * grouping_.size,
+    Device::Run(ctx, grouping_.groups(count), kCyclesPerQuantized * grouping_.size,
               codec::EncodeGroups<Element<T>, kBits>{
                   Elements<T>(tensor), count, grouping_.size,
                   static_cast<uint64_t>(ctx->input(1).flat<int64_t>()(0)),
@@ -268,7 +268,7 @@ class EncodeGroupsOp : public OpKernel {
   Grouping grouping_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class DecodeGroupsOp : public OpKernel {
  public:
   explicit DecodeGroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -293,7 +293,7 @@ class DecodeGroupsOp : public OpKernel {
   void Decode(OpKernelContext* ctx, Tensor* tensor) const {
     const int64_t count = tensor->NumElements();
     const auto* const bytes = Elements<uint8_t>(ctx->input(0));
-    RunPieces(ctx, grouping_.groups(count), kCyclesPerFloat * grouping_.size,
+    Device::Run(ctx, grouping_.groups(count), kCyclesPerFloat * grouping_.size,
               codec::DecodeGroups<Element<T>, kBits>{
                   reinterpret_cast<const float*>(bytes), bytes + grouping_.ranges_bytes(count),
                   count, grouping_.size, MutableElements<T>(tensor)});
@@ -302,24 +302,26 @@ class DecodeGroupsOp : public OpKernel {
   Grouping grouping_;
 };
 
+#define REGISTER(op, kernel, type, host_input)                                              \
+  REGISTER_KERNEL_BUILDER(                                                                  \
+      Name("Tfswap>" op).Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"),          \
+      kernel<Cpu, type>);                                                                   \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>" op)                                                \
+                              .Device(tensorflow::DEVICE_GPU)                               \
+                              .TypeConstraint<type>("T")                                    \
+                                  host_input,                                               \
+                          kernel<Gpu, type>)
 #define REGISTER_FOR_TYPE(type)                                                             \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>EncodeFloats").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      EncodeFloatsOp<type>);                                                                \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>DecodeFloats").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      DecodeFloatsOp<type>);                                                                \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>EncodeGroups").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      EncodeGroupsOp<type>);                                                                \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>DecodeGroups").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      DecodeGroupsOp<type>);
+  REGISTER("EncodeFloats", EncodeFloatsOp, type, );                                         \
+  REGISTER("DecodeFloats", DecodeFloatsOp, type, .HostMemory("shape"));                     \
+  REGISTER("EncodeGroups", EncodeGroupsOp, type, .HostMemory("seed"));                      \
+  REGISTER("DecodeGroups", DecodeGroupsOp, type, .HostMemory("shape"))
 
 REGISTER_FOR_TYPE(Eigen::half);
 REGISTER_FOR_TYPE(tensorflow::bfloat16);
 REGISTER_FOR_TYPE(float);
 #undef REGISTER_FOR_TYPE
+#undef REGISTER
 
 }  // namespace
 }  // namespace tfswap

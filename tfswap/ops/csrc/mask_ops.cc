@@ -95,7 +95,7 @@ SelectV2 of a condition given as a mask.
 then, else: Of the given shape, or of one value, which is repeated. May be written over.
 )doc");
 
-template <typename T>
+template <typename Device, typename T>
 class EncodeMaskOp : public OpKernel {
  public:
   explicit EncodeMaskOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -126,7 +126,7 @@ class EncodeMaskOp : public OpKernel {
   template <typename Predicate>
   static void Encode(OpKernelContext* ctx, Tensor* mask) {
     const Tensor& tensor = ctx->input(0);
-    RunPieces(ctx, mask->NumElements(), kCyclesPerByte,
+    Device::Run(ctx, mask->NumElements(), kCyclesPerByte,
               codec::EncodeMask<Predicate, Element<T>>{
                   Elements<T>(tensor), tensor.NumElements(), MutableElements<uint8_t>(mask)});
   }
@@ -134,6 +134,7 @@ class EncodeMaskOp : public OpKernel {
   std::string predicate_;
 };
 
+template <typename Device>
 class DecodeMaskOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -146,14 +147,14 @@ class DecodeMaskOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, bytes));
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
-    RunPieces(ctx, bytes, kCyclesPerByte,
+    Device::Run(ctx, bytes, kCyclesPerByte,
               codec::DecodeMask{Elements<uint8_t>(ctx->input(0)), count,
                                 MutableElements<bool>(tensor)});
   }
 };
 
 // The kernels of one gradient and its mask.
-template <typename T>
+template <typename Device, typename T>
 class MaskedGradientOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -175,23 +176,23 @@ class MaskedGradientOp : public OpKernel {
                    const uint8_t* mask, int64_t count, Element<T>* output) const = 0;
 };
 
-template <typename T>
-class MultiplyByMaskOp : public MaskedGradientOp<T> {
+template <typename Device, typename T>
+class MultiplyByMaskOp : public MaskedGradientOp<Device, T> {
  public:
-  using MaskedGradientOp<T>::MaskedGradientOp;
+  using MaskedGradientOp<Device, T>::MaskedGradientOp;
 
  private:
   void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
            const uint8_t* mask, int64_t count, Element<T>* output) const override {
-    RunPieces(ctx, bytes, kCyclesPerByte,
+    Device::Run(ctx, bytes, kCyclesPerByte,
               codec::MultiplyByMask<Element<T>>{gradients, mask, count, output});
   }
 };
 
-template <typename T>
-class LeakyReluGradFromMaskOp : public MaskedGradientOp<T> {
+template <typename Device, typename T>
+class LeakyReluGradFromMaskOp : public MaskedGradientOp<Device, T> {
  public:
-  explicit LeakyReluGradFromMaskOp(OpKernelConstruction* ctx) : MaskedGradientOp<T>(ctx) {
+  explicit LeakyReluGradFromMaskOp(OpKernelConstruction* ctx) : MaskedGradientOp<Device, T>(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
   }
 
@@ -199,14 +200,14 @@ class LeakyReluGradFromMaskOp : public MaskedGradientOp<T> {
   void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
            const uint8_t* mask, int64_t count, Element<T>* output) const override {
     const auto alpha = codec::Rounded<Element<T>>(alpha_);
-    RunPieces(ctx, bytes, kCyclesPerByte,
+    Device::Run(ctx, bytes, kCyclesPerByte,
               codec::LeakyReluGradient<Element<T>>{gradients, mask, count, alpha, output});
   }
 
   float alpha_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class SelectByMaskOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -230,39 +231,44 @@ class SelectByMaskOp : public OpKernel {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->forward_input_or_allocate_output({1, 2}, 0, shape, &output));
-    RunPieces(ctx, bytes, kCyclesPerByte,
+    Device::Run(ctx, bytes, kCyclesPerByte,
               codec::SelectByMask<Element<T>>{
                   Elements<uint8_t>(ctx->input(0)), Elements<T>(ctx->input(1)), strides[0],
                   Elements<T>(ctx->input(2)), strides[1], count, MutableElements<T>(output)});
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>EncodeMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<bool>("T"),
-    EncodeMaskOp<bool>);
+#define REGISTER(op, device, kind, type, kernel)                                       \
+  REGISTER_KERNEL_BUILDER(                                                             \
+      Name("Tfswap>" op).Device(tensorflow::DEVICE_##device).TypeConstraint<type>("T"), \
+      kernel<kind, type>)
+#define REGISTER_FOR_TYPE(type)                                                           \
+  REGISTER("EncodeMask", CPU, Cpu, type, EncodeMaskOp);                                   \
+  REGISTER("EncodeMask", GPU, Gpu, type, EncodeMaskOp);                                   \
+  REGISTER("MultiplyByMask", CPU, Cpu, type, MultiplyByMaskOp);                           \
+  REGISTER("MultiplyByMask", GPU, Gpu, type, MultiplyByMaskOp);                           \
+  REGISTER("LeakyReluGradFromMask", CPU, Cpu, type, LeakyReluGradFromMaskOp);             \
+  REGISTER("LeakyReluGradFromMask", GPU, Gpu, type, LeakyReluGradFromMaskOp);             \
+  REGISTER("SelectByMask", CPU, Cpu, type, SelectByMaskOp);                               \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>SelectByMask")                                     \
+                              .Device(tensorflow::DEVICE_GPU)                             \
+                              .TypeConstraint<type>("T")                                  \
+                              .HostMemory("shape"),                                       \
+                          SelectByMaskOp<Gpu, type>)
+
+REGISTER("EncodeMask", CPU, Cpu, bool, EncodeMaskOp);
+REGISTER("EncodeMask", GPU, Gpu, bool, EncodeMaskOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>DecodeMask").Device(tensorflow::DEVICE_CPU),
-                        DecodeMaskOp);
-
-#define REGISTER_FOR_TYPE(type)                                                             \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>EncodeMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"),   \
-      EncodeMaskOp<type>);                                                                  \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>MultiplyByMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      MultiplyByMaskOp<type>);                                                              \
-  REGISTER_KERNEL_BUILDER(Name("Tfswap>LeakyReluGradFromMask")                              \
-                              .Device(tensorflow::DEVICE_CPU)                               \
-                              .TypeConstraint<type>("T"),                                   \
-                          LeakyReluGradFromMaskOp<type>);                                   \
-  REGISTER_KERNEL_BUILDER(                                                                  \
-      Name("Tfswap>SelectByMask").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      SelectByMaskOp<type>);
-
+                        DecodeMaskOp<Cpu>);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>DecodeMask").Device(tensorflow::DEVICE_GPU).HostMemory("shape"),
+    DecodeMaskOp<Gpu>);
 REGISTER_FOR_TYPE(Eigen::half);
 REGISTER_FOR_TYPE(tensorflow::bfloat16);
 REGISTER_FOR_TYPE(float);
 REGISTER_FOR_TYPE(double);
 #undef REGISTER_FOR_TYPE
+#undef REGISTER
 
 }  // namespace
 }  // namespace tfswap

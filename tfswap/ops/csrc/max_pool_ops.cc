@@ -42,10 +42,6 @@ using tensorflow::shape_inference::ShapeHandle;
 constexpr int64_t kSmallWindow = 16;
 constexpr int64_t kLargestWindow = 256;
 
-// Neighbours in depth that one piece of work handles: enough for vector code, few enough
-// for the stack.
-constexpr int kBlock = 64;
-
 // MaxPool's attributes, checked.
 struct Window {
   int64_t rows = 0, cols = 0, row_stride = 0, col_stride = 0;
@@ -191,18 +187,19 @@ class PoolingOp : public OpKernel {
  protected:
   bool four_bits() const { return window_.size() <= kSmallWindow; }
 
-  // One piece of work is kBlock values of each of `pixels`.
-  template <typename Piece>
+  // One piece of work is a block of the depth of one of `pixels`.
+  template <typename Device, typename Piece>
   static void RunBlocks(OpKernelContext* ctx, int64_t pixels, int64_t steps, const Piece& piece) {
+    constexpr int64_t kBlock = Device::kDepthBlock;
     const int64_t depth = piece.pooling.depth;
-    RunPieces(ctx, pixels * codec::CeilDiv(depth, kBlock),
-              2 * steps * codec::Min(depth, kBlock), piece);
+    Device::Run(ctx, pixels * codec::CeilDiv(depth, kBlock),
+                steps * codec::Min(depth, kBlock), piece);
   }
 
   Window window_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class EncodeMaxPoolOp : public PoolingOp {
  public:
   using PoolingOp::PoolingOp;
@@ -220,16 +217,16 @@ class EncodeMaxPoolOp : public PoolingOp {
     const int64_t pixels = images * pooling.out_rows * pooling.out_cols;
     auto* const to = MutableElements<uint8_t>(positions);
     if (four_bits()) {
-      RunBlocks(ctx, pixels, window_.size(),
-                codec::EncodePositions<Element<T>, 4, kBlock>{pooling, Elements<T>(image), to});
+      RunBlocks<Device>(ctx, pixels, window_.size(),
+                codec::EncodePositions<Element<T>, 4, Device::kDepthBlock>{pooling, Elements<T>(image), to});
     } else {
-      RunBlocks(ctx, pixels, window_.size(),
-                codec::EncodePositions<Element<T>, 8, kBlock>{pooling, Elements<T>(image), to});
+      RunBlocks<Device>(ctx, pixels, window_.size(),
+                codec::EncodePositions<Element<T>, 8, Device::kDepthBlock>{pooling, Elements<T>(image), to});
     }
   }
 };
 
-template <typename T>
+template <typename Device, typename T>
 class MaxPoolGradFromPositionsOp : public PoolingOp {
  public:
   using PoolingOp::PoolingOp;
@@ -259,23 +256,31 @@ class MaxPoolGradFromPositionsOp : public PoolingOp {
     const auto* const positions = Elements<uint8_t>(ctx->input(1));
     auto* const to = MutableElements<T>(backprop);
     if (four_bits()) {
-      RunBlocks(ctx, pixels, steps,
-                codec::MaxPoolGradient<Element<T>, 4, kBlock>{pooling, from, positions, to});
+      RunBlocks<Device>(ctx, pixels, steps,
+                codec::MaxPoolGradient<Element<T>, 4, Device::kDepthBlock>{pooling, from, positions, to});
     } else {
-      RunBlocks(ctx, pixels, steps,
-                codec::MaxPoolGradient<Element<T>, 8, kBlock>{pooling, from, positions, to});
+      RunBlocks<Device>(ctx, pixels, steps,
+                codec::MaxPoolGradient<Element<T>, 8, Device::kDepthBlock>{pooling, from, positions, to});
     }
   }
 };
 
-#define REGISTER_FOR_TYPE(type)                                                            \
-  REGISTER_KERNEL_BUILDER(                                                                 \
+#define REGISTER_FOR_TYPE(type)                                                              \
+  REGISTER_KERNEL_BUILDER(                                                                   \
       Name("Tfswap>EncodeMaxPool").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T"), \
-      EncodeMaxPoolOp<type>);                                                              \
-  REGISTER_KERNEL_BUILDER(Name("Tfswap>MaxPoolGradFromPositions")                          \
-                              .Device(tensorflow::DEVICE_CPU)                              \
-                              .TypeConstraint<type>("T"),                                  \
-                          MaxPoolGradFromPositionsOp<type>);
+      EncodeMaxPoolOp<Cpu, type>);                                                           \
+  REGISTER_KERNEL_BUILDER(                                                                   \
+      Name("Tfswap>EncodeMaxPool").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"), \
+      EncodeMaxPoolOp<Gpu, type>);                                                           \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>MaxPoolGradFromPositions")                            \
+                              .Device(tensorflow::DEVICE_CPU)                                \
+                              .TypeConstraint<type>("T"),                                    \
+                          MaxPoolGradFromPositionsOp<Cpu, type>);                            \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>MaxPoolGradFromPositions")                            \
+                              .Device(tensorflow::DEVICE_GPU)                                \
+                              .TypeConstraint<type>("T")                                     \
+                              .HostMemory("shape"),                                          \
+                          MaxPoolGradFromPositionsOp<Gpu, type>)
 
 REGISTER_FOR_TYPE(Eigen::half);
 REGISTER_FOR_TYPE(tensorflow::bfloat16);

@@ -186,7 +186,7 @@ class EncodeSparseOp : public OpKernel {
     auto* const begins = reinterpret_cast<uint32_t*>(encoded);
     const auto* const from = static_cast<const Word*>(tensor.data());
 
-    RunPieces(ctx, layout.rows, kRow, [from, count, begins](int64_t row) {
+    RunOnThreads(ctx, layout.rows, kRow, [from, count, begins](int64_t row) {
       const int64_t begin = row * kRow;
       const int64_t end = codec::Min(begin + kRow, count);
       uint32_t present = 0;
@@ -209,7 +209,7 @@ class EncodeSparseOp : public OpKernel {
     }
     const Entries<Word> entries(encoded, layout, spill.host ? spill.host->data() : nullptr,
                                 spill.count);
-    RunPieces(ctx, layout.rows, kCyclesPerRow, [from, count, begins, entries](int64_t row) {
+    RunOnThreads(ctx, layout.rows, kCyclesPerRow, [from, count, begins, entries](int64_t row) {
       // First beside each other, without a branch per value: rows are neighbours in the
       // output, and another thread may be writing the next one.
       Word values[kRow + 1];
@@ -262,7 +262,7 @@ class DecodeSparseOp : public OpKernel {
                                 spill->count);
     auto* const to = static_cast<Word*>(tensor->data());
     std::atomic<bool> damaged{false};
-    RunPieces(ctx, layout.rows, kCyclesPerRow, [=, &damaged](int64_t row) {
+    RunOnThreads(ctx, layout.rows, kCyclesPerRow, [=, &damaged](int64_t row) {
       Word* const out = to + row * kRow;
       const int64_t length = codec::Min(kRow, count - row * kRow);
       std::memset(out, 0, length * sizeof(Word));

@@ -1,0 +1,164 @@
+"""Measure how fast the codec ops run on this machine's CPU, beside TensorFlow's kernels that they stand in for.
+
+    python benchmarks/codec_rate.py [--mib N] [--rounds N] [--threads N]
+
+Prints one row per op: its time, the rate in GB/s (10^9 bytes) of the tensor that is encoded, decoded or
+made from an encoding, and the size of the encoding as a share of that tensor. The first rows are
+TensorFlow's own: a copy (x + 0) as the measure of this machine's memory, and the gradient kernels, which the
+rows "from mask" and "from positions" replace. Every op runs alone in a `tf.function` without Grappler; the best
+of all rounds.
+
+Memory comes from the capped arena that stands in for a GPU's, so that no op waits for the system to hand out
+pages. Tensors are warm in the caches as far as they fit: take one several times as large as the last-level
+cache (64 MiB by default, 32 MiB of cache on most servers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+# Read when TensorFlow is imported.
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
+os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", "4096")
+
+import tensorflow as tf
+
+import tfswap.ops as ops
+
+MIB = 2**20
+WINDOWS = {"2x2/2": (2, 2), "3x3/2": (3, 2), "5x5/2": (5, 2)}
+
+
+class Row(NamedTuple):
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    bytes: int  # what the rate counts
+    encoded: Any = None  # the encoding, for its size
+
+
+def rows(size_bytes: int) -> list[Row]:
+    count = size_bytes // 4
+    x = tf.random.stateless_normal([count], seed=(1, 2))
+    g = tf.random.stateless_normal([count], seed=(3, 4))
+    mask = ops.encode_mask(x, "positive")
+    listed = [
+        Row("copy (x + 0)", lambda x: x + 0.0, (x,), size_bytes),
+        Row("ReluGrad", lambda x, g: tf.raw_ops.ReluGrad(gradients=g, features=x), (x, g), size_bytes),
+        Row("  encode mask", lambda x: ops.encode_mask(x, "positive"), (x,), size_bytes, mask),
+        Row("  encode mask, relu6", lambda x: ops.encode_mask(x, "relu6"), (x,), size_bytes, mask),
+        Row("  from mask", ops.multiply_by_mask, (g, mask), size_bytes),
+        Row("  from mask, leaky", ops.leaky_relu_grad_from_mask, (g, mask), size_bytes),
+        Row("  from mask, dropout", lambda m, g: ops.select_by_mask(m, g, 0.0, [count]), (mask, g), size_bytes),
+        Row("  decode to bool", lambda m: ops.decode_mask(m, [count]), (mask,), count),
+    ]
+    for name, (window, stride) in WINDOWS.items():
+        listed += pooling_rows(name, window, stride, size_bytes)
+    integers = tf.random.stateless_uniform([size_bytes // 8], (5, 6), 0, 200, tf.int64)
+    narrow = ops.encode_integers(integers, 0, tf.uint8)
+    listed += [
+        Row("encode int64 as uint8", lambda x: ops.encode_integers(x, 0, tf.uint8), (integers,), size_bytes, narrow),
+        Row("  decode", lambda x: ops.decode_integers(x, 0, tf.int64), (narrow,), size_bytes),
+    ]
+    for share in (0.1, 0.5):
+        listed += sparse_rows(tf.where(g > tf.sort(g[:10_000])[int(10_000 * (1 - share)) - 1], x, 0.0), share)
+    for format in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "gist_float8", "gist_float10"):
+        listed += format_rows(x, format)
+    for bits in (8, 4):
+        codes = ops.encode_groups(x, 7, bits)
+        listed += [
+            Row(f"encode {bits}-bit groups", lambda x, b=bits: ops.encode_groups(x, 7, b), (x,), size_bytes, codes),
+            Row("  decode", lambda c, b=bits: ops.decode_groups(c, [count], tf.float32, b), (codes,), size_bytes),
+        ]
+    return listed
+
+
+def pooling_rows(name: str, size: int, stride: int, size_bytes: int) -> list[Row]:
+    shape = [16, 64, 64, size_bytes // (16 * 64 * 64 * 4)]
+    window = {"ksize": [1, size, size, 1], "strides": [1, stride, stride, 1], "padding": "SAME"}
+    image = tf.random.stateless_normal(shape, seed=(7, 8))
+    pooled = tf.raw_ops.MaxPool(input=image, **window)
+    positions = ops.encode_max_pool(image, **window)
+
+    def tensorflows(image: Any, pooled: Any) -> Any:
+        return tf.raw_ops.MaxPoolGrad(orig_input=image, orig_output=pooled, grad=pooled, **window)
+
+    return [
+        Row(f"MaxPoolGrad {name}", tensorflows, (image, pooled), size_bytes),
+        Row("  encode positions", lambda x: ops.encode_max_pool(x, **window), (image,), size_bytes, positions),
+        Row(
+            "  from positions",
+            lambda g, p: ops.max_pool_grad_from_positions(g, p, shape, **window),
+            (pooled, positions),
+            size_bytes,
+        ),
+    ]
+
+
+def sparse_rows(x: Any, share: float) -> list[Row]:
+    count = int(x.shape[0])
+    capacity = int(tf.math.count_nonzero(x)) + 1
+    encoded, spill = ops.encode_sparse(x, capacity)
+
+    def there(x: Any) -> Any:
+        return ops.encode_sparse(x, capacity)[0]
+
+    def back(encoded: Any, spill: Any) -> Any:
+        return ops.decode_sparse(encoded, spill, [count], capacity, tf.float32)
+
+    return [
+        Row(f"encode sparse, {share:.0%} of values", there, (x,), 4 * count, encoded),
+        Row("  decode", back, (encoded, spill), 4 * count),
+    ]
+
+
+def format_rows(x: Any, format: str) -> list[Row]:
+    count = int(x.shape[0])
+    encoded = ops.encode_floats(x, format)
+    return [
+        Row(f"encode {format}", lambda x: ops.encode_floats(x, format), (x,), 4 * count, encoded),
+        Row("  decode", lambda e: ops.decode_floats(e, [count], format, tf.float32), (encoded,), 4 * count),
+    ]
+
+
+def best_seconds(row: Row, rounds: int) -> float:
+    function = tf.function(row.call, autograph=False)
+    function(*row.arguments)
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        result = function(*row.arguments)
+        seconds.append(time.perf_counter() - start)
+        del result
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how fast the codec ops run.")
+    parser.add_argument("--mib", type=int, default=64, help="size of the tensor that is encoded")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0, help="threads of each op; 0 for one per core")
+    arguments = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    print(f"{'op':<32} {'ms':>8} {'GB/s':>8} {'size':>8}")
+    for row in rows(arguments.mib * MIB):
+        taken_s = best_seconds(row, arguments.rounds)
+        line = f"{row.name:<32} {taken_s * 1e3:>8.2f} {row.bytes / taken_s / 1e9:>8.1f}"
+        if row.encoded is not None:
+            encoded_bytes = int(row.encoded.shape[0]) * row.encoded.dtype.size
+            line += f" {encoded_bytes / row.bytes:>8.1%}"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+// Runs the pieces of codec_elements.h on a GPU's compute stream.
+//
+// A user's machine has no CUDA compiler and no CUDA headers, but TensorFlow for GPUs brings
+// NVRTC. So the text of codec_elements.h travels inside of the library, and a codec is compiled
+// for the device that is there when it first runs. NVRTC and the driver are opened then, too:
+// without a GPU nothing of this is touched.
+//
+// Compiled and linked everywhere, and its kernels compiled by nvcc and NVRTC for several devices;
+// IT HAS NOT YET BEEN RUN ON A GPU.
+
+#ifndef TFSWAP_OPS_CSRC_GPU_PIECES_H_
+#define TFSWAP_OPS_CSRC_GPU_PIECES_H_
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <typeinfo>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfswap {
+
+// Enqueues piece(0) ... piece(count - 1) on the kernel's stream. `type` is the C++ name of
+// the struct, whose bytes are at `piece`. Fails where NVRTC or the driver does.
+absl::Status LaunchPieces(tensorflow::OpKernelContext* ctx, const std::string& type,
+                          const void* piece, int64_t count);
+
+// "tfswap::codec::DecodeMask" for N6tfswap5codec10DecodeMaskE.
+std::string Demangled(const std::type_info& type);
+
+// The types that some kernel of this library launches.
+std::set<std::string>& GpuPieceTypes();
+
+// Compiles all of them for an architecture such as "sm_90", which needs NVRTC and no GPU.
+absl::Status CompileAllPieces(const std::string& architecture);
+
+template <typename Piece>
+struct GpuPiece {
+  static const std::string type;
+};
+template <typename Piece>
+const std::string GpuPiece<Piece>::type =
+    *GpuPieceTypes().insert(Demangled(typeid(Piece))).first;
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_GPU_PIECES_H_

@@ -1,0 +1,96 @@
+"""The exact solver: its choices keep the target, its bound is one, and it finds what can be told by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+from graphs import training_steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
+
+from tfswap.analysis.cost import Rates
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.errors import TfswapError
+from tfswap.planner import exact
+from tfswap.planner.planner import BOTH
+from tfswap.planner.problem import Choice, Problem, make_problem
+from tfswap.planner.schedule import build_schedule
+from tfswap.planner.simulate import simulate_time
+
+pytest.importorskip("scipy")
+LIMIT_S = 20.0
+
+some = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def seconds(problem: Problem, choice: Choice) -> float:
+    return simulate_time(problem.flow, build_schedule(*choice), problem.cost_s, problem.rates).total_s
+
+
+@some
+@given(training_steps(max_layers=5), st.integers(50, 100))
+def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(graph, percent):
+    flow = analyse_dataflow(graph, CPU)
+    problem = problem_of(flow)
+    target = problem.live_peak_bytes * percent // 100
+    found = exact.optimise(problem, target, LIMIT_S)
+    others = [choice for solve in BOTH if (choice := solve(problem, target)) is not None]
+    assert all(seconds(problem, choice) >= found.bound_s * (1 - exact.GAP_SHARE) for choice in others)
+    if found.choice is None:
+        assert found.total_s == math.inf
+        return
+    check_choice(flow, found.choice)
+    assert live_peak(flow, *found.choice) <= target
+    assert found.total_s == seconds(problem, found.choice) >= found.bound_s * (1 - exact.GAP_SHARE)
+
+
+LONGER = """\
+%x = Placeholder() {dtype=float32} -> float32[25600]
+%a = MatMul(%x, %x) -> float32[25600]
+%b = MatMul(%a, %a) -> float32[25600]
+%c = MatMul(%b, %b) -> float32[25600,2]
+%e = MatMul(%c, %c) -> float32[256]
+%d = MatMul(%e, %a) -> float32[256]
+feeds %x
+fetches %d
+"""
+
+
+def priced_problem(copy_s: float) -> Problem:
+    """LONGER, its kernels a second each; a copy of a takes the lane, and the kernels, `copy_s`."""
+    flow = facts(LONGER)
+    order = [flow.place[name] for name in ("a", "b", "c", "e", "d")]
+    return make_problem(flow, order, Rates(1.0, 1.0, UNIT / copy_s, UNIT / copy_s, 0.0, 1.0), [1.0] * len(flow.nodes))
+
+
+@pytest.mark.parametrize(("copy_s", "reruns", "swaps", "extra_s"), [(0.25, 0, 1, 0.5), (50.0, 1, 0, 1.0)])
+def test_it_copies_what_is_cheaper_to_copy_and_runs_again_what_is_cheaper_to_run(copy_s, reruns, swaps, extra_s):
+    problem = priced_problem(copy_s)
+    # It peaks while c runs, which does not need a; d does.
+    found = exact.optimise(problem, problem.live_peak_bytes - UNIT // 2, LIMIT_S)
+    assert found.proven
+    assert found.choice is not None
+    assert (len(found.choice.order), len(found.choice.intervals)) == (5 + reruns, swaps)
+    assert found.total_s == pytest.approx(5 + extra_s)
+    assert found.bound_s == pytest.approx(5 + extra_s, rel=2 * exact.GAP_SHARE)
+
+
+def test_what_can_not_be_met_is_proven_so():
+    found = exact.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)
+    assert found == exact.Optimum(None, math.inf, math.inf, True)
+
+
+def test_out_of_time_it_claims_nothing():
+    problem = priced_problem(1.0)
+    found = exact.optimise(problem, problem.live_peak_bytes, 0.0)
+    assert found.bound_s <= problem.starts_s[-1] * (1 + exact.GAP_SHARE)
+    assert found.proven == (found.total_s < math.inf)
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(TfswapError, match=r"pip install 'tfswap\[exact\]'"):
+        exact.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)

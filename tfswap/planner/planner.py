@@ -18,7 +18,7 @@ from functools import cached_property
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.planner import evict, furthest, meng
+from tfswap.planner import classics, evict, furthest, meng
 from tfswap.planner.ordering import rank_orders
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.schedule import Step, build_schedule
@@ -41,6 +41,12 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
         frozenset({"swap", "recompute"}): BOTH,
     },
     "meng": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (meng.solve,)),
+    "vdnn_all": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (classics.vdnn_all,)),
+    "vdnn_conv": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (classics.vdnn_conv,)),
+    "sqrt": dict.fromkeys((frozenset({"recompute"}), frozenset({"swap", "recompute"})), (classics.sqrt,)),
+    "superneurons": dict.fromkeys(
+        (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (classics.superneurons,)
+    ),
 }
 """By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
 KERNELS_SWEPT = 400_000

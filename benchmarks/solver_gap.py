@@ -3,12 +3,13 @@
     python benchmarks/solver_gap.py                       # 30 random steps, and 5 real ones of few layers
     python benchmarks/solver_gap.py --random 100 --real --limit-s 60 --json gaps.json
 
-Random steps that no rung of the default planner makes smaller are left out. Each step is given several limits of live bytes, between the lowest that the default planner meets and the step's own
-live peak. "default" is the fastest of all rungs of its ladders within the limit, judged by live bytes; "exact" is what
-planner/exact.py finds, whose bound no choice in this order can pass; both times are simulated, as a share of the
-step's own. The gap is measured to the exact choice, and where the bound says that this is no optimum yet, the largest
-that it can be stands beside it. Published policies stand with the lowest live bytes that they come to, and their time.
-Costs are those of a CPU with two threads (copies share the memory bus with kernels) or, with --gpu, of a GPU.
+Random steps that no rung of the default planner makes smaller are left out. Each step is given several limits of live
+bytes, between the lowest that the default planner meets and the step's own live peak. "default" is the fastest of all
+rungs of its ladders within the limit, judged by live bytes; "exact" is what planner/exact.py finds, whose bound no
+choice in this order can pass; both times are simulated, as a share of the step's own. Two gaps: to the exact choice
+(none where the default is faster: copies are placed by heuristics in both), and to the bound, which is the largest
+that the gap to the optimum can be. Published policies stand with the lowest live bytes that they come to, and their
+time. Costs are those of a CPU with two threads (copies share the cores with kernels) or, with --gpu, of a GPU.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, problem_of
 
-from tfswap.analysis.cost import Rates
 from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.devices import Rates
 from tfswap.errors import TfswapError
 from tfswap.planner import exact
 from tfswap.planner.planner import BOTH
@@ -63,7 +63,8 @@ def priced_problem(copy_s: float) -> Problem:
     """LONGER, its kernels a second each; a copy of a takes the lane, and the kernels, `copy_s`."""
     flow = facts(LONGER)
     order = [flow.place[name] for name in ("a", "b", "c", "e", "d")]
-    return make_problem(flow, order, Rates(1.0, 1.0, UNIT / copy_s, UNIT / copy_s, 0.0, 1.0), [1.0] * len(flow.nodes))
+    rates = Rates(1.0, 1.0, 1.0, UNIT / copy_s, UNIT / copy_s, 0.0, copy_share=1.0)
+    return make_problem(flow, order, rates, [1.0] * len(flow.nodes))
 
 
 @pytest.mark.parametrize(("copy_s", "reruns", "swaps", "extra_s"), [(0.25, 0, 1, 0.5), (50.0, 1, 0, 1.0)])

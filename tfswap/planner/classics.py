@@ -26,13 +26,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 
-from tfswap.analysis.cost import Rates, kernel_seconds
+from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.devices import Rates
 from tfswap.planner.problem import NEVER, Choice, Gap, Problem
 from tfswap.planner.schedule import Interval, build_schedule
 from tfswap.planner.simulate import simulate_memory
 
-_ARITHMETIC = Rates(1.0, math.inf, math.inf, math.inf, 0.0)
-"""A device on which a kernel takes as many seconds as it has floating point operations."""
+_ARITHMETIC = Rates(1.0, math.inf, math.inf, math.inf, math.inf, launch_s=0.0)
+"""A device on which a kernel takes as many seconds as its contraction has floating point operations."""
 
 
 def sqrt(problem: Problem, target_bytes: int) -> Choice | None:

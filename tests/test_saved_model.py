@@ -258,6 +258,7 @@ def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, brea
         ({"batch_size": True}, TfswapError, "batch_size is True, a bool"),
         ({"batch_size": 8.0}, TfswapError, "batch_size is 8.0, a float"),
         ({"batch_size": 2**62}, TfswapError, "input shapes"),
+        ({"batch_size": 10**40}, TfswapError, "input shapes"),
         ({"input_shapes": [8, 256]}, TfswapError, "give a dict"),
         ({"input_shapes": {"x": 8}}, TfswapError, r"input_shapes\['x'\] is 8"),
         ({"input_shapes": {"x": "8,256"}}, TfswapError, "give whole numbers"),
@@ -366,6 +367,8 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
         optimize(models["plain"], models["plain"] / "out")
     with pytest.raises(TfswapError, match="can't be written.*Nothing was left"):
         optimize(models["plain"], Path("/proc/out"))
+    with pytest.raises(TfswapError, match="can't be written.*null byte"):
+        optimize(models["plain"], tmp_path / "o\0ut")
     with pytest.raises(TfswapError, match="output_dir is 3, a int"):
         tfswap.optimize_graph(models["plain"], 3, memory_limit="60%", batch_size=BATCH)
     with pytest.raises(TfswapError, match="output_dir is not given"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
+from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library_function import called_functions, shape_of
 from tfswap.importers.shapes import HandleType
 from tfswap.ir.ops import calls_functions, is_const, is_view
@@ -97,19 +98,20 @@ class ModelFile:
 
     def steps(self, function: str) -> list[ConcreteStep]:
         """The traces of a function. Raises InvalidModel, naming those that are there, when it is not."""
-        names = self.function_names()
-        if function not in names:
-            raise InvalidModel(self._no_function(function, names))
-        steps: dict[str, ConcreteStep] = {}
-        for traced in names[function]:
-            if traced not in self.library:
-                raise InvalidModel(
-                    f"{function!r} of {str(self.path)!r} is {traced!r}, which the file's library does not have: "
-                    "the SavedModel is damaged. Save it anew."
-                )
-            step = self._resolve(traced)
-            steps.setdefault(step.name, step)
-        return list(steps.values())
+        with named_as_damage(f"the SavedModel at {str(self.path)!r}"):
+            names = self.function_names()
+            if function not in names:
+                raise InvalidModel(self._no_function(function, names))
+            steps: dict[str, ConcreteStep] = {}
+            for traced in names[function]:
+                if traced not in self.library:
+                    raise InvalidModel(
+                        f"{function!r} of {str(self.path)!r} is {traced!r}, which the file's library does not have: "
+                        "the SavedModel is damaged. Save it anew."
+                    )
+                step = self._resolve(traced)
+                steps.setdefault(step.name, step)
+            return list(steps.values())
 
     def _no_function(self, function: str, names: dict[str, list[str]]) -> str:
         if not names and self.meta_graph.signature_def:
@@ -157,7 +159,8 @@ class ModelFile:
         from tensorflow.python.framework import dtypes
 
         found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
-        return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
+        with named_as_damage(f"the SavedModel at {str(self.path)!r}"):
+            return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
 
     def check_variables(self) -> None:
         """Read, and drop, what the file has saved of its variables: a copy without them would not load.
@@ -243,7 +246,7 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
         )
     try:
         working = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp"))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
         raise _unwritable(target, error) from error
     try:
         yield working / "model"
@@ -254,7 +257,6 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(working, ignore_errors=True)
 
 
-def _unwritable(target: str | os.PathLike[str], error: OSError) -> TfswapError:
-    return TfswapError(
-        f"the output folder {os.fspath(target)!r} can't be written: {error.strerror or error}. Nothing was left there."
-    )
+def _unwritable(target: str | os.PathLike[str], error: Exception) -> TfswapError:
+    why = getattr(error, "strerror", None) or error
+    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {why}. Nothing was left there.")

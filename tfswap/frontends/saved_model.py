@@ -213,12 +213,9 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
-    with named_as_damage(f"the SavedModel at {str(file.path)!r}"):
-        variables = file.variables()
-        steps = file.steps(function)
-    for step in steps:
-        with named_as_damage(f"{function!r} of the SavedModel at {str(file.path)!r}"):
-            graph = import_step(file, function, step, sizes)
+    variables = file.variables()
+    for step in file.steps(function):
+        graph = import_step(file, function, step, sizes)
         try:
             planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
         except (UnsupportedGraph, InvalidModel) as error:
@@ -238,19 +235,21 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         require_known_ops,
     )
 
-    traced, fdef = file.library[step.traced], file.library[step.name]
-    for part in (traced, fdef):
-        refuse_compiled(part.signature.name, part.attr, part.node_def, file.library)
-        require_known_ops(part.node_def)
-    if step.name.endswith(SUFFIX):
-        raise InvalidModel(
-            f"{function!r} of {str(file.path)!r} has been rewritten by tfswap already: start from the original model"
-        )
-    arguments = [a.name for a in fdef.signature.input_arg]
-    resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == _RESOURCE}
-    own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
-    shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
-    return import_library_function(file.library, step.name, shapes, step.handles)
+    with named_as_damage(f"{function!r} of the SavedModel at {str(file.path)!r}"):
+        traced, fdef = file.library[step.traced], file.library[step.name]
+        for part in (traced, fdef):
+            refuse_compiled(part.signature.name, part.attr, part.node_def, file.library)
+            require_known_ops(part.node_def)
+        if step.name.endswith(SUFFIX):
+            raise InvalidModel(
+                f"{function!r} of {str(file.path)!r} has been rewritten by tfswap already: start from the original "
+                "model"
+            )
+        arguments = [a.name for a in fdef.signature.input_arg]
+        resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == _RESOURCE}
+        own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
+        shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
+        return import_library_function(file.library, step.name, shapes, step.handles)
 
 
 _RESOURCE = 20

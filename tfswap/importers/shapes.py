@@ -28,17 +28,17 @@ def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[in
 
     with tf.Graph().as_default() as scratch:
         bound = {}
-        for i, (name, (dtype, shape, handles)) in enumerate(arguments.items()):
-            resource = tf.as_dtype(dtype) == tf.resource
-            # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
-            stand_in = f"tfswap_argument_{i}"
-            made = tf.compat.v1.placeholder(dtype, () if resource else shape, name=stand_in)
-            if handles:
-                handle_data_util.set_handle_data(made, _handle_data(handles))
-            bound[f"{name}:0"] = made
         try:
+            for i, (name, (dtype, shape, handles)) in enumerate(arguments.items()):
+                resource = tf.as_dtype(dtype) == tf.resource
+                # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
+                stand_in = f"tfswap_argument_{i}"
+                made = tf.compat.v1.placeholder(dtype, () if resource else shape, name=stand_in)
+                if handles:
+                    handle_data_util.set_handle_data(made, _handle_data(handles))
+                bound[f"{name}:0"] = made
             tf.graph_util.import_graph_def(graph_def, input_map=bound, name="")
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a dimension beyond 64 bits is a TypeError
             raise InvalidModel(
                 f"TensorFlow can't build this graph with the given input shapes: {error}. "
                 "Check batch_size= or input_shapes=."

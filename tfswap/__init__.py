@@ -5,6 +5,7 @@ Importing this changes nothing in TensorFlow, and does not import it until somet
 
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
+from tfswap.frontends.fit import max_batch
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.marks import keep
@@ -14,6 +15,7 @@ from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
 from tfswap.planner.plan import Absence, Plan
 from tfswap.report.curve import Curve
+from tfswap.report.fit import Fit
 from tfswap.report.report import Report
 
 __version__ = "0.1.0"
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Absence",
     "Curve",
+    "Fit",
     "InfeasibleMemoryLimit",
     "InvalidModel",
     "OfflineReport",
@@ -33,6 +36,7 @@ __all__ = [
     "TfswapError",
     "UnsupportedGraph",
     "keep",
+    "max_batch",
     "optimize",
     "optimize_graph",
     "profile",

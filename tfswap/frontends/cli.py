@@ -1,4 +1,4 @@
-"""The command line: `tfswap analyze | optimize | explain | simulate | verify | doctor`.
+"""The command line: `tfswap analyze | optimize | explain | simulate | fit | verify | doctor`.
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met. With --json stdout carries one JSON value and nothing else, errors included; progress and messages go to
@@ -160,6 +160,26 @@ def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
     return {**json.loads(curve.to_json()), "exit_status": OK if curve.feasible else INFEASIBLE}, text
 
 
+def _fit(options: argparse.Namespace, progress: Progress) -> Result:
+    from tfswap.frontends.fit import max_batch
+
+    progress.stage(f"trying sizes of {options.function} of {options.saved_model_dir}")
+    found = max_batch(
+        options.saved_model_dir,
+        memory_limit=options.memory_limit,
+        vary=options.vary,
+        multiple_of=options.multiple_of,
+        device=options.device,
+        profile=options.profile,
+        function=options.function,
+        batch_size=options.batch_size,
+        input_shapes=options.input_shapes,
+        tactics=options.tactics,
+        host_memory_limit=options.host_memory_limit,
+    )
+    return json.loads(found.to_json()), str(found)
+
+
 def _verify(options: argparse.Namespace, progress: Progress) -> Result:
     from tfswap.frontends.verify_model import verify_model
 
@@ -274,6 +294,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _bytes(text: str) -> str:
+    return _checked(text, lambda: parse_limit(text))
+
+
+def _axes(text: str) -> dict[str, tuple[int, ...]]:
+    """Axes from "images:1,2;labels:0"."""
+    result: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, _, axes = part.rpartition(":")
+        if not name or not all(a.strip().isdecimal() for a in axes.split(",")):
+            raise argparse.ArgumentTypeError(f"{part!r} does not say what is searched: write images:1,2;labels:0")
+        result[name] = tuple(int(a) for a in axes.split(","))
+    return result
+
+
 def _device(text: str) -> str:
     return _checked(text, lambda: text.lower() == THIS or described(text))
 
@@ -321,6 +356,13 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--png", help="draw the curve to this file (needs matplotlib)")
     simulate.add_argument("--html", help="write a page that shows the curve to this file")
     _add_model_flags(simulate)
+    fit = _command(commands, "fit", _fit, "find the largest batch, image or sequence that keeps a limit")
+    fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
+    fit.add_argument("--memory_limit", type=_bytes, help='bytes or a size ("6GiB"); by default what the device has')
+    fit.add_argument("--vary", type=_axes, help='what is searched: "images:1,2" or "x:0;y:0"; by default the batch')
+    fit.add_argument("--multiple_of", type=_batch_size, default=1, help="try only such sizes")
+    fit.add_argument("--device", type=_device, help=f"of {', '.join(NAMES)}; by default this kind of device")
+    _add_model_flags(fit)
     verify = _command(commands, "verify", _verify, "check a SavedModel that tfswap has rewritten")
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
     _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")

@@ -117,9 +117,19 @@ def optimize_graph(
 
 
 class ArgumentSizes:
-    """The sizes that a user gave for what the file leaves open."""
+    """The sizes that a user gave for what the file leaves open.
 
-    def __init__(self, batch_size: int | None, input_shapes: Mapping[str, Sequence[int]] | None):
+    Args:
+        start: by argument, sizes of axes that nothing else gives one.
+    """
+
+    def __init__(
+        self,
+        batch_size: int | None,
+        input_shapes: Mapping[str, Sequence[int]] | None,
+        start: Mapping[str, Mapping[int, int]] | None = None,
+    ):
+        self.start = start or {}
         if batch_size is not None and not (_is_whole(batch_size) and batch_size >= 1):
             raise TfswapError(f"batch_size is {batch_size!r}, a {type(batch_size).__name__}: give a positive int")
         self.batch_size = None if batch_size is None else int(batch_size)
@@ -156,6 +166,9 @@ class ArgumentSizes:
                 shape = _agreed(name, given, shape)
             elif shape is not None and shape and shape[0] is None and self.batch_size is not None:
                 shape = (self.batch_size, *shape[1:])
+            axes = next((self.start[n] for n in (name, *others) if n in self.start), {})
+            if shape is not None:
+                shape = tuple(axes.get(i) if d is None else d for i, d in enumerate(shape))
             if shape is None or None in shape:
                 still_open.append(f"{name} {_shape_text(shape)}")
             result[name] = shape
@@ -250,6 +263,14 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
         shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
         return import_library_function(file.library, step.name, shapes, step.handles)
+
+
+def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) -> tuple[int, ...]:
+    """The axes of an argument, of this shape when bound, whose sizes the file leaves open."""
+    from tfswap.importers.library_function import file_shape
+
+    stated = file_shape(file.library[step.name], argument)
+    return tuple(axis for axis in range(len(shape or ())) if stated is None or stated[axis] is None)
 
 
 _RESOURCE = 20

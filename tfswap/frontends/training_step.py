@@ -14,6 +14,8 @@ from typing import Any
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.function import OptimizedFunction, as_tf_function, stand_ins
+from tfswap.frontends.model_file import ModelFile
+from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 
@@ -27,13 +29,15 @@ class TrainingStep:
 
     Attributes:
         name: for people.
-        shapes: by argument, the shape that it has when no sizes are given.
+        shapes: by argument, the shape that it has when no sizes are given; of several tensors, the first's.
+        free: by argument, the axes whose sizes can be chosen.
         variables: element type and shape of all that its model holds on the device.
         make: from sizes to the graph. Raises UnsupportedGraph or InvalidModel where it can't have them.
     """
 
     name: str
     shapes: Mapping[str, Shape]
+    free: Mapping[str, Sequence[int]]
     variables: Sequence[tuple[str, Shape]]
     make: Callable[[Sizes], Graph] = field(repr=False)
 
@@ -51,73 +55,88 @@ def find_step(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    start: Sizes | None = None,
 ) -> TrainingStep:
-    """The step that a user gave: a function and what it is called with, or a SavedModel's folder."""
+    """The step that a user gave: a function and what it is called with, or a SavedModel's folder.
+
+    Args:
+        start: sizes of a SavedModel's open axes that nothing else gives.
+    """
     if not isinstance(step, (str, os.PathLike)):
         if batch_size is not None or input_shapes is not None:
             raise TfswapError("batch_size and input_shapes are for a SavedModel: a function's sizes are its arguments'")
         return _function_step(step, args)
     if args:
         raise TfswapError("a SavedModel takes no arguments: give batch_size= or input_shapes=")
-    return _saved_step(step, function, batch_size, input_shapes)
+    return _saved_step(step, function, ArgumentSizes(batch_size, input_shapes, start))
 
 
 def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
     import tensorflow as tf
 
     traced = as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
-    bound = inspect.signature(traced.python_function).bind(*args)
-    tensors = {name: [t for t in tf.nest.flatten(v) if _is_tensor(t)] for name, v in bound.arguments.items()}
     concrete = traced.get_concrete_function(*args)
 
     def make(sizes: Sizes) -> Graph:
         from tfswap.importers.function import import_function
 
-        sized = inspect.signature(traced.python_function).bind(*args)
-        for name, axes in sizes.items():
-            resized = lambda t, axes=axes: _resized(t, axes) if _is_tensor(t) else t  # noqa: E731
-            sized.arguments[name] = tf.nest.map_structure(resized, bound.arguments[name])
+        specs = sized_arguments(traced, args, sizes, values=False)
         try:
-            made = traced.get_concrete_function(*sized.args) if sizes else concrete
+            made = traced.get_concrete_function(*specs) if sizes else concrete
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
             raise UnsupportedGraph(
-                f"{traced.__name__} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size?"
+                f"{traced.__name__} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
+                "Where it takes only multiples of some number, say so with multiple_of=."
             ) from error
-        return import_function(made, stand_ins(traced, made, sized.args, {}))
+        return import_function(made, stand_ins(traced, made, specs, {}))
 
+    arguments = inspect.signature(traced.python_function).bind(*args).arguments
+    tensors = {name: [t for t in tf.nest.flatten(value) if _is_tensor(t)] for name, value in arguments.items()}
     shapes = {name: tuple(found[0].shape) for name, found in tensors.items() if found}
+    free = {name: range(min(len(t.shape) for t in tensors[name])) for name in shapes}
     variables = [(v.dtype.name, tuple(v.shape.as_list())) for v in concrete.variables]
-    return TrainingStep(traced.__name__, shapes, variables, make)
+    return TrainingStep(traced.__name__, shapes, free, variables, make)
+
+
+def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: bool = True) -> tuple[Any, ...]:
+    """The arguments of a call, resized: their rows repeat, or are left out. Without `values`, as specs.
+
+    Raises TfswapError where an argument does not have such an axis.
+    """
+    import tensorflow as tf
+
+    bound = inspect.signature(traced.python_function).bind(*args)
+
+    def resized(tensor: Any, axes: Mapping[int, int]) -> Any:
+        if not _is_tensor(tensor):
+            return tensor
+        shape = [axes.get(axis, size) for axis, size in enumerate(tensor.shape)]
+        if not values or isinstance(tensor, tf.TensorSpec):
+            return tf.zeros(shape, tensor.dtype) if values else tf.TensorSpec(shape, tensor.dtype)
+        for axis, size in axes.items():
+            tensor = tf.gather(tensor, tf.range(size) % tensor.shape[axis], axis=axis)
+        return tensor
+
+    for name, axes in sizes.items():
+        bound.arguments[name] = tf.nest.map_structure(lambda t, axes=axes: resized(t, axes), bound.arguments[name])
+    return bound.args
 
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _resized(tensor: Any, axes: Mapping[int, int]) -> Any:
-    import tensorflow as tf
-
-    shape = list(tensor.shape)
-    for axis, size in axes.items():
-        shape[axis] = size
-    return tf.TensorSpec(shape, tensor.dtype)
-
-
 def _saved_step(
     model: str | os.PathLike[str],
     function: str,
-    batch_size: int | None,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    sizes: ArgumentSizes,
 ) -> TrainingStep:
-    from tfswap.frontends.model_file import ModelFile
-    from tfswap.frontends.saved_model import ArgumentSizes, import_step
-
     file = ModelFile.load(model)
     refused: list[UnsupportedGraph | InvalidModel] = []
     found: list[tuple[int, Any, Graph]] = []
     for trace in file.steps(function):
         try:
-            graph = import_step(file, function, trace, ArgumentSizes(batch_size, input_shapes))
+            graph = import_step(file, function, trace, sizes)
             require_backward(function, graph)
             found.append((sum(t.nbytes or 0 for n in graph for t in n.outputs), trace, graph))
         except (UnsupportedGraph, InvalidModel) as error:
@@ -125,15 +144,18 @@ def _saved_step(
     if not found:
         raise refused[0]
     _, trace, graph = max(found, key=lambda f: f[0])  # of several, the one that takes most
-    shapes = {n.name: n.outputs[0].shape for n in graph.feeds if n.outputs[0].dtype != "resource"}
+    given = {n.name: n.outputs[0].shape for n in graph.feeds if n.outputs[0].dtype != "resource"}
+    users = {name: next(iter(trace.user_names.get(name, ())), name) for name in given}
+    shapes = {users[name]: shape for name, shape in given.items()}
+    free = {users[name]: open_axes(file, trace, name, shape) for name, shape in given.items()}
 
-    def make(sizes: Sizes) -> Graph:
-        if not sizes:
+    def make(chosen: Sizes) -> Graph:
+        if not chosen:
             return graph
         wanted: dict[str, Any] = {name: list(shape) for name, shape in shapes.items() if shape is not None}
-        for name, axes in sizes.items():
+        for name, axes in chosen.items():
             for axis, size in axes.items():
                 wanted[name][axis] = size
         return import_step(file, function, trace, ArgumentSizes(None, wanted))
 
-    return TrainingStep(function, shapes, file.variables(), make)
+    return TrainingStep(function, shapes, free, file.variables(), make)

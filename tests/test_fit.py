@@ -1,0 +1,157 @@
+"""The largest size that fits: the search, what is searched, and a run that confirms it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import saved_models
+from graphs import Layer, training_step
+from processes import last_json, run_python
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import Machine, default_rates
+from tfswap.errors import TfswapError
+from tfswap.frontends import cli
+from tfswap.frontends.fit import PROBED_SHARE, PROBES, Search, axes_of
+from tfswap.frontends.pipeline import Options
+from tfswap.frontends.training_step import TrainingStep
+
+CPU = DeviceModel()
+HERE = Machine("here", "a test", CPU, default_rates(CPU), None, None)
+
+
+def search(start: int, limit_bytes: int = 0, unit: int = 1) -> Search:
+    layers = [Layer("dense"), Layer("relu")] * 3
+
+    def make(sizes: Any) -> Any:
+        return training_step(layers, rows=sizes["x"][0], width=64)
+
+    step = TrainingStep("step", {"x": (start, 64)}, {"x": (0, 1)}, (), make)
+    return Search(step, {"x": (0,)}, unit, limit_bytes, HERE, Options(), Costs.of(CPU))
+
+
+@pytest.mark.parametrize("start", [1, 7, 100, 4000])
+@pytest.mark.parametrize("largest", [0, 1, 2, 99, 100, 1000])
+def test_the_search_finds_the_largest_from_any_start(start: int, largest: int):
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= largest
+
+    assert search(start).largest(fits) == largest
+    assert len(asked) < 45
+
+
+def test_the_search_looks_past_a_size_that_does_not_fit():
+    holes = {500, 503, 504, 505, 512}
+    assert search(1).largest(lambda n: n <= 530 and n not in holes) == 530
+    step = round(499 * PROBED_SHARE / PROBES)
+    assert search(1).largest(lambda n: n < 500 or n == 499 + step) == 499 + step
+
+
+def test_only_multiples_are_tried():
+    asked: list[int] = []
+    found = search(1, unit=32).largest(lambda n: asked.append(n) is None and n <= 1000)
+    assert found == 992
+    assert all(n % 32 == 0 for n in asked)
+
+
+def test_a_size_that_does_not_matter_is_told():
+    with pytest.raises(TfswapError, match="does not depend on x"):
+        search(1).largest(lambda _: True)
+
+
+def test_planned_sizes_keep_the_limit_and_the_next_does_not():
+    at = search(64, limit_bytes=3 << 20)
+    size = at.largest(at.fits)
+    found = at.candidate(size)
+    assert found is not None
+    assert found.peak_bytes <= 3 << 20
+    assert at.candidate(size + 1) is None
+    assert size > at.largest(at.fits_as_it_is) > 0
+
+
+def test_what_is_searched_is_the_batch_or_what_the_user_says():
+    step = TrainingStep(
+        "step", {"x": (8, 64, 64), "y": (8,), "n": (3,)}, {"x": (0, 1, 2), "y": (0,), "n": (0,)}, (), None
+    )  # type: ignore[arg-type]
+    assert axes_of(step, None) == {"x": (0,), "y": (0,)}
+    assert axes_of(step, {"x": (1, 2)}) == {"x": (1, 2)}
+    for vary, says in (
+        ({"z": (0,)}, "arguments of step are x, y, n"),
+        ({"y": (1,)}, "those that are open"),
+        ({"x": ()}, "open"),
+    ):
+        with pytest.raises(TfswapError, match=says):
+            axes_of(step, vary)  # type: ignore[arg-type]
+
+
+def test_fit_on_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = str(tmp_path / "model")
+    saved_models.save("plain", model)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = cli.main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    status, out, _ = run("fit", model, "--memory_limit=16MiB", "--multiple_of=64", "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["varied"] == [["x", [0]], ["y", [0]]]
+    assert found["size"] % 64 == 0
+    assert found["size"] > found["unoptimised_size"] > 0
+    assert found["peak_bytes"] <= found["limit_bytes"] == 16 << 20
+    status, out, _ = run("fit", model, "--memory_limit=16MiB", "--multiple_of=64", "--vary=x:0;y:0")
+    assert status == 0
+    assert f"under tfswap     {found['size']}" in out
+    assert run("fit", model, "--memory_limit=1MiB")[0] == 3
+    status, _, err = run("fit", model, "--memory_limit=16MiB", "--vary=x:1", "--batch_size=4")
+    assert status == 1
+    assert "those that are open are (0,)" in err.replace("\n", " ")
+    for bad in ("--vary=x", "--memory_limit=60%", "--device=abacus"):
+        assert run("fit", model, bad)[0] == 2
+
+
+CONFIRMED = """
+import json
+import tensorflow as tf
+import tfswap
+
+slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
+weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.05) for i in range(8)]
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for w in weights:
+            h = tf.nn.relu(h @ w)
+        loss = tf.reduce_mean(h * h)
+    for w, g in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * g)
+    return loss
+
+before = [w.numpy().tobytes() for w in weights]
+tf.config.experimental.reset_memory_stats("CPU:0")
+found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=64)
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+kept = [w.numpy().tobytes() for w in weights] == before
+curve = tfswap.simulate(step, tf.TensorSpec([found.size, 256]), limits=2)
+print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "kept": kept,
+                  "peak": peak, "plain_peak": curve.baseline_peak_bytes}))
+"""
+
+
+def test_the_largest_batch_of_a_function_runs():
+    pytest.importorskip("tensorflow")
+    capped = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    found = last_json(run_python(CONFIRMED, **capped))
+    assert found["confirmed"] and found["kept"]
+    assert found["size"] > 1.5 * found["plain"] > 0
+    assert 16 << 20 < found["peak"] <= 24 << 20 < found["plain_peak"]  # it ran, and kept the limit

@@ -1,0 +1,261 @@
+"""`tfswap.max_batch`, `tfswap fit`: the largest batch, image or sequence with which a step keeps a limit.
+
+Sizes are searched with the planner: a size fits when there is a plan for it within the limit. More usually takes
+more, but kernels choose their workspaces by size and chunks are handed out whole, so that a larger size can fit
+where a smaller one does not. So the search does not end with the first refusal, but looks a little further.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.devices import Machine
+from tfswap.analysis.profile import Profile
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends import machine
+from tfswap.frontends.arguments import as_profile, check
+from tfswap.frontends.function import OptimizedFunction, as_tf_function
+from tfswap.frontends.offline import offline_optimizer
+from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
+from tfswap.frontends.profile import restored
+from tfswap.frontends.simulate import target_machine
+from tfswap.frontends.training_step import TrainingStep, find_step, sized_arguments
+from tfswap.planner.planner import Candidate
+from tfswap.report.fit import Fit
+from tfswap.sizes import format_bytes, parse_limit
+
+MAX_SIZE = 1 << 24
+PROBES = 4
+"""Sizes tried above one that bisection finds the largest."""
+PROBED_SHARE = 0.08
+"""How far above they reach: as far as chunks and workspaces move a peak."""
+CONFIRMATIONS = 8
+"""Sizes that are run, at most, until one keeps the limit."""
+
+
+def max_batch(
+    step: Any,
+    *args: Any,
+    memory_limit: int | str | None = None,
+    vary: Mapping[str, Sequence[int]] | None = None,
+    multiple_of: int = 1,
+    device: str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    function: str = "train_step",
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+    confirm: bool = True,
+) -> Fit:
+    """Find the largest size of a training step that keeps a limit.
+
+        tfswap.max_batch(train_step, images, labels, memory_limit="6GiB").size
+        tfswap.max_batch("saved_model_dir", device="a100", batch_size=8, vary={"images": (1, 2)}, multiple_of=32)
+
+    Args:
+        step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
+        args: what a function is called with, at any size; the search starts there.
+        memory_limit: bytes or a size; by default what the device can have.
+        vary: by argument, the axes that are searched, all of one size: {"images": (0,), "labels": (0,)}. By default
+            the batch: the leading axes that are as long as that of the first argument, or that a SavedModel leaves
+            open.
+        multiple_of: only such sizes are tried.
+        device, profile, tactics, host_memory_limit: as in `simulate`.
+        function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
+        confirm: run a function once at the size found, under the limit, and go down where that fails. The variables
+            have their old values back afterwards. Not with `device`, and not for a SavedModel.
+
+    Raises:
+        InfeasibleMemoryLimit: not even the smallest size fits.
+        TfswapError: an argument is malformed, or there is no limit.
+        UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not take a size that is tried.
+    """
+    if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
+        raise TfswapError(f"multiple_of is {multiple_of!r}: give a positive int")
+    on, costs = target_machine(device, as_profile(profile))
+    options = check(memory_limit, tactics, host_memory_limit, None, "analyze").options
+    limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
+    if limit_bytes is None:
+        raise TfswapError(
+            'memory_limit is not given and the device has no limit of its own: say what may be used, such as "6GiB", '
+            "or name a device="
+        )
+    if options.host_limit_bytes is None:
+        options = replace(options, host_limit_bytes=on.host_bytes)
+    saved = isinstance(step, (str, os.PathLike))
+    if saved and batch_size is None and vary is None:
+        batch_size = multiple_of  # the batch is what is searched: from the smallest
+    start = {name: dict.fromkeys(axes, multiple_of) for name, axes in (vary or {}).items()}
+    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, start=start)
+    search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
+    size = search.largest(search.fits)
+    confirmed = confirm and size > 0 and not saved and device is None
+    if confirmed:
+        size = _confirmed(step, args, search, size)
+    if not size:
+        floor = search.optimizer(multiple_of).floor_bytes()
+        raise InfeasibleMemoryLimit(
+            f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and {found.name} needs at least "
+            f"{floor} ({format_bytes(floor)}) at a size of {multiple_of}, the smallest that is tried",
+            floor_bytes=floor,
+            limit_bytes=limit_bytes,
+        )
+    best = search.candidate(size)
+    assert best is not None, "it fits"
+    optimizer = search.optimizer(size)
+    return Fit(
+        step=found.name,
+        machine=on.title,
+        limit_bytes=limit_bytes,
+        varied=tuple((name, tuple(axes)) for name, axes in search.axes.items()),
+        size=size,
+        unoptimised_size=search.largest(search.fits_as_it_is),
+        peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
+        time_ratio=optimizer.time_ratio(best),
+        host_bytes=best.memory.host_peak_bytes,
+        confirmed=confirmed,
+    )
+
+
+def axes_of(step: TrainingStep, vary: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """What is searched: as the user says, or the batch. Raises TfswapError for what the step does not have."""
+    if vary is None:
+        free = [name for name, axes in step.free.items() if 0 in axes]
+        first = step.shapes[free[0]] if free else None
+        if not first:
+            raise TfswapError(f"{step.name} leaves no leading axis open: say with vary= what is searched")
+        return {name: (0,) for name in free if (step.shapes[name] or (None,))[0] == first[0]}
+    for name, axes in vary.items():
+        if name not in step.free:
+            raise TfswapError(f"vary names {name!r}; the arguments of {step.name} are {', '.join(step.shapes)}")
+        fixed = [a for a in axes if a not in step.free[name]]
+        if fixed or not axes:
+            raise TfswapError(
+                f"vary has axes {tuple(axes)} of {name!r}, whose shape is {step.shapes[name]}; those that are open "
+                f"are {tuple(step.free[name])}"
+            )
+    return {name: tuple(axes) for name, axes in vary.items()}
+
+
+class Search:
+    """Sizes of one step, and whether they fit; remembers what it has planned.
+
+    Args:
+        step: whose sizes are tried.
+        axes: by argument, what has the size.
+        unit: sizes are multiples of this.
+        limit_bytes: what the step may take.
+        on, options, costs: what it is planned for, and with.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        axes: Mapping[str, tuple[int, ...]],
+        unit: int,
+        limit_bytes: int,
+        on: Machine,
+        options: Options,
+        costs: Costs,
+    ):
+        self.step, self.axes, self.unit = step, dict(axes), unit
+        self.limit_bytes = limit_bytes
+        self._on, self._options, self._costs = on, options, costs
+        self._peaks: dict[int, int] = {}
+        self._fits: dict[int, bool] = {}
+        self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest: they are large
+
+    def _optimizer(self, size: int) -> Optimizer:
+        graph = self.step.graph({name: dict.fromkeys(axes, size) for name, axes in self.axes.items()})
+        return offline_optimizer(graph, self._on.device, self._options, self.step.variables, self._costs)
+
+    def candidate(self, size: int) -> Candidate | None:
+        """The plan for a size; None where none keeps the limit."""
+        optimizer = self.optimizer(size)
+        self._peaks[size] = optimizer.baseline_peak_bytes
+        found = optimizer.planner.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
+        self._fits[size] = found is not None
+        return found
+
+    def fits(self, size: int) -> bool:
+        """Whether there is a plan for a size."""
+        if size not in self._fits:
+            self.candidate(size)
+        return self._fits[size]
+
+    def fits_as_it_is(self, size: int) -> bool:
+        """Whether the unoptimised step's predicted peak is within the limit."""
+        if size not in self._peaks:
+            self._peaks[size] = self.optimizer(size).baseline_peak_bytes
+        return self._peaks[size] <= self.limit_bytes
+
+    def largest(self, fits: Callable[[int], bool]) -> int:
+        """The largest size that fits, as far as a search tells; 0 where the smallest does not."""
+        low, high = self._bracket(lambda count: fits(count * self.unit))
+        while low:
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle * self.unit) else (low, middle)
+            reach = [low + max(i, round(low * PROBED_SHARE * i / PROBES)) for i in range(1, PROBES + 1)]
+            beyond = [count for count in reach if fits(count * self.unit)]
+            if not beyond:
+                break
+            low = max(beyond)
+            high = low + max(1, round(low * PROBED_SHARE))
+            while fits(high * self.unit):
+                low, high = high, 2 * high - low
+        return low * self.unit
+
+    def _bracket(self, fits: Callable[[int], bool]) -> tuple[int, int]:
+        """A count that fits, or 0, and a larger one that does not."""
+        start = next((s[a] for n, axes in self.axes.items() for a in axes if (s := self.step.shapes[n])), None) or 1
+        low, high = 0, max(1, start // self.unit)
+        while fits(high):
+            low, high = high, 2 * high
+            if high * self.unit > MAX_SIZE:
+                raise TfswapError(
+                    f"{self.step.name} fits at any size up to {MAX_SIZE}: its memory does not depend on "
+                    f"{', '.join(self.axes)}. Say with vary= what does."
+                )
+        if low:
+            return low, high
+        while high > 1:
+            if fits(high // 2):
+                return high // 2, high
+            high //= 2
+        return 0, 1
+
+
+def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> int:
+    """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found."""
+    import tensorflow as tf
+
+    traced = as_tf_function(step.traced if isinstance(step, OptimizedFunction) else step)
+    request = check(search.limit_bytes, search.optimizer(size).options.tactics, None, None, "optimize")
+    device, _ = machine.current_device()
+    for _ in range(CONFIRMATIONS):
+        before = machine.memory_info(device)
+        planned = OptimizedFunction(traced, request, "warn")
+        sized = sized_arguments(traced, args, {n: dict.fromkeys(axes, size) for n, axes in search.axes.items()})
+        over = 1.0
+        try:
+            with restored(traced.get_concrete_function(*sized)):
+                planned(*sized)
+            after = machine.memory_info(device)
+            if after is None or before is None or after.peak_bytes <= max(before.peak_bytes, search.limit_bytes):
+                return size
+            over = after.peak_bytes / search.limit_bytes
+        except InfeasibleMemoryLimit as error:
+            over = error.floor_bytes / search.limit_bytes
+        except tf.errors.ResourceExhaustedError:
+            pass  # the device had less than the limit says
+        size = min(size - search.unit, int(size / over) // search.unit * search.unit)
+        if size < search.unit:
+            break
+    return 0

@@ -59,7 +59,6 @@ def child(name: str, limits: list[int], steps: int) -> dict[str, Any]:
         "medians_s": medians,
         "predicted": predicted,
         "rates": vars(profile.rates),
-        "profiled_step_s": profile.step_s,
     }
 
 

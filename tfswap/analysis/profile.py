@@ -56,7 +56,8 @@ class Profile:
         machine: that device, for people.
         fingerprint: of the graph that ran, as in a Plan.
         rates: the machine's; those of kernels fitted to the ones that were measured.
-        step_s: the unoptimised step, from call to return; None where it was not run (it does not fit).
+        unordered: how long the unoptimised step takes over the same kernels in order, one after another; None where
+            it was not run (it does not fit).
         kernels: all that were measured.
     """
 
@@ -64,7 +65,7 @@ class Profile:
     machine: str
     fingerprint: str
     rates: Rates
-    step_s: float | None
+    unordered: float | None
     kernels: tuple[Timed, ...]
 
     @cached_property

@@ -199,8 +199,11 @@ class Optimizer:
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
         cost_s = [costs.seconds(node) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
         peak = simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
-        measured = costs.profile and costs.profile.fingerprint == self.fingerprint and costs.profile.step_s
-        return peak, measured or unordered_seconds(cost_s, flow.own_deps, costs.rates)
+        profile = costs.profile
+        if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
+            return peak, unordered_seconds(cost_s, flow.own_deps, costs.rates)
+        ordered_s = sum(costs.seconds(n) for n, k in zip(self.flow.nodes, self.flow.is_kernel, strict=True) if k)
+        return peak, profile.unordered * ordered_s
 
     def fetched_bytes(self) -> int:
         """What the step returns and nothing else holds."""

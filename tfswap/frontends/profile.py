@@ -81,7 +81,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
     with restored(concrete):
         ordered(*args)
         runs = _traced(lambda: [_finish(ordered(*args)) for _ in range(steps)], {n.name for n in optimizer.flow.nodes})
-        step_s = _unoptimised_seconds(optimizer, lambda: traced(*args), steps, device)
+        unordered = _unordered(optimizer, lambda: traced(*args), lambda: ordered(*args), steps, device)
     if not runs:
         raise TfswapError("TensorFlow's profiler told of no kernel of this step: plan without profile=")
     kernels = tuple(
@@ -91,7 +91,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
     )
     measured = replace(default_rates(model), launch_s=_between(runs), **measure_copies(model))
     rates = fitted(measured, [(optimizer.settled[k.name], k.seconds) for k in kernels])
-    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, step_s, kernels)
+    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels)
 
 
 def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
@@ -133,17 +133,24 @@ def _finish(result: Any) -> None:
             tensor.numpy()
 
 
-def _unoptimised_seconds(optimizer: Optimizer, call: Callable[[], Any], steps: int, device: str) -> float | None:
+def _unordered(
+    optimizer: Optimizer, plain: Callable[[], Any], ordered: Callable[[], Any], steps: int, device: str
+) -> float | None:
+    """The unoptimised step's time over the ordered one's; None where it does not fit.
+
+    The two take turns, so that what else the machine does slows both alike.
+    """
     import tensorflow as tf
 
     limit = machine.device_limit_bytes(device)
     if limit is not None and optimizer.baseline_peak_bytes * BASELINE_SPREAD > limit:
         return None
     try:
-        call()
-        return least_seconds(call, steps)
+        plain()
+        turns = [(least_seconds(plain, 1), least_seconds(ordered, 1)) for _ in range(steps)]
     except tf.errors.ResourceExhaustedError:
         return None
+    return statistics.median(a for a, _ in turns) / statistics.median(b for _, b in turns)
 
 
 Runs = dict[str, list[tuple[float, float]]]

@@ -15,6 +15,7 @@ sequence of events (outputs, temporaries, releases) is as predicted.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -233,7 +234,10 @@ def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
     slab = tf.raw_ops.Empty(shape=[1 << 30], dtype=tf.float32, init=False)
     del slab  # the arena is now one free region
     results = []
+    # Functions of earlier cases are cycles that hold constants: collected during a run, they would be in its log.
+    gc.disable()
     for case in cases:
+        gc.collect()
         try:
             results.append(_measure_case(case, log))
         except Exception as error:  # the row says what failed; the other cases go on

@@ -87,15 +87,17 @@ def real_steps() -> Iterator[tuple[str, Graph]]:
         return tf.compat.v1.nn.fused_batch_norm(h, scale, tf.zeros_like(scale), is_training=True)[0]
 
     def resnet() -> tuple[Any, list[Any], Any]:
-        kernels = [weights(1, 1, 64, 16), weights(3, 3, 16, 16), weights(1, 1, 16, 64)]
-        scales = [weights(16), weights(16), weights(64)]
+        kernels = [weights(*shape) for _ in range(2) for shape in ((1, 1, 64, 16), (3, 3, 16, 16), (1, 1, 16, 64))]
+        scales = [weights(width) for _ in range(2) for width in (16, 16, 64)]
 
         def net(h: Any) -> Any:
-            inner = h
-            for n, (kernel, scale) in enumerate(zip(kernels, scales, strict=True)):
-                inner = normalised(tf.nn.conv2d(inner, kernel, 1, "SAME"), scale)
-                inner = tf.nn.relu(inner if n < 2 else h + inner)
-            return inner
+            for first in (0, 3):
+                inner = h
+                for n in range(first, first + 3):
+                    inner = normalised(tf.nn.conv2d(inner, kernels[n], 1, "SAME"), scales[n])
+                    inner = tf.nn.relu(inner if n < first + 2 else h + inner)
+                h = inner
+            return h
 
         return net, kernels + scales, tf.zeros([16, 32, 32, 64])
 

@@ -16,7 +16,7 @@ Not covered: a kernel that runs twice in one stage, or in another order there; a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -336,14 +336,20 @@ class _Model:
         self.program.at_most([(c, nbytes / self.byte_unit) for c, nbytes in terms], limit_bytes / self.byte_unit)
 
     def _kept_from(self, stage: int, taken: set[tuple[int, int]]) -> list[Term]:
-        """A value that stays can't be taken over: what was to have its buffer takes one of its own."""
+        """What stays or is copied out can't be taken over: what was to have its buffer takes one of its own."""
         node = self.kernels[stage]
         temporary = {c for cs in self.problem.flow.temp_forwards.get(node, {}).values() for c in cs}
-        return [
-            (self.stays[stage + 1, v], float(self.uses.nbytes[v]))
-            for v in self.reads[stage]
-            if ((node, v) in taken or v in temporary) and (stage + 1, v) in self.stays
-        ]
+        terms: list[Term] = []
+        for v in self.reads[stage]:
+            if (node, v) not in taken and v not in temporary:
+                continue
+            held = self.program.column()
+            if (stage + 1, v) in self.stays:
+                self.program.at_most([(self.stays[stage + 1, v], 1.0), (held, -1.0)], 0.0)
+            for copied_out in self._copied_out(stage, stage, v):
+                self.program.at_most([*copied_out, (held, -1.0)], 0.0)
+            terms.append((held, float(self.uses.nbytes[v])))
+        return terms
 
     def _taken_over(self, stage: int, kernel: int, taken: set[tuple[int, int]]) -> list[Term]:
         """What a kernel may take over, and did not in the order as it was, it does not allocate."""
@@ -368,13 +374,14 @@ class _Model:
                     later.append(self.stays[stage + 1, v])
                 for other in later:
                     self.program.at_most([(column, 1.0), (other, 1.0)], 1.0)
-                self._not_copied_out(column, stage, kernel, v)
+                for copied_out in self._copied_out(stage, kernel, v):
+                    self.program.at_most([(column, 1.0), *copied_out], 1.0)
             if len(saved) > 1:
                 self.program.at_most([(column, 1.0) for column in saved], 1.0)
         return terms
 
-    def _not_copied_out(self, column: int, stage: int, kernel: int, v: int) -> None:
-        """The copy out holds a buffer until it leaves; only where the host has it already can it be taken over."""
+    def _copied_out(self, stage: int, kernel: int, v: int) -> Iterator[list[Term]]:
+        """Sums that are 1 where the copy out of `v` holds its buffer after a kernel: the host had no copy before."""
         earlier: list[Term] = []
         later: dict[int, list[Term]] = {}
         for at, reader, back in self.backs.get(v, ()):
@@ -383,7 +390,7 @@ class _Model:
             else:
                 later.setdefault(at, []).append((back, 1.0))
         for backs in later.values():
-            self.program.at_most([(column, 1.0), *backs, *earlier], 1.0)
+            yield backs + earlier
 
     def _count_time(self) -> None:
         """Copies take their lanes' time: beside the stage's kernel, or while it waits and others run again."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from graphs import training_steps
+from graphs import Layer, training_step, training_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import last_json, run_python
@@ -362,6 +362,24 @@ def test_nothing_is_promised_below_the_working_set(name, graph):
         for i in problem.order
     )
     assert SOLVERS[name](problem, working_set - 1) is None
+
+
+def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
+    """A chain of products, cheaper to run again than to copy, of which one after the other would be needed at once."""
+    layers = [Layer("relu"), Layer("dense"), Layer("dense"), Layer("dense"), Layer("add", 1)]
+    flow = analyse_dataflow(training_step(layers, 2048, 512), CPU)
+    rates = default_rates(DeviceModel("gpu"))
+    seconds = [kernel_seconds(node, rates) for node in flow.nodes]
+    problem = make_problem(flow, ordering.choose_order(flow, seconds), rates, seconds)
+    target = problem.live_peak_bytes * 72 // 100
+    solve = evict.solver(evict.Prices(copy=0.5))
+    choice = solve(problem, target)
+    assert choice is not None
+    assert live_peak(flow, *choice) <= target
+    assert choice.intervals
+    assert len(choice.order) > len(problem.order)
+    monkeypatch.setattr(evict, "MAX_SWEEPS", 1)
+    assert solve(problem, target) is None
 
 
 def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():

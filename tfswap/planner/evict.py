@@ -23,6 +23,9 @@ from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Wait
 MAX_RERUN_SHARE = 3.0
 """Reruns that take more than this many times the step's own time mean that the target is out of reach."""
 
+MAX_SWEEPS = 6
+"""A sweep that can't make again what it dropped, for want of memory, is followed by one that does not drop that."""
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -42,7 +45,14 @@ def solver(prices: Prices, *, tight: bool = False):
     """A solver that works with these prices."""
 
     def solve(problem: Problem, target_bytes: int) -> Choice | None:
-        return _Sweep(problem, target_bytes, prices).choice(0 if tight else target_bytes)
+        undroppable: set[tuple[int, int]] = set()
+        for _ in range(MAX_SWEEPS):
+            sweep = _Sweep(problem, target_bytes, prices, undroppable)
+            choice = sweep.choice(0 if tight else target_bytes)
+            if choice is not None or not sweep.stuck:
+                return choice
+            undroppable |= sweep.stuck
+        return None
 
     return solve
 
@@ -51,12 +61,18 @@ class _Sweep:
     """One way through the order, under one target.
 
     Positions in the order that is made count the reruns too: `self.at` is where the next kernel comes.
+
+    Attributes:
+        undroppable: waits, as (value, position of the use that ends it), over which a value is not dropped.
+        stuck: those over which this sweep dropped what there was then no room to make again.
     """
 
-    def __init__(self, problem: Problem, target_bytes: int, prices: Prices):
+    def __init__(self, problem: Problem, target_bytes: int, prices: Prices, undroppable: set[tuple[int, int]]):
         self.problem = problem
         self.target = target_bytes
         self.prices = prices
+        self.undroppable = undroppable
+        self.stuck: set[tuple[int, int]] = set()
         self.uses = uses = problem.uses
         self.moved = 0  # bytes of what is not there and the problem's live bytes count, less what is there besides
         self.changes: list[tuple[int, int]] = []  # (position, change of `moved` from there on)
@@ -157,6 +173,8 @@ class _Sweep:
 
     def _rerun_cost(self, wait: Wait) -> float:
         """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
+        if (wait.value, wait.end) in self.undroppable:
+            return NEVER
         cost = wait.rerun_s
         seen = {wait.value}
         pending = [wait]
@@ -231,6 +249,7 @@ class _Sweep:
                 stack.pop()
             elif self.away[v]:
                 if not self._make_room(before + uses.nbytes[v]):
+                    self._note_stuck(stack)
                     return False
                 self._return(v)
                 stack.pop()
@@ -246,6 +265,7 @@ class _Sweep:
                     stack += missing
                     continue
                 if not self._make_room(before + uses.needs[kernel]):
+                    self._note_stuck(stack)
                     return False
                 self._rerun(kernel)
                 entered.discard(v)
@@ -253,6 +273,11 @@ class _Sweep:
                 if self.rerun_s > self.limit_s:
                     return False
         return True
+
+    def _note_stuck(self, wanted: list[int]) -> None:
+        """What was dropped and is wanted now can't be made."""
+        waits = (self.waiting[self.uses.slot[v]] for v in wanted if self.gone[v])
+        self.stuck = {(wait.value, wait.end) for wait in waits if wait is not None}
 
     def _is_there(self, v: int) -> bool:
         if self.gone[v] or self.away[v]:

@@ -23,6 +23,9 @@ from tfswap.ir.ops import is_folded, reads_variable, turns_on_copy_on_read
 from tfswap.oplib.names import ASSIGN_IN_PLACE
 from tfswap.planner.allocator import round_up
 
+SMALL_BYTES = 1
+"""A tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk all the same."""
+
 MAX_FOLDED_BYTES = 10 << 20
 """TensorFlow folds no constant larger than this."""
 
@@ -180,7 +183,7 @@ class _Builder:
                 if node in self.sparsely_read:
                     self.copied_on_read.add(flow.value_of[node, o])
             elif not free:
-                value = self._value(node.out(o), kind.nbytes or 0, i)
+                value = self._value(node.out(o), SMALL_BYTES if kind.nbytes is None else kind.nbytes, i)
                 flow.value_of[node, o] = value
                 makes.append((o, value))
         flow.makes.append(tuple(makes))

@@ -25,6 +25,7 @@ from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import audited_call
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
 from tfswap.frontends.traffic import TRAFFIC
+from tfswap.planner.allocator import regions_of
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
@@ -145,7 +146,7 @@ class Step:
             except InfeasibleMemoryLimit as error:
                 if not live or resident.instantiated:
                     _named_floors.add((optimizer.fingerprint, error.floor_bytes))
-                    raise
+                    raise self._refusal(error, resident) from None
                 # What a refusal names as the floor has to hold where the step's constants are in the arena too.
                 fits, plan = False, optimizer.plan(None, ordered=True)
             if self._request.changes_nothing or plan.changes_nothing:
@@ -225,6 +226,20 @@ class Step:
             assert self.limit_bytes is not None, "it has been asked for"
             optimizer.extra_margin_bytes += self.limit_bytes - promised(self.limit_bytes)
         return optimizer.plan(self.limit_bytes, ordered=ordered)
+
+    def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
+        """`error`, with what else there is to know where the arena itself may have no more."""
+        arena_bytes, asked_bytes = resident.limit_bytes, self._request.memory_limit
+        assert isinstance(asked_bytes, int), "a plan for no limit is never refused"
+        if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
+            return error
+        told = f"{error} {_device()[0]}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
+        if error.floor_bytes > arena_bytes:
+            told += (
+                f", in {len(regions_of(resident.chunks))} regions so far, and tensors do not fit across regions. One "
+                "region holds more: allocate one tensor of about that size when the program starts, and let it go"
+            )
+        return InfeasibleMemoryLimit(f"{told}.", floor_bytes=error.floor_bytes, limit_bytes=asked_bytes)
 
     def _asks_for_floor(self) -> bool:
         """Whether the limit is one that was named as the step's floor: then plans may use up their margin.

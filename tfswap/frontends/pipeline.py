@@ -126,7 +126,11 @@ class Optimizer:
         self.flow: Dataflow = analyse_dataflow(self.settled, device)
         self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
-        peak, self.baseline_s = self._baseline(resident)
+        self.renew_baseline()
+
+    def renew_baseline(self) -> None:
+        """Predict the unoptimised peak, in the arena as it is supposed to be."""
+        peak, self.baseline_s = self._baseline(self._resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         self.baseline_peak_bytes = promised(peak)
 

@@ -69,6 +69,7 @@ class Step:
         self.shapes = shapes
         self.planned = False
         self.limit_bytes: int | None = None
+        self._counted = False  # whether a share of the unoptimised peak has become bytes for good
         self._concrete = concrete
         self._request = request
         self._on_exceeded = on_exceeded
@@ -104,8 +105,12 @@ class Step:
         if self.planned:
             return
         with TRAFFIC.planning():
-            if not self.planned:
+            if self.planned:
+                return
+            try:
                 self._plan(inputs)
+            finally:
+                self._counted = self.limit_bytes is not None
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run the step under its limit."""
@@ -134,9 +139,7 @@ class Step:
             given: carry out this plan instead, whatever it needs.
             ordered: order the step also where its limit is well above the unoptimised peak.
         """
-        _free_functions()
-        resident = machine.resident(_device()[0])
-        optimizer = self._suppose(resident, inputs)
+        optimizer, resident = self._optimizer_now(inputs)
         live = not self._request.changes_nothing and _is_live(inputs)
         function, gate, requests, peak = self._concrete, None, None, 0
         for _ in range(PLANNING_TRIES):
@@ -172,6 +175,9 @@ class Step:
             function = gate = requests = None
             _free_functions()
             optimizer.suppose(resident)
+            if not self._counted:
+                optimizer.renew_baseline()
+                self._count_limit(resident)
         else:
             raise TfswapError(
                 f"{self.name}: the arena changed under each of {PLANNING_TRIES} plans: is something else "
@@ -192,23 +198,31 @@ class Step:
             self._peaks[tfswap.ops.arena_layout(gate)] = peak
         log.info("tfswap: %s: %s", self.name, self.report.headline())
 
-    def _suppose(self, resident: Resident, inputs: Sequence[Any]) -> Optimizer:
-        """The optimizer, set to plan for this arena. The first time it is made, and the limit counted out in bytes."""
+    def _optimizer_now(self, inputs: Sequence[Any]) -> tuple[Optimizer, Resident]:
+        """The optimizer, which is made once, for the arena as it is, and what is in that."""
         from tfswap.importers.function import import_function, source_lines
 
-        if self._optimizer is not None:
-            self._optimizer.suppose(resident)
-            return self._optimizer
         device, model = _device()
-        graph = import_function(self._concrete, inputs)
+        graph = import_function(self._concrete, inputs) if self._optimizer is None else None
+        _free_functions()
+        resident = machine.resident(device)
+        if graph is None:
+            assert self._optimizer is not None
+            self._optimizer.suppose(resident)
+            return self._optimizer, resident
         made = Optimizer(graph, model, self._request.options, resident=resident, locate=source_lines(self._concrete))
-        if (limit := self._request.limit(device)) is not None:
-            limit_bytes = parse_limit(limit, made.baseline_peak_bytes)
-            self._request = dataclasses.replace(self._request, memory_limit=limit_bytes)
-            # More than the arena may have is no limit that can be kept.
-            self.limit_bytes = min(limit_bytes, resident.limit_bytes or limit_bytes)
         self._optimizer = made
-        return made
+        self._count_limit(resident)
+        return made, resident
+
+    def _count_limit(self, resident: Resident) -> None:
+        """The limit in bytes, of which a share depends on the unoptimised peak."""
+        assert self._optimizer is not None
+        limit = self._request.limit(_device()[0])
+        if limit is not None:
+            asked = parse_limit(limit, self._optimizer.baseline_peak_bytes)
+            # More than the arena may have is no limit that can be kept.
+            self.limit_bytes = min(asked, resident.limit_bytes or asked)
 
     def _choose(self, optimizer: Optimizer, ordered: bool) -> Plan:
         """The plan for the limit; if there is one, one that leaves room for results that the caller still holds."""
@@ -229,8 +243,11 @@ class Step:
 
     def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""
-        arena_bytes, asked_bytes = resident.limit_bytes, self._request.memory_limit
-        assert isinstance(asked_bytes, int), "a plan for no limit is never refused"
+        assert self._optimizer is not None
+        arena_bytes = resident.limit_bytes
+        asked = self._request.limit(_device()[0])
+        assert asked is not None, "a plan for no limit is never refused"
+        asked_bytes = parse_limit(asked, self._optimizer.baseline_peak_bytes)
         if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
             return error
         told = f"{error} {_device()[0]}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"

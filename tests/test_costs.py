@@ -19,6 +19,7 @@ from tfswap.analysis.profile import Profile, Timed, types_of
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.profile import kernel_runs
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
@@ -247,6 +248,39 @@ def test_a_faster_link_never_makes_a_step_slower():
         for n in ("v100-pcie", "v100-nvlink")
     )
     assert fast.points[0].time_ratio < slow.points[0].time_ratio
+
+
+# --- what TensorFlow's profiler says -------------------------------------------------------------------------------
+
+
+def plane_of(space: Any, name: str, line: str, events: list[tuple[str, int, int]], op: bool) -> None:
+    """A plane with one line of events (label, start and duration in ns), named by themselves or by a stat."""
+    plane = space.planes.add(name=name)
+    made = plane.lines.add(name=line, timestamp_ns=1000)
+    plane.stat_metadata[1].name = "tf_op"
+    for i, (label, start, duration) in enumerate(events):
+        plane.event_metadata[i].name = "a_cuda_kernel" if op else label
+        event = made.events.add(metadata_id=i, offset_ps=start * 1000, duration_ps=duration * 1000)
+        if op:
+            plane.stat_metadata[i + 2].name = label
+            event.stats.add(metadata_id=1, ref_value=i + 2)
+
+
+def test_kernels_are_those_of_the_gpu_where_it_has_any():
+    pytest.importorskip("tensorflow")
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    # "a" is also the scope of "a/b", so TensorFlow runs it as "a_1".
+    host = [("a_1:MatMul", 0, 10), ("a/b:Relu", 10, 10), ("other:Relu", 20, 10), ("a_1:MatMul", 40, 8)]
+    plane_of(space, "/host:CPU", "tf_Compute", host, op=False)
+    runs = kernel_runs(space, {"a", "a/b"})
+    assert {name: [round(s * 1e9) for _, s in times] for name, times in runs.items()} == {"a": [10, 8], "a/b": [10]}
+    device = [("a/b:Relu", 5, 100), ("a/b:Relu", 200, 50)]
+    plane_of(space, "/device:GPU:0", "Stream #1(Compute)", device, op=True)
+    plane_of(space, "/device:GPU:0", "TensorFlow Ops", [("a/b:Relu", 5, 1000)], op=True)
+    runs = kernel_runs(space, {"a", "a/b"})
+    assert {name: [round(s * 1e9) for _, s in times] for name, times in runs.items()} == {"a/b": [100, 50]}
 
 
 # --- a step that runs --------------------------------------------------------------------------------------------

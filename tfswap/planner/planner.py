@@ -29,6 +29,7 @@ SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
 BOTH: tuple[Solver, ...] = (
     evict.solver(evict.Prices(copy=0.5)),
+    evict.solver(evict.Prices(copy=0.1)),
     evict.solver(evict.Prices(copy=2.0)),
     *RECOMPUTE,
     *SWAP,

@@ -197,12 +197,15 @@ class Optimizer:
         )
 
     def _baseline(self, resident: Resident) -> tuple[int, float]:
-        """Peak and seconds of the step as it was traced: variables adopt buffers, an IdentityN holds all gradients."""
-        flow, costs = analyse_dataflow(self.graph, self.device), self.costs
-        live = self.graph.live_nodes()
+        """Peak and seconds of the step as it runs without tfswap: variables adopt buffers, Grappler splits views."""
+        graph = self.graph.copy()
+        apply_split_views(graph)
+        graph.prune()
+        flow, costs = analyse_dataflow(graph, self.device), self.costs
+        live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
         cost_s = [costs.seconds(node) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
-        peak = simulate_baseline(flow, cost_s, self.device.inter_op_threads, resident=resident)
+        peak = simulate_baseline(flow, cost_s, self.device, costs.rates, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
             return peak, unordered_seconds(cost_s, flow.own_deps, costs.rates)

@@ -57,14 +57,17 @@ class Trait(Flag):
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     TENSOR_LIST = auto()
     """Makes or reads a tensor list, which keeps the buffers of its elements."""
+    INLINE = auto()
+    """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
+    thread."""
 
 
 _PURE = Trait.PURE
-_VIEW = Trait.PURE | Trait.VIEW
+_VIEW = Trait.PURE | Trait.VIEW | Trait.INLINE
 _SAME = _VIEW | Trait.SAME
 _METADATA = Trait.PURE | Trait.METADATA
-_CONST = Trait.PURE | Trait.CONST
-_FEED = Trait.FEED
+_CONST = Trait.PURE | Trait.CONST | Trait.INLINE
+_FEED = Trait.FEED | Trait.INLINE
 _FETCH = Trait.FETCH
 _HANDLE = Trait.HANDLE
 _READS = Trait.READS_VARIABLE
@@ -79,7 +82,7 @@ _LIST = Trait.PURE | Trait.TENSOR_LIST
 
 _TRAITS: dict[str, Trait] = {
     # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
-    "Bitcast": _VIEW,  # same bits under another dtype
+    "Bitcast": Trait.PURE | Trait.VIEW,  # same bits under another dtype
     "EnsureShape": _SAME,  # passes its input on, or fails
     "ExpandDims": _VIEW,  # shape only
     "Identity": _SAME,  # renames
@@ -90,10 +93,10 @@ _TRAITS: dict[str, Trait] = {
     "StopGradient": _SAME,  # renames
     # Metadata: read the shape or dtype of a tensor, not its contents.
     "OnesLike": _METADATA,  # needs no contents, but keeps the buffer where it can reuse it
-    "Rank": _METADATA,
-    "Shape": _METADATA,
-    "ShapeN": _METADATA,
-    "Size": _METADATA,
+    "Rank": _METADATA | Trait.INLINE,
+    "Shape": _METADATA | Trait.INLINE,
+    "ShapeN": _METADATA | Trait.INLINE,
+    "Size": _METADATA | Trait.INLINE,
     "VariableShape": Trait.METADATA | Trait.READS_VARIABLE,  # a variable's shape, which a write may change
     "ZerosLike": _METADATA,  # as OnesLike
     # Constants and what callers give.
@@ -111,7 +114,7 @@ _TRAITS: dict[str, Trait] = {
     "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
     "VarIsInitializedOp": _READS,  # of the variable's state
     "ReadVariableOp": _READS,  # shares the buffer; a later write copies it if the read is still held
-    "_ReadVariablesOp": _READS,  # several at once
+    "_ReadVariablesOp": _READS | Trait.INLINE,  # several at once
     "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
     "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
     "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
@@ -207,7 +210,7 @@ _TRAITS: dict[str, Trait] = {
     "NcclAllReduce": _EFFECT,
     "NcclBroadcast": _EFFECT,
     "NcclReduce": _EFFECT,
-    "NoOp": _EFFECT,  # nothing but its control edges, which must stay
+    "NoOp": _EFFECT | Trait.INLINE,  # nothing but its control edges, which must stay
     "OptionalGetValue": _EFFECT,
     "OptionalHasValue": _EFFECT,
     "Print": _EFFECT,
@@ -332,8 +335,8 @@ _TRAITS: dict[str, Trait] = {
     "BitwiseXor": _PURE,
     "BlockLSTMGradV2": _PURE,
     "BlockLSTMV2": _PURE,
-    "BroadcastArgs": _PURE,
-    "BroadcastGradientArgs": _PURE,
+    "BroadcastArgs": _PURE | Trait.INLINE,
+    "BroadcastGradientArgs": _PURE | Trait.INLINE,
     "BroadcastTo": _PURE | Trait.SIZED_BY_VALUE,
     "Bucketize": _PURE,
     "Cast": _PURE,
@@ -343,7 +346,7 @@ _TRAITS: dict[str, Trait] = {
     "ClipByValue": _PURE,
     "Complex": _PURE,
     "Concat": _PURE,
-    "ConcatOffset": _PURE,
+    "ConcatOffset": _PURE | Trait.INLINE,
     "ConcatV2": _PURE,
     "Conj": _PURE,
     "ConjugateTranspose": _PURE,
@@ -608,7 +611,7 @@ _TRAITS: dict[str, Trait] = {
     "Xlog1py": _PURE,
     "Xlogy": _PURE,
     "Zeta": _PURE,
-    "_EagerConst": _PURE,
+    "_EagerConst": _PURE | Trait.INLINE,
     "_FusedBatchNormEx": _PURE,
     "_FusedBatchNormGradEx": _PURE,
     "_FusedConv2D": _PURE,
@@ -740,6 +743,11 @@ def calls_functions(op: str) -> bool:
 def is_frame_op(op: str) -> bool:
     """Whether the op is lowered control flow (Switch, Merge, Enter)."""
     return Trait.FRAME in traits(op)
+
+
+def runs_inline(op: str) -> bool:
+    """Whether the executor runs the op's kernel on the thread that made it ready."""
+    return Trait.INLINE in traits(op)
 
 
 def uses_tensor_list(op: str) -> bool:

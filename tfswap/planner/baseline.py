@@ -1,83 +1,213 @@
-"""The unoptimised step's peak: TensorFlow's executor, replayed without an order.
+"""The unoptimised step's peak: TensorFlow's executor and its thread pool, replayed without an order.
 
-Follows tensorflow/core/common_runtime/executor.cc: a thread that ends a kernel runs the cheap ones that
-became ready itself, in order, and one expensive one when there are no cheap ones; the other expensive ones go
-to the pool. Which thread is first is a race, so the real peak varies from run to run: this is one likely run.
+Follows tensorflow/core/common_runtime/executor.cc (ProcessInline, ScheduleReady), graph/edgeset.h and Eigen's
+NonBlockingThreadPool.h, which decide what runs when:
+
+- A node is ready when its last input is there. The thread that made it ready keeps it if it is cheap; of the
+  expensive ones it keeps the last if it has nothing else to do, and puts the others into its queue.
+- A kernel is expensive unless its class says otherwise: the measured costs that could make it cheap later start at
+  10^8 cycles and lose a tenth a step, so that this takes some ninety steps.
+- A thread takes the newest task of its own queue; one without any takes the oldest of another's.
+- The nodes that wait for one node come in the order in which they were made, up to eight; more are kept in a hash
+  set of pointers, in any order.
+- On a GPU no kernel is expensive: one thread starts them all, and goes on while they run.
+
+Which thread is first is a race, and the real peak varies from run to run; and the model of the kernels' times, which
+decides most races, is true to a factor only. So a few runs are replayed, each with other kernel times, and the
+median of their peaks is what is predicted.
+
+Not handled: what Grappler does to the graph besides dropping identities of several tensors (passes/split_views.py).
 """
 
 from __future__ import annotations
 
 import heapq
+import random
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median_low
 
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import Rates
+from tfswap.ir.ops import runs_inline
+from tfswap.planner.allocator import round_up
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident
+from tfswap.planner.simulate import NOTHING_KNOWN, Replay, Resident
 
-EXPENSIVE_S = 8e-6
-"""Kernels measured below about this (5000 cycles, twice over) run inline."""
+MOST_RUNS = 9
+MOST_KERNELS = 40_000
+"""Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
+STEPS = 4
+"""Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
+COST_ERROR = 1.5
+"""Factor by which the kernels of one type of op may all take less, or more, than their cost says."""
+NOISE = 0.2
+"""Share by which one kernel may take less, or more, than the last time."""
+DISPATCH_S = 5e-7
+"""What the executor spends on a node, whatever its kernel does."""
+ORDERED_EDGES = 8
 
 
 def simulate_baseline(
-    flow: Dataflow, cost_s: Sequence[float], threads: int, *, resident: Resident = NOTHING_KNOWN
-) -> int:
-    """Peak bytes of one run of the unordered step on `threads` inter-op threads."""
-    steps = [Step(RUN, i) for i in range(len(flow.nodes)) if flow.is_kernel[i]]
-    replay = Replay(flow, steps, resident.arena(), resident)
-    buffers: dict[int, Buffer] = {}
-    for v, buffer in replay.persistent.items():
-        buffer.refs = replay.refs[v]
-        buffers[v] = buffer
-    waiting = [len(deps) for deps in flow.own_deps]
-    users: list[list[int]] = [[] for _ in flow.nodes]
-    for i, deps in enumerate(flow.own_deps):
-        for d in deps:
-            users[d].append(i)
-    pool: deque[int] = deque(i for i, count in enumerate(waiting) if not count)
-    inline: list[deque[int]] = [deque() for _ in range(threads)]
-    idle = list(range(threads))
-    running: list[tuple[float, int, int, list[int]]] = []
-    now, number = 0.0, 0
-    while pool or running or any(inline):
-        for thread in sorted(idle):
-            queue = inline[thread] or pool
-            if not queue:
-                continue
-            i = queue.popleft()
-            temps = replay.begin(i, buffers) if flow.is_kernel[i] else []
-            cost = cost_s[i] if flow.is_kernel[i] else 0.0
-            number += 1
-            heapq.heappush(running, (now + cost, number, thread, [i, *temps]))
-            idle.remove(thread)
-        now, _, thread, (i, *temps) = heapq.heappop(running)
-        if flow.is_kernel[i]:
-            replay.finish(i, buffers, temps)
-        _release(flow, i, users, waiting, cost_s, inline[thread], pool)
-        idle.append(thread)
-    return replay.arena.peak_bytes
-
-
-def _release(
     flow: Dataflow,
-    i: int,
-    users: list[list[int]],
-    waiting: list[int],
     cost_s: Sequence[float],
-    inline: deque[int],
-    pool: deque[int],
-) -> None:
-    """Kernel `i` has ended: hand on what became ready, as ExecutorState::ScheduleReady does."""
-    expensive = -1
-    for user in users[i]:
-        waiting[user] -= 1
-        if waiting[user]:
-            continue
-        if not flow.is_kernel[user] or cost_s[user] < EXPENSIVE_S:
-            inline.append(user)
-            continue
-        if expensive >= 0:
-            pool.append(expensive)
-        expensive = user
-    if expensive >= 0:
-        (pool if inline else inline).append(expensive)
+    device: DeviceModel,
+    rates: Rates,
+    *,
+    resident: Resident = NOTHING_KNOWN,
+) -> int:
+    """Peak bytes that a run of the unordered step on `device` is likely to have.
+
+    Args:
+        cost_s: seconds that each node's kernel takes, temporaries not counted.
+    """
+    program = _Program(flow, cost_s, device, rates)
+    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, sum(flow.is_kernel)))))
+    return median_low(_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs))
+
+
+class _Program:
+    """The graph as the executor sees it.
+
+    Attributes:
+        seconds: per node, what a thread spends on it.
+        cheap: per node, whether the thread that makes it ready keeps it.
+        pending: per node, how many edges it waits for.
+        data, control: per node, the nodes that wait for it, by kind of edge, in order.
+        roots: nodes that wait for nothing.
+    """
+
+    def __init__(self, flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, rates: Rates):
+        self.flow = flow
+        self.threads = max(1, device.inter_op_threads)
+        on_gpu = device.kind == "gpu"
+        self.cheap = [on_gpu or runs_inline(node.op) or node in flow.constants for node in flow.nodes]
+        self.seconds = [DISPATCH_S] * len(flow.nodes)
+        for i, kernel in enumerate(flow.is_kernel):
+            if kernel:
+                temporaries = sum(amount for event, amount in flow.events[i] if event == "temp")
+                written_and_read = 2 * temporaries / rates.memory_bytes_per_s
+                self.seconds[i] += rates.launch_s if on_gpu else cost_s[i] + written_and_read
+        index = {node: i for i, node in enumerate(flow.nodes)}
+        self.data: list[list[int]] = [[] for _ in flow.nodes]
+        self.control: list[list[int]] = [[] for _ in flow.nodes]
+        self.pending = [0] * len(flow.nodes)
+        for i, node in enumerate(flow.nodes):
+            if node in flow.constants:
+                continue
+            for edges, sources in ((self.data, (t.node for t in node.inputs)), (self.control, node.controls)):
+                before = {index[source] for source in sources}
+                self.pending[i] += len(before)
+                for source in before:
+                    edges[source].append(i)
+        self.roots = [i for i, count in enumerate(self.pending) if not count]
+
+
+class _Run:
+    """One process: an arena, a thread pool, and steps one after another."""
+
+    def __init__(self, program: _Program, resident: Resident, chance: random.Random):
+        flow = program.flow
+        self.program = program
+        self.chance = chance
+        steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+        self.replay = Replay(flow, steps, resident.arena(), resident)
+        _locate(self.replay, resident)
+        self.users = [self._in_order(d, c) for d, c in zip(program.data, program.control, strict=True)]
+        self.roots = self._in_order([], program.roots)
+        error = {op: COST_ERROR ** chance.uniform(-1, 1) for op in dict.fromkeys(node.op for node in flow.nodes)}
+        self.seconds = [s * error[node.op] for s, node in zip(program.seconds, flow.nodes, strict=True)]
+        self.kept: list[deque[int]] = [deque() for _ in range(program.threads)]
+        self.queues: list[deque[int]] = [deque() for _ in range(program.threads)]
+        self.waiting: list[int] = []
+
+    def peak_bytes(self) -> int:
+        for _ in range(STEPS):
+            self._step()
+        return self.replay.arena.peak_bytes
+
+    def _in_order(self, data: list[int], control: list[int]) -> list[int]:
+        """The order in which the nodes behind these edges are made ready."""
+        if len(data) + len(control) <= ORDERED_EDGES:
+            return data + control
+        return self.chance.sample(data, len(data)) + self.chance.sample(control, len(control))
+
+    def _step(self) -> None:
+        replay, chance = self.replay, self.chance
+        seconds, is_kernel = self.seconds, self.program.flow.is_kernel
+        buffers = replay.start()
+        self.waiting = list(self.program.pending)
+        running: list[tuple[float, int, int, list[int]]] = []
+        now = 0.0
+        self._hand_on(self.roots, 0)
+        idle = list(range(self.program.threads))
+        while True:
+            for thread in idle[:]:
+                i = self._take(thread)
+                if i < 0:
+                    continue
+                idle.remove(thread)
+                temporaries = replay.begin(i, buffers) if is_kernel[i] else []
+                took = seconds[i] * (1 + NOISE * (2 * chance.random() - 1))
+                heapq.heappush(running, (now + took, thread, i, temporaries))
+            if not running:
+                break
+            now, thread, i, temporaries = heapq.heappop(running)
+            if is_kernel[i]:
+                replay.finish(i, buffers, temporaries)
+            self._hand_on(self._ready_after(i), thread)
+            idle.insert(0, thread)
+        replay.end(buffers)
+
+    def _ready_after(self, i: int) -> list[int]:
+        """The nodes that the end of node `i` makes ready."""
+        waiting = self.waiting
+        ready: list[int] = []
+        for user in self.users[i]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+        return ready
+
+    def _hand_on(self, ready: Iterable[int], thread: int) -> None:
+        """Give each node to the thread that made it ready, or to the pool."""
+        cheap, kept, queue = self.program.cheap, self.kept[thread], self.queues[thread]
+        last = -1
+        for i in ready:
+            if cheap[i]:
+                kept.append(i)
+                continue
+            if last >= 0:
+                queue.appendleft(last)
+            last = i
+        if last >= 0:
+            (queue.appendleft if kept else kept.append)(last)
+
+    def _take(self, thread: int) -> int:
+        """The next node for a thread that has ended one, -1 if there is none."""
+        if self.kept[thread]:
+            return self.kept[thread].popleft()
+        if self.queues[thread]:
+            return self.queues[thread].popleft()
+        count = len(self.queues)
+        first = self.chance.randrange(count)
+        for k in range(count):
+            queue = self.queues[(first + k) % count]
+            if queue:
+                return queue.pop()
+        return -1
+
+
+def _locate(replay: Replay, resident: Resident) -> None:
+    """Give the values that are there before the step a chunk each: one of their size, in order of address.
+
+    A variable whose buffer is replaced frees the old one. Which of several chunks of one size is whose matters little.
+    """
+    used = sorted((size, address) for address, size, in_use in resident.chunks if in_use)
+    sizes = {v: round_up(replay.flow.values[v].nbytes) for v in replay.persistent}
+    for v in sorted(sizes, key=lambda v: (-sizes[v], v)):
+        at = bisect_left(used, (sizes[v], 0))
+        if replay.persistent[v].address < 0 < sizes[v] and at < len(used) and used[at][0] < 2 * sizes[v]:
+            replay.persistent[v].address = used.pop(at)[1]

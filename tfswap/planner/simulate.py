@@ -180,11 +180,8 @@ class Replay:
         Args:
             trace: gets, per step, the bytes in use before it and the most in use while it runs.
         """
-        flow, arena, counts = self.flow, self.arena, self.refs
-        buffers: dict[int, Buffer] = {}
-        for v, buffer in self.persistent.items():
-            buffer.refs = counts[v]
-            buffers[v] = buffer
+        flow, arena = self.flow, self.arena
+        buffers = self.start()
         held: dict[int, Buffer] = {}
         coming: dict[int, Buffer] = {}
         self.renewed = {}
@@ -217,16 +214,25 @@ class Replay:
             if trace is not None:
                 trace.append((before, arena.peak_bytes))
         self.peak = peak
-        # The caller lets go of what was fetched; what a fetch shares with a variable stays.
-        for v in sorted(flow.fetched):
+        self.end(buffers)
+        return peak_step
+
+    def start(self) -> dict[int, Buffer]:
+        """The buffers that are there when a step starts, by value."""
+        for v, buffer in self.persistent.items():
+            buffer.refs = self.refs[v]
+        return dict(self.persistent)
+
+    def end(self, buffers: dict[int, Buffer]) -> None:
+        """A step has ended: the caller lets go of what was fetched, and variables are what they were updated to."""
+        for v in sorted(self.flow.fetched):  # what a fetch shares with a variable stays
             buffer = buffers[v]
             buffer.refs -= 1
             if not buffer.refs and not buffer.pins:
-                free(buffer.address)
-        for us in flow.updates:
+                self.arena.free(buffer.address)
+        for us in self.flow.updates:
             for u in us:
                 self._carry_over(u.old, u.new, buffers)
-        return peak_step
 
     def _carry_over(self, old: int, new: int, buffers: dict[int, Buffer]) -> None:
         """The next repeat starts from the variable's newest version."""

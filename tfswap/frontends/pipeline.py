@@ -205,7 +205,7 @@ class Optimizer:
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
         cost_s = [costs.seconds(node) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
-        peak = simulate_baseline(flow, cost_s, self.device, costs.rates, resident=resident)
+        peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
             return peak, unordered_seconds(cost_s, flow.own_deps, costs.rates)

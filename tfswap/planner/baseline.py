@@ -7,7 +7,8 @@ NonBlockingThreadPool.h, which decide what runs when:
   expensive ones it keeps the last if it has nothing else to do, and puts the others into its queue.
 - A kernel is expensive unless its class says otherwise: the measured costs that could make it cheap later start at
   10^8 cycles and lose a tenth a step, so that this takes some ninety steps.
-- A thread takes the newest task of its own queue; one without any takes the oldest of another's.
+- A thread takes the newest task of its own queue; one without any takes the oldest of another's. A thread that has
+  slept must be woken first, so that many small kernels have run on the other before it comes.
 - The nodes that wait for one node come in the order in which they were made, up to eight; more are kept in a hash
   set of pointers, in any order.
 - On a GPU no kernel is expensive: one thread starts them all, and goes on while they run.
@@ -22,6 +23,7 @@ Not handled: what Grappler does to the graph besides dropping identities of seve
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from bisect import bisect_left
 from collections import deque
@@ -30,41 +32,45 @@ from statistics import median_low
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import runs_inline
 from tfswap.planner.allocator import round_up
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Replay, Resident
+from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident
 
-MOST_RUNS = 9
-MOST_KERNELS = 40_000
+MOST_RUNS = 25
+MOST_KERNELS = 50_000
 """Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
 STEPS = 4
 """Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
 COST_ERROR = 1.5
 """Factor by which the kernels of one type of op may all take less, or more, than their cost says."""
-NOISE = 0.2
+NOISE = 0.1
 """Share by which one kernel may take less, or more, than the last time."""
 DISPATCH_S = 5e-7
 """What the executor spends on a node, whatever its kernel does."""
+SPIN_S = 200e-6
+"""How long an idle thread looks for work before it sleeps: 5000 tries, shared among the threads."""
+WAKE_S = 50e-6
+"""From the call that wakes a thread until it looks for work."""
 ORDERED_EDGES = 8
+WOKEN = -1
 
 
 def simulate_baseline(
     flow: Dataflow,
     cost_s: Sequence[float],
     device: DeviceModel,
-    rates: Rates,
     *,
     resident: Resident = NOTHING_KNOWN,
 ) -> int:
     """Peak bytes that a run of the unordered step on `device` is likely to have.
 
     Args:
-        cost_s: seconds that each node's kernel takes, temporaries not counted.
+        cost_s: seconds that each node's kernel takes.
     """
-    program = _Program(flow, cost_s, device, rates)
+    program = _Program(flow, cost_s, device)
     runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, sum(flow.is_kernel)))))
+    runs -= 1 - runs % 2  # of an odd number there is a middle one
     return median_low(_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs))
 
 
@@ -79,7 +85,7 @@ class _Program:
         roots: nodes that wait for nothing.
     """
 
-    def __init__(self, flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, rates: Rates):
+    def __init__(self, flow: Dataflow, cost_s: Sequence[float], device: DeviceModel):
         self.flow = flow
         self.threads = max(1, device.inter_op_threads)
         on_gpu = device.kind == "gpu"
@@ -87,9 +93,7 @@ class _Program:
         self.seconds = [DISPATCH_S] * len(flow.nodes)
         for i, kernel in enumerate(flow.is_kernel):
             if kernel:
-                temporaries = sum(amount for event, amount in flow.events[i] if event == "temp")
-                written_and_read = 2 * temporaries / rates.memory_bytes_per_s
-                self.seconds[i] += rates.launch_s if on_gpu else cost_s[i] + written_and_read
+                self.seconds[i] += 0.0 if on_gpu else cost_s[i]
         index = {node: i for i, node in enumerate(flow.nodes)}
         self.data: list[list[int]] = [[] for _ in flow.nodes]
         self.control: list[list[int]] = [[] for _ in flow.nodes]
@@ -122,6 +126,8 @@ class _Run:
         self.kept: list[deque[int]] = [deque() for _ in range(program.threads)]
         self.queues: list[deque[int]] = [deque() for _ in range(program.threads)]
         self.waiting: list[int] = []
+        self.buffers: dict[int, Buffer] = {}
+        self.events: list[tuple[float, int, int, list[int]]] = []
 
     def peak_bytes(self) -> int:
         for _ in range(STEPS):
@@ -135,31 +141,42 @@ class _Run:
         return self.chance.sample(data, len(data)) + self.chance.sample(control, len(control))
 
     def _step(self) -> None:
-        replay, chance = self.replay, self.chance
-        seconds, is_kernel = self.seconds, self.program.flow.is_kernel
-        buffers = replay.start()
+        replay, queues, events = self.replay, self.queues, self.events
+        is_kernel = self.program.flow.is_kernel
+        self.buffers = replay.start()
         self.waiting = list(self.program.pending)
-        running: list[tuple[float, int, int, list[int]]] = []
-        now = 0.0
         self._hand_on(self.roots, 0)
-        idle = list(range(self.program.threads))
+        now, thread = 0.0, 0
+        idle_since = dict.fromkeys(range(1, len(queues)), -math.inf)
         while True:
-            for thread in idle[:]:
-                i = self._take(thread)
-                if i < 0:
-                    continue
-                idle.remove(thread)
-                temporaries = replay.begin(i, buffers) if is_kernel[i] else []
-                took = seconds[i] * (1 + NOISE * (2 * chance.random() - 1))
-                heapq.heappush(running, (now + took, thread, i, temporaries))
-            if not running:
+            if not self._go_on(thread, now):
+                idle_since[thread] = now
+            for other, since in list(idle_since.items()):
+                if not any(queues):
+                    break
+                del idle_since[other]
+                if now - since > SPIN_S:
+                    heapq.heappush(events, (now + WAKE_S, other, WOKEN, []))
+                else:
+                    self._go_on(other, now)
+            if not events:
                 break
-            now, thread, i, temporaries = heapq.heappop(running)
-            if is_kernel[i]:
-                replay.finish(i, buffers, temporaries)
-            self._hand_on(self._ready_after(i), thread)
-            idle.insert(0, thread)
-        replay.end(buffers)
+            now, thread, i, temporaries = heapq.heappop(events)
+            if i != WOKEN:
+                if is_kernel[i]:
+                    replay.finish(i, self.buffers, temporaries)
+                self._hand_on(self._ready_after(i), thread)
+        replay.end(self.buffers)
+
+    def _go_on(self, thread: int, now: float) -> bool:
+        """Start the next node that `thread` finds; False when there is none."""
+        i = self._take(thread)
+        if i is None:
+            return False
+        temporaries = self.replay.begin(i, self.buffers) if self.program.flow.is_kernel[i] else []
+        took = self.seconds[i] * (1 + NOISE * (2 * self.chance.random() - 1))
+        heapq.heappush(self.events, (now + took, thread, i, temporaries))
+        return True
 
     def _ready_after(self, i: int) -> list[int]:
         """The nodes that the end of node `i` makes ready."""
@@ -185,8 +202,7 @@ class _Run:
         if last >= 0:
             (queue.appendleft if kept else kept.append)(last)
 
-    def _take(self, thread: int) -> int:
-        """The next node for a thread that has ended one, -1 if there is none."""
+    def _take(self, thread: int) -> int | None:
         if self.kept[thread]:
             return self.kept[thread].popleft()
         if self.queues[thread]:
@@ -197,7 +213,7 @@ class _Run:
             queue = self.queues[(first + k) % count]
             if queue:
                 return queue.pop()
-        return -1
+        return None
 
 
 def _locate(replay: Replay, resident: Resident) -> None:

@@ -1,6 +1,8 @@
 """Keras models, small, with their training steps: what test_models.py runs in processes of their own.
 
-    python models.py MODEL unoptimised
+    python models.py MODEL unoptimised    # Grappler off: the reference for the bits
+    python models.py MODEL default        # TensorFlow as it is: the reference for the unoptimised peak
+    python models.py MODEL predicted      # only the unoptimised peak that tfswap expects
     python models.py MODEL LIMIT          # a share such as 70%, or "floor"
 
 Prints a JSON object: the measured peak, the planned figures, and a digest of losses and variables.
@@ -106,13 +108,15 @@ def main(name: str, limit: str) -> dict[str, Any]:
     tf.keras.utils.set_random_seed(0)
     model, step, arguments = MODELS[name]()
     function = tf.function(step)
-    if limit == "unoptimised":
+    if limit == "predicted":
         analysed = tfswap.optimize(function, memory_limit="100%", mode="analyze")
         analysed.get_concrete_function(*arguments)
-        baseline = analysed.report().baseline_peak_bytes
-        del analysed
+        return {"baseline": analysed.report().baseline_peak_bytes}
+    if limit == "default":
+        return train(model, function, arguments)
+    if limit == "unoptimised":
         with grappler_off():
-            return {**train(model, function, arguments), "baseline": baseline}
+            return train(model, function, arguments)
     if limit == "floor":
         try:
             tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)

@@ -1,0 +1,96 @@
+"""The unoptimised step, replayed: what runs side by side, what is held until then, what updates do to the arena."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.text import parse_graph
+from tfswap.planner.baseline import simulate_baseline
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident
+
+UNIT = 25600 * 4
+ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))
+GPU = DeviceModel("gpu", False, 1, 2)
+
+# Two branches of three kernels each: large, large, small.
+BRANCHES = """\
+%x = Placeholder() {dtype=float32} -> float32[64]
+%a0 = Tile(%x) -> float32[25600]
+%a1 = MatMul(%a0, %a0) -> float32[25600]
+%a2 = MatMul(%a1, %a1) -> float32[64]
+%b0 = Tile(%x) -> float32[25600]
+%b1 = MatMul(%b0, %b0) -> float32[25600]
+%b2 = MatMul(%b1, %b1) -> float32[64]
+%y = AddV2(%a2, %b2) -> float32[64]
+feeds %x
+fetches %y
+"""
+
+
+def facts(text: str, device: DeviceModel = TWO) -> Dataflow:
+    return analyse_dataflow(parse_graph(text), device)
+
+
+def units(text: str, device: DeviceModel, seconds: dict[str, float], resident: Resident = NOTHING_KNOWN) -> int:
+    """The peak in whole UNITs, when kernels take so many seconds: 1 where not said."""
+    flow = facts(text, device)
+    return simulate_baseline(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, resident=resident) // UNIT
+
+
+def test_branches_run_side_by_side_on_two_threads_and_in_turn_on_one():
+    assert units(BRANCHES, ONE, {}) == 2  # a0 a1, and later b0 b1
+    assert units(BRANCHES, TWO, {}) == 4
+
+
+def test_which_kernels_meet_depends_on_what_they_take():
+    # a0 is gone before b1 starts: three at most.
+    assert units(BRANCHES, TWO, {"a0": 1e-3, "a1": 1e-3}) == 3
+
+
+def test_one_thread_starts_all_kernels_of_a_gpu():
+    assert units(BRANCHES, GPU, {}) == 3  # in the order in which they are ready: a0 b0 a1 b1
+
+
+def test_the_newest_task_comes_first():
+    # Each r makes its readers s and t ready: t is kept, s queued in front of the older r's, so that r is gone
+    # before the next r comes. The oldest first would make all of them before any s.
+    lines = ["%x = Placeholder() {dtype=float32} -> float32[64]", "%z = Neg(%x) -> float32[64]"]
+    for k in range(4):
+        lines.append(f"%r{k} = Tile(%z) -> float32[25600]")
+        lines += [f"%{name}{k} = MatMul(%r{k}, %r{k}) -> float32[64]" for name in "st"]
+    read = ", ".join(f"%{name}{k}" for name in "st" for k in range(4))
+    lines += [f"%y = AddN({read}) -> float32[64]", "feeds %x", "fetches %y"]
+    assert units("\n".join(lines), ONE, {}) == 1
+
+
+UPDATE = """\
+%v = Placeholder() {dtype=resource} -> resource[]
+%r = ReadVariableOp(%v) -> float32[25600]
+%n = MatMul(%r, %r) -> float32[25600]
+%w = AssignVariableOp(%v, %n)
+feeds %v
+targets %w
+"""
+
+
+def test_a_variable_that_adopts_a_buffer_frees_the_one_that_it_had():
+    end = 1 << 40
+    chunks = ((0, UNIT, True), (UNIT, end, False))
+    # Every step: the variable and its next value. Were the old one kept, each of them would add one.
+    assert units(UPDATE, TWO, {}, Resident(UNIT, chunks)) == 2
+
+
+def test_a_prediction_repeats():
+    flow = facts(BRANCHES)
+    found = {simulate_baseline(flow, [1e-3] * len(flow.nodes), TWO) for _ in range(3)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("threads", (1, 2, 16))
+def test_all_threads_come_to_an_end(threads):
+    flow = facts(BRANCHES)
+    device = DeviceModel("cpu", False, threads, threads)
+    peak = simulate_baseline(flow, [1e-6] * len(flow.nodes), device)
+    assert 2 * UNIT <= peak <= 4 * UNIT + 4096

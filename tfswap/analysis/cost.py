@@ -111,8 +111,8 @@ def _convolution(node: Node) -> float:
 
 PATCH_FLOPS = 32.0
 """So much arithmetic is as long as it takes to move one element of the image's patches, which a filter's gradient lays
-out and an image's gradient adds up, in about half of the time; each is used once per channel, so that few channels are slow. From CPU times of kernels
-of 16 to 512 channels."""
+out and an image's gradient adds up, in about half of the time. Each is used once per channel, so that few channels are
+slow. From CPU times of kernels of 16 to 512 channels."""
 
 
 def _filter_gradient(node: Node) -> float:

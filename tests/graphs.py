@@ -68,6 +68,17 @@ def any_graphs(draw: st.DrawFn) -> Graph:
     return graph
 
 
+@st.composite
+def graphs_with_bodies(draw: st.DrawFn) -> Graph:
+    """Any graph, of which some nodes run other graphs, which may do so in turn."""
+    graph = draw(any_graphs())
+    for node in list(graph):
+        if draw(st.booleans()):
+            graph.bodies[node] = tuple(draw(st.lists(graphs_with_bodies(), min_size=1, max_size=2)))
+            break
+    return graph
+
+
 def contents(graph: Graph) -> list[object]:
     """Everything that a graph says, as plain values with their types, so that == compares it all."""
     return [
@@ -88,6 +99,7 @@ def contents(graph: Graph) -> list[object]:
         [node.name for node in graph.targets],
         graph.library,
         {node.name: values for node, values in graph.small_constants.items()},
+        {node.name: [contents(body) for body in bodies] for node, bodies in graph.bodies.items()},
     ]
 
 

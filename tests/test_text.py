@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from graphs import any_graphs, contents
+from graphs import contents, graphs_with_bodies
 from hypothesis import given
 
 from tfswap.errors import InvalidModel
@@ -24,7 +24,7 @@ library GraphDef<0a02ff>
 """
 
 
-@given(any_graphs())
+@given(graphs_with_bodies())
 def test_what_is_printed_parses_to_the_same_graph(graph):
     text = format_graph(graph)
     parsed = parse_graph(text)

@@ -8,7 +8,8 @@ values behind them, so they are *free* nodes: TensorFlow may run them whenever i
 Invariant: pure function of the graph and the device; everything is indexed by position in the graph's
 topological order (nodes) or by creation (values).
 
-Not handled: the insides of functional control flow, whose nodes count as kernels that allocate their outputs.
+Loops and conditionals are kernels whose requests are those of all that they run (analysis/bodies.py). The elements
+of tensor lists are values of their own: whoever reads the list reads them too.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
+from tfswap.analysis.bodies import Record, output_bytes, record, record_list, resources_used, uses_lists
+from tfswap.analysis.buffers import Contents
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.folding import folds, kept_constants
+from tfswap.analysis.integers import Values, rule_of
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import is_folded, reads_variable, turns_on_copy_on_read
+from tfswap.ir.ops import reads_variable, turns_on_copy_on_read
 from tfswap.oplib.names import ASSIGN_IN_PLACE
 from tfswap.planner.allocator import round_up
 
 SMALL_BYTES = 1
 """A tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk all the same."""
-
-MAX_FOLDED_BYTES = 10 << 20
-"""TensorFlow folds no constant larger than this."""
 
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
@@ -80,7 +82,8 @@ class Dataflow:
         value_of: the value that a (node, output index) holds; missing where it holds none.
         inexact: kernels whose memory is known by an upper bound only.
         place: index of each node by name.
-        constants: nodes that are tensors of the graph itself.
+        constants: nodes that are tensors of the graph itself, or of its bodies.
+        kept: values that tensor lists keep, by (node, output index) of the list.
     """
 
     nodes: list[Node]
@@ -99,6 +102,7 @@ class Dataflow:
     place: dict[str, int] = field(default_factory=dict[str, int])
     constants: set[Node] = field(default_factory=set[Node])
     own_deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    kept: dict[tuple[Node, int], tuple[int, ...]] = field(default_factory=dict[tuple[Node, int], tuple[int, ...]])
 
     @property
     def persistent_bytes(self) -> int:
@@ -109,14 +113,19 @@ class Dataflow:
         )
 
 
-def analyse_dataflow(graph: Graph, device: DeviceModel) -> Dataflow:
-    """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count 0 here."""
-    return _Builder(graph, device).build()
+def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True) -> Dataflow:
+    """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count 0 here.
+
+    Args:
+        strict: raise UnsupportedGraph for a loop whose memory has no bound; else a few iterations stand for it.
+    """
+    return _Builder(graph, device, strict).build()
 
 
 class _Builder:
-    def __init__(self, graph: Graph, device: DeviceModel):
+    def __init__(self, graph: Graph, device: DeviceModel, strict: bool):
         self.graph = graph
+        self.strict = strict
         self.feeds = set(graph.feeds)
         self.device = device
         self.flow = Dataflow(graph.topological())
@@ -125,6 +134,11 @@ class _Builder:
         # Variables that are read in part (ResourceGather): from then on every read copies them.
         self.copied_on_read: set[int] = set()
         self.sparsely_read = {node.inputs[0].node for node in graph if turns_on_copy_on_read(node.op) and node.inputs}
+        self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
+        for node, used in self.used.items():
+            self.sparsely_read.update(node.inputs[p].node for p in used.sparsely_read)
+        self.integers: dict[tuple[Node, int], Values] = {(n, 0): v for n, v in graph.small_constants.items()}
+        self.contents: dict[tuple[Node, int], Contents] = {}
         self.version: dict[int, int] = {}  # current value of the variable that a resource value stands for
         self.readers: dict[int, list[int]] = {}  # kernels that read a variable's version, by value
 
@@ -133,9 +147,16 @@ class _Builder:
         for i, node in enumerate(flow.nodes):
             self._node(i, node)
         flow.fetched = frozenset(
-            v for f in self.graph.fetches if (v := flow.value_of.get((f.node, f.index))) is not None
+            v
+            for f in self.graph.fetches
+            for v in (flow.value_of.get((f.node, f.index)), *self._kept(f))
+            if v is not None
         )
         self._drop_folded_inputs()
+        for body in self.graph.all_bodies():
+            for node in kept_constants(body):
+                self._value(node.out(), node.outputs[0].nbytes or 0, PERSISTENT)
+                flow.constants.add(node)
         self._order_writes_after_reads()
         return flow
 
@@ -151,12 +172,21 @@ class _Builder:
             [t.type for t in node.inputs],
             node.outputs,
             self.device,
-            {p: c for p, t in enumerate(node.inputs) if (c := self.graph.small_constants.get(t.node)) is not None},
+            {p: c for p, t in enumerate(node.inputs) if (c := self.integers.get((t.node, t.index))) is not None},
         )
+        record_ = self._record(node)
+        if record_ is not None:
+            memory = memory._replace(
+                events=record_.events,
+                alias=tuple(record_.alias.items()),
+                forward=memory.forward if node not in self.graph.bodies else (),
+                updates=self.used[node].written if node in self.used else (),
+                exact=record_.exact,
+            )
         inputs = [flow.value_of.get((t.node, t.index), -1) for t in node.inputs]
         if reads_variable(node.op) and not memory.events and inputs and inputs[0] in self.copied_on_read:
             memory = memory._replace(alias=(), events=(("out", 0),))
-        free = node in self.feeds or not (memory.events or memory.updates or memory.retains)
+        free = node in self.feeds or not (memory.events or memory.updates or memory.retains or record_ is not None)
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
         folded = self._is_folded(node)
@@ -168,10 +198,13 @@ class _Builder:
         if not memory.exact and not free:
             flow.inexact.append(i)
         makes: list[tuple[int, int]] = []
-        # A tensor list can hold several inputs: what happens to them later is followed through the first only.
-        aliases = dict(reversed(memory.alias))
+        aliases = dict(memory.alias)
+        twins = record_.twins if record_ is not None else {}
         for o, kind in enumerate(node.outputs):
-            if not folded and o in aliases and inputs[aliases[o]] >= 0:
+            if o in twins:
+                if (node, twins[o]) in flow.value_of:
+                    flow.value_of[node, o] = flow.value_of[node, twins[o]]
+            elif not folded and o in aliases and inputs[aliases[o]] >= 0:
                 viewed = inputs[aliases[o]]
                 if kind.dtype != "resource" and node.inputs[aliases[o]].type.dtype == "resource":
                     viewed = self._variable_version(viewed, node.out(o))
@@ -183,9 +216,11 @@ class _Builder:
                 if node in self.sparsely_read:
                     self.copied_on_read.add(flow.value_of[node, o])
             elif not free:
-                value = self._value(node.out(o), SMALL_BYTES if kind.nbytes is None else kind.nbytes, i)
+                nbytes = SMALL_BYTES if kind.nbytes is None else kind.nbytes
+                value = self._value(node.out(o), nbytes if record_ is None else output_bytes(node, o), i)
                 flow.value_of[node, o] = value
                 makes.append((o, value))
+        self._keep(i, node, record_, aliases, makes)
         flow.makes.append(tuple(makes))
         if free:
             flow.reads.append(())
@@ -193,7 +228,7 @@ class _Builder:
             flow.events.append(())
             flow.updates.append(())
             return
-        reads = tuple(v for v in inputs if v >= 0)
+        reads = tuple(r for v, t in zip(inputs, node.inputs, strict=True) for r in (v, *self._kept(t)) if r >= 0)
         flow.reads.append(reads)
         for v in reads:
             if v in self.readers:
@@ -213,18 +248,57 @@ class _Builder:
             }
         flow.updates.append(self._updates(memory, inputs, i, node))
 
-    def _is_folded(self, node: Node) -> bool:
-        """Whether TensorFlow computes the node once, when it makes the step's executor, and keeps the result.
+    def _record(self, node: Node) -> Record | None:
+        """What a loop, a conditional or an op of lists does; None for other nodes. Notes what is known of integers."""
+        bodies = self.graph.bodies.get(node)
+        known = [self.integers.get((t.node, t.index)) for t in node.inputs]
+        if bodies is None and not uses_lists(node):
+            rule = rule_of(node)
+            values = None if rule is None else rule(node, known)
+            if values is not None:
+                self.integers[node, 0] = values
+            return None
+        contents = [self.contents.get((t.node, t.index)) for t in node.inputs]
+        if bodies is None:
+            made = record_list(node, self.device, contents, known)
+        else:
+            made = record(node, bodies, self.device, contents, known, strict=self.strict)
+        self.integers.update({(node, o): v for o, v in made.integers.items()})
+        self.contents.update({(node, o): c for o, c in made.contents.items()})
+        return made
 
-        Follows tensorflow/core/common_runtime/constant_folding.cc: data inputs that are constants are enough,
-        whatever the node waits for.
-        """
-        return (
-            bool(node.inputs)
-            and is_folded(node.op)
-            and all(t.node in self.flow.constants for t in node.inputs)
-            and all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)
-        )
+    def _kept(self, tensor: Output) -> tuple[int, ...]:
+        return self.flow.kept.get((tensor.node, tensor.index), ())
+
+    def _keep(
+        self, i: int, node: Node, made: Record | None, aliases: dict[int, int], makes: list[tuple[int, int]]
+    ) -> None:
+        """Note what lists keep: elements that the node makes, and what its inputs are or keep."""
+        flow = self.flow
+        for o, source in aliases.items():
+            kept = self._kept(node.inputs[source])
+            if kept:
+                flow.kept[node, o] = kept
+                if (node.inputs[source].node, node.inputs[source].index) in self.contents:
+                    self.contents[node, o] = self.contents[node.inputs[source].node, node.inputs[source].index]
+        if made is None:
+            return
+        number = dict(makes)
+        for j, nbytes in enumerate(made.part_bytes):
+            o = len(node.outputs) + j
+            owner = next(k for k, (parts, _) in made.keeps.items() if o in parts)
+            number[o] = self._value(node.out(owner), nbytes, i)
+            makes.append((o, number[o]))
+        for o, (parts, sources) in made.keeps.items():
+            kept = [number[p] for p in parts]
+            for source in sources:
+                tensor = node.inputs[source]
+                value = flow.value_of.get((tensor.node, tensor.index))
+                kept += [*([] if value is None or tensor.type.dtype == "resource" else [value]), *self._kept(tensor)]
+            flow.kept[node, o] = tuple(dict.fromkeys(kept))
+
+    def _is_folded(self, node: Node) -> bool:
+        return node not in self.graph.bodies and folds(node, self.flow.constants)
 
     def _drop_folded_inputs(self) -> None:
         """Constants that only folded nodes read are gone once those are computed: they take no bytes."""

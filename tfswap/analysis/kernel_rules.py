@@ -197,15 +197,6 @@ def update(*resources: int) -> Rule:
     return rule
 
 
-def list_holding(*inputs: int) -> Rule:
-    """A tensor list that keeps its inputs' buffers; the list itself lives on the heap."""
-
-    def rule(facts: Facts) -> KernelMemory:
-        return KernelMemory(alias=tuple((o, i) for o in range(len(facts.outputs)) for i in inputs))
-
-    return rule
-
-
 def pack(facts: Facts) -> KernelMemory:
     """pack_op.cc: one value is only reshaped."""
     return KernelMemory(alias=((0, 0),)) if len(facts.inputs) == 1 else fresh(facts)
@@ -250,14 +241,5 @@ def encode_sparse(facts: Facts) -> KernelMemory:
     return KernelMemory(events=(("out", 0),))
 
 
-_VARIANT_BYTES = 64
-
-
-def variant_list(facts: Facts) -> KernelMemory:
-    """list_kernels.cc: a variant, whose elements come later."""
-    return KernelMemory(events=(("hold", _VARIANT_BYTES),))
-
-
-def list_from_tensor(facts: Facts) -> KernelMemory:
-    events, exact = workspace.list_from_tensor(facts)
-    return with_events(events, exact=exact)
+VARIANT_BYTES = 64
+"""A scalar that holds a list or another object: what is in it lives on the heap."""

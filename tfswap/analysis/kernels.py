@@ -50,7 +50,6 @@ _BINARY = _Entry(rules.forwarding(0, 1))
 _FRESH = _Entry(rules.fresh)
 _VIEW = _Entry(rules.alias_first)
 _FREE = _Entry(rules.nothing)
-_LIST = _Entry(rules.variant_list)
 
 _RULES: dict[str, _Entry] = {
     # Hand their input on (identity_op.h, reshape_op.h, shape_ops.h, bitcast_op.cc).
@@ -280,16 +279,20 @@ _RULES: dict[str, _Entry] = {
     "ResourceSparseApplyAdadelta": _Entry(rules.update(0, 1, 2)),
     "ResourceApplyAdamWithAmsgrad": _Entry(rules.update(0, 1, 2, 3)),
     "ResourceApplyCenteredRMSProp": _Entry(rules.update(0, 1, 2, 3)),
-    # Tensor lists (list_kernels.h): the list holds its elements' buffers.
-    "TensorListFromTensor": _Entry(rules.list_from_tensor),
-    "TensorListGetItem": _Entry(rules.list_holding(0)),
-    "TensorListPopBack": _Entry(rules.list_holding(0)),
-    "TensorListPushBack": _Entry(rules.list_holding(0, 1)),
-    "TensorListSetItem": _Entry(rules.list_holding(0, 2)),
+    # Tensor lists (list_kernels.h): their elements are analysis/lists.py's; here, the list that is made.
+    "EmptyTensorList": _FRESH,
+    "OptionalFromValue": _FRESH,
+    "OptionalNone": _FRESH,
+    "TensorListFromTensor": _FRESH,
+    "TensorListPopBack": _UNARY,
+    "TensorListPushBack": _UNARY,
+    "TensorListPushBackBatch": _UNARY,
+    "TensorListReserve": _FRESH,
+    "TensorListResize": _UNARY,
+    "TensorListScatterIntoExistingList": _UNARY,
+    "TensorListSetItem": _UNARY,
     "TensorListElementShape": _FRESH,
     "TensorListLength": _FRESH,
-    "TensorListReserve": _LIST,
-    "EmptyTensorList": _LIST,
     "TensorListStack": _FRESH,
     # Known to allocate their outputs only (measured), or kilobytes besides.
     "ApproximateEqual": _FRESH,

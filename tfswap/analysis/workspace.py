@@ -512,12 +512,3 @@ def is_same_shape_view(facts: Facts) -> tuple[bool, bool]:
 def is_same_dtype_view(facts: Facts) -> tuple[bool, bool]:
     """cast_op.cc: a cast to the same type hands the input on."""
     return facts.inputs[0].dtype == facts.outputs[0].dtype, True
-
-
-def list_from_tensor(facts: Facts) -> Events:
-    """list_kernels.h, TensorListFromTensor: one copy of each row, held by the list."""
-    shape = known_shape(facts.inputs[0])
-    if not shape:
-        return (OUT0,), False
-    row = prod(shape[1:]) * _element_bytes(facts.inputs[0])
-    return (("hold", 64), *(("hold", row) for _ in range(shape[0]))), True

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from tfswap.exporters.function_def import BodyFunctions
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
 from tfswap.ir.graph import Graph
@@ -27,7 +31,8 @@ def export_function(graph: Graph, original: Any) -> Any:
             placeholder = array_ops.placeholder(tensor.dtype, tensor.shape, name=node.name)
             handle_data_util.copy_handle_data(tensor, placeholder)
             placeholders.append(placeholder)
-        graph_def = export_graph_def(graph)
+        bodies = BodyFunctions()
+        graph_def = export_graph_def(graph, bodies)
         returned: Any = importer.import_graph_def(
             graph_def,
             input_map={f"{n.name}:0": p for n, p in zip(graph.feeds, placeholders, strict=True)},
@@ -62,14 +67,39 @@ def export_function(graph: Graph, original: Any) -> Any:
             with grappler_off():
                 return super()._call_flat(tensor_inputs, captured_inputs)
 
+    _register(list(bodies.made.values()))
     atomic = atomic_function.from_func_graph(
         concrete_function._inference_name(made.name), made, {"_noinline": True}, original.function_type
     )
     result = OptimizedFunction(atomic)
+    weakref.finalize(result, _unregister, list(bodies.made)).atexit = False
     # How it may be called by position and by name, which its function type alone does not say.
     result._arg_keywords = original._arg_keywords
     result._num_positional_args = original._num_positional_args
     return result
+
+
+_users: Counter[str] = Counter()
+"""Functions that run `name`, for the bodies of loops and conditionals, whose names tell their content."""
+
+
+def _register(functions: Sequence[Any]) -> None:
+    """Let TensorFlow know these functions by name, as functions of a traced graph are known."""
+    from tensorflow.python.eager import context
+
+    for function in functions:
+        if not _users[function.signature.name]:
+            context.context().add_function_def(function)
+        _users[function.signature.name] += 1
+
+
+def _unregister(names: Sequence[str]) -> None:
+    from tensorflow.python.eager import context
+
+    for name in names:
+        _users[name] -= 1
+        if not _users[name] and context.context().has_function(name):
+            context.context().remove_function(name)
 
 
 class grappler_off:  # noqa: N801 - a context manager, named as one

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfswap.ir.graph import Dims, Dtype, Graph, Opaque
+from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
+from tfswap.oplib.names import GATE
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import attr_value_pb2, graph_pb2
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+
+    from tfswap.exporters.function_def import BodyFunctions
 
 
-def export_graph_def(graph: Graph) -> graph_pb2.GraphDef:
-    """`graph` as TensorFlow's GraphDef, with its function library and versions."""
+def export_graph_def(graph: Graph, bodies: BodyFunctions | None = None) -> graph_pb2.GraphDef:
+    """`graph` as TensorFlow's GraphDef, with its function library and versions.
+
+    Args:
+        bodies: is given what the graph's loops and conditionals run, which becomes part of the library too.
+    """
     from tensorflow.core.framework import graph_pb2
 
+    from tfswap.exporters.function_def import BodyFunctions
+
+    bodies = bodies or BodyFunctions()
     graph_def = graph_pb2.GraphDef()
     if graph.library is not None:
         graph_def.ParseFromString(graph.library.data)
+    graph_def.node.extend(encode_nodes(graph, bodies.attributes))
+    graph_def.library.function.extend(bodies.made.values())
+    return graph_def
+
+
+def encode_nodes(
+    graph: Graph, running: Callable[[Node, tuple[Graph, ...]], Mapping[str, Any]]
+) -> Iterator[node_def_pb2.NodeDef]:
+    """The nodes of `graph` as NodeDefs.
+
+    Args:
+        running: makes the attributes by which a node runs bodies. A gate is told of them.
+    """
+    from tensorflow.core.framework import node_def_pb2
+
     encode = _AttrEncoder()
+    functions: list[str] = []
     for node in graph:
-        proto = graph_def.node.add(name=node.name, op=node.op, device=node.device)
+        proto = node_def_pb2.NodeDef(name=node.name, op=node.op, device=node.device)
         proto.input.extend(i.node.name if i.index == 0 else i.name for i in node.inputs)
         proto.input.extend("^" + c.name for c in node.controls)
         for key, value in node.attrs.items():
             proto.attr[key].CopyFrom(encode(value))
-    return graph_def
+        if node in graph.bodies:
+            for key, value in running(node, graph.bodies[node]).items():
+                proto.attr[key].CopyFrom(value)
+                functions += [f.name for f in (*value.list.func, value.func) if f.name]
+        elif node.op == GATE:  # which comes after all that wait for it
+            for name in functions:
+                proto.attr["bodies"].list.func.add(name=name)
+        yield proto
 
 
 class _AttrEncoder:

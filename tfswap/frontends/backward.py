@@ -13,9 +13,10 @@ BACKWARD_MARKS = ("Grad", "Backprop")
 
 def require_backward(step: str, graph: Graph) -> None:
     """Raise UnsupportedGraph when nothing in the graph trains: no update and no gradient."""
-    if any(writes_variable(n.op) or writes_reference(n.op) for n in graph):
+    nodes = [n for g in (graph, *graph.all_bodies()) for n in g]
+    if any(writes_variable(n.op) or writes_reference(n.op) for n in nodes):
         return
-    if any(mark in n.op for n in graph for mark in BACKWARD_MARKS):
+    if any(mark in n.op for n in nodes for mark in BACKWARD_MARKS):
         return
     raise UnsupportedGraph(
         f"{step!r} has no backward pass: it updates no variable and computes no gradient, so no tensor waits for "

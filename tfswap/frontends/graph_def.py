@@ -20,10 +20,11 @@ from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.offline import OfflineReport, plan_offline
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
+from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.damage import named_as_damage
-from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.library_function import fill_defaults, refuse_compiled, require_known_ops, shape_of
-from tfswap.importers.shapes import infer_shapes
+from tfswap.importers.library import fill_defaults
+from tfswap.importers.library_function import refuse_compiled, require_known_ops, shape_of
+from tfswap.importers.shapes import Argument
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import makes_handle
 from tfswap.ir.types import Shape
@@ -147,7 +148,7 @@ class _Step:
                 placeholders[node.name] = self._as_placeholder(node)
             _drop_lost_colocations(node, live)
         shapes = bind(", ".join(self.fetched), {n: ((f"{n}:0",), placeholders[n][1]) for n in self.feeds if n in live})
-        infer_shapes(part, {n: (placeholders[n][0], shapes[n], []) for n in shapes})
+        arguments = {n: Argument(placeholders[n][0], shapes[n], []) for n in shapes}
         self.outputs = {}
         fetches, targets = [], []
         for name in self.fetched:
@@ -156,8 +157,7 @@ class _Step:
             fetches += [f"{name}:{i}" for i in range(count)]
             if not count:
                 targets.append(name)
-        graph = import_graph_def(part, list(shapes), fetches, targets)
-        graph.prune()
+        graph = import_with_bodies(part, arguments, list(shapes), fetches, targets)
         order_writes(graph)
         self.arguments = [n.name for n in graph.feeds] + [n.name for n in graph if makes_handle(n.op)]
         graph.feeds += reference_variables(graph)
@@ -241,11 +241,11 @@ class _Step:
         made.targets = [t for t in made.targets if not self._stays(t.name)]
         made.fetches = list(made.fetches)
         names = [f"output_{i}" for i in range(len(made.fetches))]
-        inner = export_library_function(made, FUNCTION, names)
+        inner, bodies = export_library_function(made, FUNCTION, names)
         result = type(self.graph_def)()
         result.versions.CopyFrom(self.graph_def.versions)
         result.library.CopyFrom(self.graph_def.library)
-        result.library.function.add().CopyFrom(inner)
+        result.library.function.extend([inner, *bodies])
         replaced = {n: c for n, c in self.outputs.items() if not self._stays(n)}
         kept = self._needed_outside(replaced, {n.name for n in made.feeds})
         for node in self.graph_def.node:

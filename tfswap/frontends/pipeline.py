@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from tfswap.analysis.bodies import UnboundedLoop
 from tfswap.analysis.cost import Costs, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
@@ -17,6 +18,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, Unsu
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import has_small_extras, sized_by_value
+from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
@@ -123,7 +125,8 @@ class Optimizer:
         apply_settle(self.settled)
         apply_split_views(self.settled)
         self.settled.prune()
-        self.flow: Dataflow = analyse_dataflow(self.settled, device)
+        apply_bodies(self.settled, device)
+        self.flow = self._facts(self.settled)
         self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
         self.renew_baseline()
@@ -154,6 +157,13 @@ class Optimizer:
             solver=self.options.solver,
             costs=self.costs,
         )
+
+    def _facts(self, graph: Graph) -> Dataflow:
+        try:
+            return analyse_dataflow(graph, self.device)
+        except UnboundedLoop as error:
+            line = self.locate(error.loop)
+            raise UnsupportedGraph(f"{error}{f' It is made at {line}.' if line else ''}") from None
 
     @_without_collector
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
@@ -337,6 +347,8 @@ class Optimizer:
 
 def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:
     """Refuse a graph with a tensor whose bytes are unknown: a plan for it would be a guess."""
+    for body in graph.all_bodies():
+        _require_sizes(body, locate)
     small: set[Output] = set()
     unknown = []
     for node in graph.topological():

@@ -282,12 +282,13 @@ def _replace_step(file: ModelFile, name: str, made: Planned) -> None:
 
     original = file.library[name]
     outputs = [a.name for a in original.signature.output_arg]
-    inner = export_library_function(made.graph, name + SUFFIX, outputs)
+    inner, bodies = export_library_function(made.graph, name + SUFFIX, outputs)
     for key in ("_construction_context",):
         if key in original.attr:
             inner.attr[key].CopyFrom(original.attr[key])
     wrapper = wrap_function(original, inner)
-    file.replace_function(inner)
+    for function in (inner, *bodies):
+        file.replace_function(function)
     file.replace_function(wrapper)
 
 

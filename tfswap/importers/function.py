@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfswap.errors import UnsupportedGraph
+from tfswap.importers.bodies import has_control_flow, import_with_bodies
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import CALLS, has_calls, inline_calls
-from tfswap.importers.shapes import infer_shapes
+from tfswap.importers.shapes import HANDLES, Argument
 from tfswap.ir.graph import Graph
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
@@ -56,9 +57,10 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
             if node.op in CALLS:
                 refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
-    if calls or shapes:
-        infer_shapes(graph_def, _arguments(func_graph, shapes))
-    graph = import_graph_def(graph_def, [t.op.name for t in func_graph.inputs], fetches, targets)
+    names = [t.op.name for t in func_graph.inputs]
+    if calls or shapes or has_control_flow(graph_def):
+        return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
+    graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune()
     return graph
 
@@ -80,16 +82,16 @@ def refuse_xla(name: str, attributes: Any) -> None:
             )
 
 
-def _arguments(func_graph: Any, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, Any]:
+def _arguments(func_graph: Any, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, Argument]:
     """The inputs of `func_graph` for `infer_shapes`, with these shapes bound."""
     from tensorflow.python.ops import handle_data_util
 
     result = {}
     for tensor in func_graph.inputs:
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
-        handle = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name == "resource" else None
-        types = [(t.dtype, t.shape) for t in handle.shape_and_type] if handle is not None else []
-        result[tensor.op.name] = (tensor.dtype.as_datatype_enum, shapes.get(tensor.op.name, shape), types)
+        handle = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
+        types = [(t.dtype, t.shape, t.type) for t in handle.shape_and_type] if handle is not None else []
+        result[tensor.op.name] = Argument(tensor.dtype.as_datatype_enum, shapes.get(tensor.op.name, shape), types)
     return result
 
 

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import XLA_ATTRIBUTES, refuse_xla
-from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import has_calls, inline_calls
-from tfswap.importers.shapes import HandleType, infer_shapes
+from tfswap.importers.library import as_graph_def, reachable
+from tfswap.importers.shapes import Argument, HandleType
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 
@@ -42,31 +43,23 @@ def import_library_function(
         UnsupportedGraph: it is compiled by XLA, or has TensorFlow 1 loop frames.
         InvalidModel: it uses an op that this process does not know.
     """
-    import tensorflow as tf
-    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
-
     fdef = library[name]
     refuse_compiled(name, fdef.attr, fdef.node_def, library)
-    with tf.Graph().as_default():
-        require_known_ops(fdef.node_def)
-        graph_def, flat = function_def_to_graph_def(fdef)
-    fill_defaults(graph_def.node)
-    graph_def.library.function.extend(library[n] for n in reachable(fdef.node_def, library))
+    require_known_ops(fdef.node_def)
+    graph_def, flat = as_graph_def(fdef, library)
     arguments = {}
     for argument in fdef.signature.input_arg:
         found = [(d.dtype, d.shape) for d in argument.handle_data]
         if not found and handles and argument.name in handles:
             found = [handles[argument.name]]
-        arguments[argument.name] = (argument.type, shapes.get(argument.name, file_shape(fdef, argument.name)), found)
+        shape = shapes.get(argument.name, file_shape(fdef, argument.name))
+        arguments[argument.name] = Argument(argument.type, shape, found)
     fetches = [flat[fdef.ret[a.name]] for a in fdef.signature.output_arg]
     targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
     if has_calls(graph_def):
         types = [a.type for a in fdef.signature.output_arg]
         graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
-    infer_shapes(graph_def, arguments)
-    graph = import_graph_def(graph_def, [a.name for a in fdef.signature.input_arg], fetches, targets)
-    graph.prune()
-    return graph
+    return import_with_bodies(graph_def, arguments, [a.name for a in fdef.signature.input_arg], fetches, targets)
 
 
 def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
@@ -83,39 +76,6 @@ def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
 
 def shape_of(proto: Any) -> Shape:
     return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
-
-
-def fill_defaults(nodes: Iterable[Any]) -> None:
-    """Give each node, in place, the attributes that files leave out because they have their default value."""
-    from tensorflow.python.framework import op_def_registry
-
-    for node in nodes:
-        for attribute in op_def_registry.get(node.op).attr:
-            if attribute.HasField("default_value") and attribute.name not in node.attr:
-                node.attr[attribute.name].CopyFrom(attribute.default_value)
-
-
-def called_functions(node: Any) -> list[str]:
-    """Names of the functions that a NodeDef refers to."""
-    found = []
-    for value in node.attr.values():
-        if value.WhichOneof("value") == "func":
-            found.append(value.func.name)
-        elif value.WhichOneof("value") == "list":
-            found.extend(f.name for f in value.list.func)
-    return found
-
-
-def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
-    """Names of the functions of `library` that `nodes` run, directly or not, sorted."""
-    seen: set[str] = set()
-    pending = list(nodes)
-    while pending:
-        for name in called_functions(pending.pop()):
-            if name in library and name not in seen:
-                seen.add(name)
-                pending.extend(library[name].node_def)
-    return sorted(seen)
 
 
 def refuse_compiled(name: str, attributes: Any, nodes: Iterable[Any], library: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel
@@ -11,17 +12,57 @@ from tfswap.ir.types import Shape
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
-HandleType = tuple[int, Any]
-"""A resource's element type (as TensorFlow numbers them) and shape proto."""
+HandleType = tuple[int, Any] | tuple[int, Any, Any]
+"""Element type (as TensorFlow numbers them) and shape proto of what is behind a resource, or in a tensor list; for
+the latter also its full type's proto."""
 
 
-def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[int, Shape, list[HandleType]]]) -> None:
+@dataclass
+class Argument:
+    """What a graph is given: an element type (as TensorFlow numbers them), a shape, and what is behind a handle."""
+
+    dtype: int
+    shape: Shape
+    handles: Sequence[HandleType]
+
+
+class Inferred:
+    """What TensorFlow knows of a graph's tensors, by their names ("node:0")."""
+
+    def __init__(self, graph: Any, bound: Mapping[str, Any], shapes: Mapping[str, Any]):
+        self._graph = graph
+        self._bound = bound
+        self._shapes = shapes
+
+    def argument(self, name: str) -> Argument:
+        """The tensor as what another graph is given."""
+        from tensorflow.python.ops import handle_data_util
+
+        tensor = self._bound.get(name)
+        if tensor is None:
+            tensor = self._graph.get_tensor_by_name(name)
+        node, _, index = name.partition(":")
+        proto = self._shapes[node].list.shape[int(index)]
+        shape = None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
+        data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
+        handles = [] if data is None else [(t.dtype, t.shape, t.type) for t in data.shape_and_type]
+        return Argument(tensor.dtype.as_datatype_enum, shape, handles)
+
+
+HANDLES = frozenset(("resource", "variant"))
+"""Element types of tensors that stand for others."""
+
+
+def infer_shapes(
+    graph_def: graph_pb2.GraphDef, arguments: Mapping[str, Argument], known: Mapping[str, Argument] | None = None
+) -> Inferred:
     """Write the `_output_shapes` of `graph_def`, in place, as inferred by TensorFlow from its arguments' shapes.
 
     Those that it has already are taken for true: a trace knows what `set_shape` said, and ops do not tell.
 
     Args:
-        arguments: per fed node, its element type, its shape, and what it stands for if it is a resource.
+        arguments: per fed node, what it is given.
+        known: tensors ("node:0") of which more is known than TensorFlow can infer.
     """
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
@@ -29,32 +70,39 @@ def infer_shapes(graph_def: graph_pb2.GraphDef, arguments: Mapping[str, tuple[in
     with tf.Graph().as_default() as scratch:
         bound = {}
         try:
-            for i, (name, (dtype, shape, handles)) in enumerate(arguments.items()):
-                resource = tf.as_dtype(dtype) == tf.resource
+            tensors = {**(known or {}), **{f"{name}:0": a for name, a in arguments.items()}}
+            for i, (name, argument) in enumerate(tensors.items()):
+                resource = tf.as_dtype(argument.dtype) == tf.resource
                 # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
                 stand_in = f"tfswap_argument_{i}"
-                made = tf.compat.v1.placeholder(dtype, () if resource else shape, name=stand_in)
-                if handles:
-                    handle_data_util.set_handle_data(made, _handle_data(handles))
-                bound[f"{name}:0"] = made
+                made = tf.compat.v1.placeholder(argument.dtype, () if resource else argument.shape, name=stand_in)
+                if argument.handles:
+                    handle_data_util.set_handle_data(made, _handle_data(argument.handles))
+                bound[name] = made
             tf.graph_util.import_graph_def(graph_def, input_map=bound, name="")
         except (ValueError, TypeError) as error:  # a dimension beyond 64 bits is a TypeError
             raise InvalidModel(
                 f"TensorFlow can't build this graph with the given input shapes: {error}. "
                 "Check batch_size= or input_shapes=."
             ) from error
-        inferred = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
-    for tensor, made in bound.items():
-        inferred[tensor.partition(":")[0]] = inferred[made.op.name]
+        shapes = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
     for node in graph_def.node:
-        if node.name in inferred:
-            node.attr["_output_shapes"].CopyFrom(inferred[node.name])
+        if f"{node.name}:0" in bound and node.name not in shapes:
+            shapes[node.name] = shapes[bound[f"{node.name}:0"].op.name]
+        if node.name not in shapes:
+            continue
+        found = shapes[node.name].list.shape
+        for i in range(len(found)):
+            if (made := bound.get(f"{node.name}:{i}")) is not None:
+                found[i].CopyFrom(shapes[made.op.name].list.shape[0])
+        node.attr["_output_shapes"].CopyFrom(shapes[node.name])
+    return Inferred(scratch, bound, shapes)
 
 
-def _handle_data(handles: list[HandleType]) -> Any:
+def _handle_data(handles: Sequence[HandleType]) -> Any:
     from tensorflow.core.framework import cpp_shape_inference_pb2 as shape_inference
 
     made = shape_inference.CppShapeInferenceResult.HandleData(is_set=True)
-    for dtype, shape in handles:
-        made.shape_and_type.add(dtype=dtype).shape.CopyFrom(shape)
+    for dtype, shape, *full_type in handles:
+        made.shape_and_type.add(dtype=dtype, type=full_type[0] if full_type else None).shape.CopyFrom(shape)
     return made

@@ -3,8 +3,10 @@
 Invariant: every input and control input of a node belongs to the same graph, and inputs are immutable
 tuples changed only through the Graph's own methods, so that no use can be left dangling.
 
+Loops and conditionals are nodes that call functions: what such a node runs is in `Graph.bodies`, a graph each.
+
 Not handled: the reference edges and frames of TensorFlow 1 loops (Enter, Merge, NextIteration); importers
-refuse them. Bodies of functional control flow stay in `Graph.library`, opaque.
+refuse them. Functions that other nodes call stay in `Graph.library`, opaque.
 """
 
 from __future__ import annotations
@@ -93,6 +95,8 @@ class Graph:
         targets: nodes that must run although nothing is fetched from them.
         library: functions that nodes call by name, and the graph's versions; opaque.
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
+        bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
+            feeds are the function's arguments, its fetches the results.
     """
 
     def __init__(self) -> None:
@@ -102,6 +106,7 @@ class Graph:
         self.targets: list[Node] = []
         self.library: Opaque | None = None
         self.small_constants: dict[Node, tuple[int, ...]] = {}
+        self.bodies: dict[Node, tuple[Graph, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -191,6 +196,7 @@ class Graph:
     def _discard(self, node: Node) -> None:
         del self._nodes[node.name]
         self.small_constants.pop(node, None)
+        self.bodies.pop(node, None)
 
     def copy(self) -> Graph:
         """A graph of fresh nodes; attributes and types, which never change, are shared."""
@@ -207,7 +213,15 @@ class Graph:
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
+        twin.bodies = {twins[n]: tuple(body.copy() for body in bodies) for n, bodies in self.bodies.items()}
         return twin
+
+    def all_bodies(self) -> Iterator[Graph]:
+        """The bodies of this graph's nodes, each after the bodies that it contains."""
+        for bodies in self.bodies.values():
+            for body in bodies:
+                yield from body.all_bodies()
+                yield body
 
     def topological(self) -> list[Node]:
         """Nodes so that each comes after what it reads or waits for; ties by insertion order.

@@ -11,6 +11,7 @@ check every name against the registry.
 from __future__ import annotations
 
 from enum import Flag, auto
+from typing import NamedTuple
 
 
 class Trait(Flag):
@@ -277,6 +278,8 @@ _TRAITS: dict[str, Trait] = {
     "_SwitchN": _FRAME,
     # Tensor lists: pure, but a list holds its elements' buffers.
     "EmptyTensorList": _LIST,
+    "OptionalFromValue": _LIST,  # as a list that keeps its components
+    "OptionalNone": _LIST,
     "TensorListConcatV2": _LIST,
     "TensorListElementShape": _LIST,
     "TensorListFromTensor": _LIST,
@@ -637,6 +640,34 @@ _TRAITS: dict[str, Trait] = {
     "Tfswap>SelectByMask": _PURE,
 }
 
+
+class ControlFlow(NamedTuple):
+    """A loop or a conditional whose functions are graphs of their own.
+
+    Attributes:
+        is_loop: whether the second function runs while the first one says so; else one of the functions runs.
+        functions: the attributes that name the functions, in order.
+        first_argument: the first input that the functions are given.
+    """
+
+    is_loop: bool
+    functions: tuple[str, ...]
+    first_argument: int
+
+
+_LOOP = ControlFlow(True, ("cond", "body"), 0)
+_IF = ControlFlow(False, ("then_branch", "else_branch"), 1)
+_CASE = ControlFlow(False, ("branches",), 1)
+
+_CONTROL_FLOW: dict[str, ControlFlow] = {
+    "Case": _CASE,
+    "If": _IF,
+    "StatelessCase": _CASE,
+    "StatelessIf": _IF,
+    "StatelessWhile": _LOOP,
+    "While": _LOOP,
+}
+
 _NONE = Trait(0)
 
 
@@ -738,6 +769,11 @@ def has_side_effect(op: str) -> bool:
 def calls_functions(op: str) -> bool:
     """Whether the op runs functions (While, If, Case, calls)."""
     return Trait.CALLS in traits(op)
+
+
+def control_flow(op: str) -> ControlFlow | None:
+    """What the op runs, if it is a functional loop or conditional."""
+    return _CONTROL_FLOW.get(op)
 
 
 def is_frame_op(op: str) -> bool:

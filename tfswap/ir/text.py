@@ -8,8 +8,13 @@ One node a line, in the graph's own order; an input may name a node that comes l
     fetches %sum
     targets %before
     library GraphDef<0a02>
+    body %loop
+      %i = Placeholder() -> int32[]
+      feeds %i
+      fetches %i
 
-After the last `=` stand the values of a small constant. Whatever is empty is left out; blank lines and
+After the last `=` stand the values of a small constant. What a loop or a conditional runs follows its graph, one
+`body` after the other, moved to the right by two blanks. Whatever is empty is left out; blank lines and
 lines that start with `#` are ignored. Attributes are written as
 
     float32  a Dtype          [2,?]  a Dims          b'SAME'       bytes
@@ -39,6 +44,7 @@ T = TypeVar("T")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./>\\-]+")
 _PLAIN_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DTYPES = frozenset(("false", "inf", "nan", "true"))
+_INDENT = "  "
 
 # --- printing -------------------------------------------------------------------------------------------
 
@@ -55,6 +61,10 @@ def format_graph(graph: Graph) -> str:
             lines.append(f"{label} {', '.join(names)}")
     if graph.library is not None:
         lines.append(f"library {_value(graph.library)}")
+    for node, bodies in graph.bodies.items():
+        for body in bodies:
+            lines.append(f"body {_name(node)}")
+            lines += [_INDENT + line for line in format_graph(body).splitlines()]
     return "".join(line + "\n" for line in lines)
 
 
@@ -111,14 +121,24 @@ def _value(value: object) -> str:
 
 def parse_graph(text: str) -> Graph:
     """The graph that `text` describes. Raises InvalidModel, naming the line, when it describes none."""
+    return _parse_lines([_Line(number, content) for number, content in enumerate(text.split("\n"), 1)])
+
+
+def _parse_lines(lines: list[_Line]) -> Graph:
     graph = Graph()
     wiring: list[tuple[_Line, Node, list[_Reference], list[_Reference]]] = []
     rest: list[_Line] = []
-    for number, content in enumerate(text.split("\n"), 1):
-        line = _Line(number, content)
+    bodies: list[tuple[_Line, list[_Line]]] = []
+    for line in lines:
+        content = line.text[line.at :]
         if line.at_end() or content.lstrip().startswith("#"):
             continue
-        if content.lstrip().startswith("%"):
+        if bodies and content.startswith(_INDENT):
+            line.at = len(line.text) - len(content) + len(_INDENT)
+            bodies[-1][1].append(line)
+        elif content.startswith("body "):
+            bodies.append((line, []))
+        elif content.lstrip().startswith("%"):
             wiring.append((line, *_parse_node(graph, line)))
         else:
             rest.append(line)
@@ -127,6 +147,11 @@ def parse_graph(text: str) -> Graph:
         node.controls = tuple(line.resolve(graph, reference).node for reference in controls)
     for line in rest:
         _parse_list(graph, line)
+    for line, content in bodies:
+        line.expect("body")
+        node = line.resolve(graph, line.reference()).node
+        line.end()
+        graph.bodies[node] = (*graph.bodies.get(node, ()), _parse_lines(content))
     return graph
 
 

@@ -17,6 +17,7 @@ from typing import cast
 from tfswap.errors import InvalidModel
 from tfswap.files import write_whole
 from tfswap.ir.graph import Graph, Opaque
+from tfswap.ir.ops import control_flow
 from tfswap.planner.decode import decode
 from tfswap.sizes import MAX_BYTES
 
@@ -149,15 +150,18 @@ def fingerprint(graph: Graph) -> str:
     digest = hashlib.sha256()
     for i, node in enumerate(graph.topological()):
         number[node] = i
+        functions = kind.functions if (kind := control_flow(node.op)) else ()
         attrs = ";".join(
             f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
             for k, v in sorted(node.attrs.items())
-            if not k.startswith("_")
+            if not k.startswith("_") and not (node in graph.bodies and k in functions)
         )
         inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
         controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
         types = ",".join(map(str, node.outputs))
         digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{node.device}\n".encode())
+        for body in graph.bodies.get(node, ()):
+            digest.update(fingerprint(body).encode())
     digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
     digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
     return digest.hexdigest()

@@ -309,6 +309,9 @@ def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:
                 reasons[update.adopted] = "a variable takes over its buffer"
     for v in flow.fetched:
         reasons[v] = "the caller gets it"
+    for kept in flow.kept.values():
+        for v in kept:
+            reasons.setdefault(v, "a tensor list keeps it")
     for v in keep:
         reasons[v] = "marked with tfswap.keep"
     for (node, index), v in flow.value_of.items():

@@ -19,11 +19,13 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -70,11 +72,15 @@ Gives a variable a buffer that nothing else holds, with the same content.
 
 REGISTER_OP("Tfswap>Gate")
     .Attr("gate: int")
+    .Attr("bodies: list(func) = []")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
 Fails with Aborted while the gate of that number is closed (tfswap_close_gate), which it is
 in the process that plans the step. Where a saved function is loaded it is open.
+
+bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
+  and constants of these functions when they first run; here they are made with the gate.
 )doc");
 
 REGISTER_OP("Tfswap>AssignInPlace")
@@ -201,6 +207,7 @@ class GateOp : public OpKernel {
  public:
   explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
+    MakeBodies(ctx);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -213,6 +220,20 @@ class GateOp : public OpKernel {
   }
 
  private:
+  // Makes the functions as the kernels that run them do (functional_ops.cc), so that those
+  // find them made.
+  static void MakeBodies(OpKernelConstruction* ctx) {
+    std::vector<tensorflow::NameAttrList> bodies;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
+    tensorflow::FunctionLibraryRuntime::InstantiateOptions options;
+    options.create_kernels_eagerly = true;
+    for (const tensorflow::NameAttrList& body : bodies) {
+      tensorflow::FunctionLibraryRuntime::Handle handle;
+      OP_REQUIRES_OK(ctx, ctx->function_library()->Instantiate(
+                              body.name(), tensorflow::AttrSlice(&body.attr()), options, &handle));
+    }
+  }
+
   int64_t gate_;
   std::atomic<bool> open_{false};
 };

@@ -1,0 +1,218 @@
+"""Training steps with loops and conditionals: what test_control_flow.py runs in processes of their own.
+
+    python control_flow.py PROGRAM unoptimised
+    python control_flow.py PROGRAM LIMIT          # "floor", or a share such as 120%
+
+Prints a JSON object: the measured peak, the planned figures, and a digest of losses and variables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from models import settle, train
+
+Made = tuple[list[Any], Callable[..., Any], list[Any]]
+
+
+def _weights(*shapes: tuple[int, ...]) -> list[Any]:
+    return [tf.Variable(tf.random.stateless_normal(shape, seed=(i, 7)) * 0.05) for i, shape in enumerate(shapes)]
+
+
+def _data(*shape: int) -> Any:
+    return tf.random.stateless_normal(shape, seed=(1, 2))
+
+
+def _descend(tape: Any, loss: Any, weights: list[Any]) -> Any:
+    for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+        weight.assign_sub(0.01 * tf.convert_to_tensor(gradient))
+    return loss
+
+
+def while_loop() -> Made:
+    (w,) = weights = _weights((64, 64))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(lambda i, h: i < 8, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, x], maximum_iterations=8)
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
+def until_small() -> Made:
+    """How many of at most 6 iterations there are depends on the values."""
+    (w,) = weights = _weights((64, 64))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda h: tf.reduce_max(h) > 0.1, lambda h: [tf.tanh(h @ w)], [x], maximum_iterations=6)[
+                0
+            ]
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
+def scan() -> Made:
+    u, w = weights = _weights((64, 64), (64, 64))
+
+    def step(xs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            hs = tf.scan(lambda h, x: tf.tanh(h @ w + x @ u), xs, initializer=tf.zeros([256, 64]))
+            loss = tf.reduce_mean(hs * hs)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(12, 256, 64)]
+
+
+def map_fn() -> Made:
+    (w,) = weights = _weights((64, 64))
+
+    def step(xs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            hs = tf.map_fn(lambda x: tf.nn.relu(tf.tanh(x @ w) @ w), xs)
+            loss = tf.reduce_mean(hs * hs)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(12, 256, 64)]
+
+
+def cond() -> Made:
+    """Conditionals in the forward pass, and so in the backward pass; the larger branch is taken."""
+    weights = _weights(*[(64, 64)] * 6)
+
+    def layer(i: int, h: Any) -> Any:
+        w = weights[i]
+        if i % 2 == 0:
+            return tf.tanh(h @ w)
+        return tf.cond(tf.reduce_sum(h) > -1e9, lambda: tf.nn.relu(tf.tanh(h @ w)), lambda: h * 0.5)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for i in range(len(weights)):
+                h = layer(i, h)
+            loss = tf.reduce_mean(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(2000, 64)]
+
+
+def conditional_update() -> Made:
+    """Updates, with momentum, in a conditional: variables are assigned in its body."""
+    weights = _weights(*[(128, 128)] * 6)
+    momenta = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.nn.relu(tf.tanh(h @ w))
+            loss = tf.reduce_mean(h * h)
+        gradients = tape.gradient(loss, weights)
+
+        def update() -> Any:
+            for w, m, g in zip(weights, momenta, gradients, strict=True):
+                m.assign(0.9 * m + g)
+                w.assign_sub(0.01 * m)
+            return tf.constant(True)
+
+        tf.cond(tf.math.is_finite(loss), update, lambda: tf.constant(False))
+        return loss
+
+    return [*weights, *momenta], step, [_data(1000, 128)]
+
+
+def _keras(model: Any, optimizer: Any, x: Any, loss_of: Callable[[Any], Any] = lambda loss: loss) -> Made:
+    optimizer.build(model.trainable_variables)
+    measure = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = measure(y, model(x, training=True))
+            scaled = loss_of(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    y = tf.random.stateless_uniform([x.shape[0]], seed=(3, 4), maxval=10, dtype=tf.int32)
+    return [*model.variables, *optimizer.variables], step, [x, y]
+
+
+def _recurrent(kind: str) -> Made:
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((12, 32))
+    h = getattr(layers, kind)(48, return_sequences=True)(inputs)
+    model = tf.keras.Model(inputs, layers.Dense(10)(getattr(layers, kind)(48)(h)))
+    return _keras(model, tf.keras.optimizers.Adam(1e-3), _data(32, 12, 32))
+
+
+def lstm() -> Made:
+    return _recurrent("LSTM")
+
+
+def gru() -> Made:
+    return _recurrent("GRU")
+
+
+def loss_scale() -> Made:
+    layers = tf.keras.layers
+    stack = [layers.Input((128,)), *(layers.Dense(128, activation="relu") for _ in range(6)), layers.Dense(10)]
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(1e-3))
+    return _keras(tf.keras.Sequential(stack), optimizer, _data(512, 128), optimizer.scale_loss)
+
+
+PROGRAMS: dict[str, Callable[[], Made]] = {
+    made.__name__: made
+    for made in (
+        while_loop,
+        until_small,
+        scan,
+        map_fn,
+        cond,
+        conditional_update,
+        lstm,
+        gru,
+        loss_scale,
+    )
+}
+
+
+class _Holder:
+    def __init__(self, variables: list[Any]):
+        self.variables = variables
+
+
+def main(name: str, limit: str) -> dict[str, Any]:
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    settle()
+    tf.keras.utils.set_random_seed(0)
+    variables, step, arguments = PROGRAMS[name]()
+    holder = _Holder(variables)
+    if limit == "unoptimised":
+        with grappler_off():
+            return train(holder, tf.function(step), arguments)
+    chosen: int | str = limit
+    if limit == "floor":
+        try:
+            tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)
+        except tfswap.InfeasibleMemoryLimit as error:
+            chosen = int(error.floor_bytes * 1.02)
+    optimized = tfswap.optimize(tf.function(step), memory_limit=chosen, on_exceeded="raise")
+    result = train(holder, optimized, arguments)
+    plan = optimized.plan()
+    unmodelled = optimized.report().unmodelled
+    return {**result, "limit": plan.limit_bytes, "planned": plan.planned_peak_bytes, "bounds": len(unmodelled)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,259 @@
+"""Loops and conditionals run on paper: what they ask of the allocator, how often they run, what their lists keep."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tfswap.analysis.bodies import Record, UnboundedLoop, record, resources_used
+from tfswap.analysis.buffers import Contents, Element
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.integers import Integers, Values
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.passes.bodies import apply_bodies
+from tfswap.planner.ordering import choose_order
+from tfswap.planner.schedule import RUN, Step
+from tfswap.planner.simulate import simulate_memory
+
+CPU = DeviceModel("cpu", False, 2, 2)
+KIB = 1 << 10
+
+# Multiplies a 4 KiB state in each iteration, pushes what it was on a list, and counts.
+LOOP = """\
+%i = Placeholder() {dtype=int32} -> int32[]
+%h = Placeholder() {dtype=float32} -> float32[1024]
+%seen = Placeholder() {dtype=variant} -> variant[]
+%n = Placeholder() {dtype=int32} -> int32[]
+%loop = While(%i, %h, %seen, %n) -> int32[], float32[1024], variant[], int32[]
+feeds %i, %h, %seen, %n
+fetches %loop:1, %loop:2
+body %loop
+  %i = Placeholder() -> int32[]
+  %h = Placeholder() -> float32[1024]
+  %seen = Placeholder() -> variant[]
+  %n = Placeholder() -> int32[]
+  %less = Less(%i, %n) -> bool[]
+  feeds %i, %h, %seen, %n
+  fetches %less
+body %loop
+  %i = Placeholder() -> int32[]
+  %h = Placeholder() -> float32[1024]
+  %seen = Placeholder() -> variant[]
+  %n = Placeholder() -> int32[]
+  %one = Const() -> int32[] = (1,)
+  %next = AddV2(%i, %one) -> int32[]
+  %state = MatMul(%h, %h) -> float32[1024]
+  %pushed = TensorListPushBack(%seen, %state) -> variant[]
+  feeds %i, %h, %seen, %n
+  fetches %next, %state, %pushed, %n
+"""
+
+CHOICE = """\
+%p = Placeholder() {dtype=bool} -> bool[]
+%x = Placeholder() {dtype=float32} -> float32[1024]
+%chosen = If(%p, %x) -> float32[1024]
+feeds %p, %x
+fetches %chosen
+body %chosen
+  %x = Placeholder() -> float32[1024]
+  %wide = Concat(%x) -> float32[65536]
+  %y = MatMul(%wide, %x) -> float32[1024]
+  feeds %x
+  fetches %y
+body %chosen
+  %x = Placeholder() -> float32[1024]
+  %y = MatMul(%x, %x) -> float32[1024]
+  feeds %x
+  fetches %y
+"""
+
+
+def of(text: str, node: str, contents: dict[int, Contents] | None = None, **integers: Values) -> Record:
+    """The record of a node, with the integers of the inputs of these names known."""
+    graph = parse_graph(text)
+    made = graph[node]
+    known = [integers.get(t.node.name) for t in made.inputs]
+    return record(made, graph.bodies[made], CPU, [(contents or {}).get(i) for i in range(len(known))], known)
+
+
+def sizes(found: Record, kind: str) -> list[int]:
+    return [amount for event, amount in found.events if event == kind]
+
+
+def outs(found: Record, outputs: int) -> list[int]:
+    """Which of the node's own outputs, and how many elements of lists, are allocated."""
+    made = sizes(found, "out")
+    return [*(o for o in made if o < outputs), sum(o >= outputs for o in made)]
+
+
+def test_a_loop_keeps_an_element_of_each_iteration():
+    found = of(LOOP, "loop", {2: ()}, i=(0,), n=(5,))
+    assert found.exact
+    # The state is the last element: they share a buffer. The list itself was copied once, being the caller's.
+    assert found.part_bytes == (4 * KIB,) * 4
+    parts, inputs = found.keeps[2]
+    assert (len(parts), inputs) == (5, ())
+    assert 1 in parts
+    assert found.alias == {3: 3}
+    assert found.integers == {0: (5,), 3: (5,)}
+    assert found.contents[2] == (Element(4 * KIB, None),) * 5
+
+
+def test_a_counter_is_written_over_from_the_second_iteration_on():
+    found = of(LOOP, "loop", {2: ()}, i=(0,), n=(5,))
+    # One comparison for each time that the loop asks, and its state, counter and list.
+    assert sizes(found, "temp").count(1) == 6
+    assert sorted(outs(found, 4)[:-1]) == [0, 1, 2]
+    assert sizes(found, "temp").count(4) == 0
+
+
+def test_no_iteration_at_all():
+    found = of(LOOP, "loop", {2: ()}, i=(7,), n=(5,))
+    assert found.events == (("temp", 1), ("free", 0))
+    assert found.alias == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_a_loop_that_keeps_something_needs_a_bound():
+    with pytest.raises(UnboundedLoop, match=r"'loop' keeps 4096 bytes of each iteration.*maximum_iterations="):
+        of(LOOP, "loop", {2: ()}, i=(0,))
+
+
+def test_a_bound_is_enough():
+    bounded = LOOP.replace("fetches %less\n", "fetches %both\n").replace(
+        "  %less = Less(%i, %n) -> bool[]\n",
+        "  %max = Const() -> int32[] = (3,)\n  %goes = All(%h) -> bool[]\n  %less = Less(%i, %max) -> bool[]\n"
+        "  %both = LogicalAnd(%goes, %less) -> bool[]\n",
+    )
+    found = of(bounded, "loop", {2: ()}, i=(0,))
+    assert not found.exact
+    assert len(found.keeps[2][0]) == 3
+
+
+def test_a_loop_that_keeps_nothing_needs_none():
+    kept = LOOP.replace("%pushed, %n", "%seen, %n")
+    kept = kept.replace("  %pushed = TensorListPushBack(%seen, %state) -> variant[]\n", "")
+    unknown = of(kept, "loop", {2: ()}, i=(0,))
+    assert not unknown.exact
+    assert sum(sizes(unknown, "out")) == 1  # the counter, and the state
+    many = of(kept, "loop", {2: ()}, i=(0,), n=(1000,))
+    assert len(many.events) < 100
+    assert many.integers[0] == (1000,)
+
+
+def test_what_is_popped_goes_when_nobody_else_keeps_it():
+    popping = LOOP.replace(
+        "%pushed = TensorListPushBack(%seen, %state) -> variant[]",
+        "%pushed = TensorListPopBack(%seen, %one) -> variant[], float32[1024]",
+    )
+    given = of(popping, "loop", {2: (Element(4 * KIB, None),) * 5}, i=(0,), n=(5,))
+    assert given.contents[2] == ()
+    assert given.keeps == {}
+
+
+def test_integers_travel_in_lists():
+    counting = LOOP.replace("TensorListPushBack(%seen, %state)", "TensorListPushBack(%seen, %i)")
+    found = of(counting, "loop", {2: ()}, i=(0,), n=(3,))
+    assert [e.values for e in found.contents[2] if e] == [(0,), (1,), (2,)]
+
+
+def test_the_worse_branch_counts():
+    found = of(CHOICE, "chosen")
+    assert not found.exact
+    assert max(sizes(found, "temp")) == 256 * KIB
+    assert sizes(found, "out") == [0]
+
+
+@pytest.mark.parametrize(("predicate", "worst"), [((1,), 256 * KIB), ((0,), 0)])
+def test_a_known_branch_counts_alone(predicate, worst):
+    found = of(CHOICE, "chosen", p=predicate)
+    assert found.exact
+    assert max(sizes(found, "temp"), default=0) == worst
+
+
+def test_which_variables_bodies_write():
+    text = re.sub(r"%y = MatMul\(%x", "%w = AssignAddVariableOp(%v, %x)\n  %y = MatMul(%x", CHOICE)
+    text = text.replace("If(%p, %x)", "If(%p, %x, %v)").replace("%p, %x\n", "%p, %x, %v\n")
+    text = text.replace("%chosen =", "%v = Placeholder() {dtype=resource} -> resource[]\n%chosen =")
+    text = text.replace("  feeds %x\n", "  %v = Placeholder() -> resource[]\n  feeds %x, %v\n")
+    graph = parse_graph(text)
+    node = graph["chosen"]
+    assert resources_used(node, graph.bodies[node]).written == (2,)
+
+
+def step_with_loop() -> Graph:
+    """A loop whose list is stacked after a kernel that needs the room of 64 elements."""
+    text = LOOP.replace("fetches %loop:1, %loop:2\n", "fetches %all\n", 1)
+    text = text.replace("%i = Placeholder() {dtype=int32}", "%i = Const()", 1).replace(
+        "-> int32[]\n", "-> int32[] = (0,)\n", 1
+    )
+    text = text.replace("%n = Placeholder() {dtype=int32} -> int32[]", "%n = Const() -> int32[] = (5,)", 1)
+    text = text.replace("%seen = Placeholder() {dtype=variant}", "%seen = EmptyTensorList(%n, %n)", 1)
+    text = text.replace("feeds %i, %h, %seen, %n", "feeds %h", 1)
+    return parse_graph(
+        text.replace(
+            "feeds %h",
+            "%shape = Const() -> int32[1] = (1024,)\n"
+            "%all = TensorListStack(%loop:2, %shape) -> float32[5,1024]\nfeeds %h",
+            1,
+        )
+    )
+
+
+def test_elements_live_until_their_list_is_read():
+    graph = step_with_loop()
+    assert apply_bodies(graph, CPU) == 2
+    flow = analyse_dataflow(graph, CPU)
+    order = [i for i in choose_order(flow, [1.0] * len(flow.nodes)) if flow.is_kernel[i]]
+    memory = simulate_memory(flow, [Step(RUN, i) for i in order], live=True)
+    # The state that comes in, five elements, their stack, and three small chunks: counter, list, comparison.
+    assert 11 * 4 * KIB <= memory.peak_bytes <= 11 * 4 * KIB + 6 * 256
+    stack = flow.place["all"]
+    assert len(flow.reads[stack]) == 1 + 5 + 1  # the list, its elements, the shape
+    assert all(v in flow.reads[stack] for v in flow.kept[graph["loop"], 2])
+
+
+def test_bodies_have_one_order():
+    graph = step_with_loop()
+    apply_bodies(graph, CPU)
+    body = graph.bodies[graph["loop"]][1]
+    flow = analyse_dataflow(body, CPU, strict=False)
+    names = [n.name for i, n in enumerate(flow.nodes) if flow.is_kernel[i]]
+    assert sorted(names) == ["next", "pushed", "state"]
+    edges = sum(len(n.controls) for n in body) + sum(t.node.name in names for n in body for t in n.inputs)
+    assert edges >= len(names) - 1
+    assert body.targets
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%y = AddV2(%a, %b) -> int32[]", (7,)),
+        ("%y = Less(%a, %b) -> bool[]", (0,)),
+        ("%y = Maximum(%a, %x) -> int32[]", None),
+        ("%y = Identity(%a) -> int32[]", (4,)),
+        ("%y = Shape(%f) -> int32[2]", (5, 6)),
+        ("%y = Size(%f) -> int32[]", (30,)),
+        ("%y = Pack(%a, %b) -> int32[2]", (4, 3)),
+        ("%y = FloorDiv(%a, %zero) -> int32[]", None),
+        ("%y = Sub(%v, %a) -> int32[2]", (-3, -2)),
+    ],
+)
+def test_integers(line, expected):
+    graph = parse_graph(
+        "%a = Const() -> int32[] = (4,)\n%b = Const() -> int32[] = (3,)\n%zero = Const() -> int32[] = (0,)\n"
+        "%v = Const() -> int32[2] = (1, 2)\n%x = Placeholder() -> int32[]\n%f = Placeholder() -> float32[5,6]\n"
+        f"{line}\nfetches %y\n"
+    )
+    assert Integers(graph, graph.topological()).follow({}).get((graph["y"], 0)) == expected
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_one_side_can_decide(known):
+    graph = parse_graph(
+        "%p = Placeholder() -> bool[]\n%q = Placeholder() -> bool[]\n%y = LogicalAnd(%p, %q) -> bool[]\nfetches %y\n"
+    )
+    found = Integers(graph, graph.topological()).follow({(graph["q"], 0): (known,)}).get((graph["y"], 0))
+    assert found == (None if known else (0,))

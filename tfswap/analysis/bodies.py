@@ -1,0 +1,484 @@
+"""What a loop or a conditional does to the allocator: its bodies are run on paper, and their requests written down.
+
+TensorFlow runs a functional loop or conditional whose bodies have an order (passes/bodies.py) one kernel of a body
+after the other, so that its requests and releases are one determinate sequence. Here the bodies are walked through
+in that order, iteration by iteration, with reference counts as the runtime keeps them (functional_ops.cc): what the
+node is given is held until it has ended; a body's arguments from the iteration before are its own, and can be
+written over. Tensor lists and optionals live on the heap, in a scalar of the arena; what they keep is in the arena.
+
+Invariant: a pure function of the node, its bodies, and what is known of its inputs. `Record.exact` is False where
+the record bounds from above what the step decides when it runs: which branch, how many of so many iterations.
+
+Not handled: an update of a variable of which the same body still holds a read copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfswap.analysis import kernels
+from tfswap.analysis.buffers import Buffer, Contents, Element, Part
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.folding import constant_nodes
+from tfswap.analysis.integers import Integers, Values
+from tfswap.analysis.kernel_rules import VARIANT_BYTES
+from tfswap.analysis.lists import LIST_RULES, Call
+from tfswap.analysis.workspace import Event
+from tfswap.errors import UnsupportedGraph
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import control_flow, is_view, turns_on_copy_on_read, uses_tensor_list, writes_variable
+from tfswap.planner.allocator import round_up
+
+MOST_TRIPS = 1 << 17
+"""Iterations up to which a loop is followed to find out how many there are."""
+
+STEADY_TRIPS = 3
+"""Iterations that stand for all, where one leaves behind as much as the one before."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A loop's or conditional's dealings with the allocator.
+
+    Attributes:
+        events: as `KernelMemory.events`. Outputs from the node's own number of outputs on are buffers that its
+            lists keep.
+        part_bytes: sizes of those buffers.
+        alias: by output, the input whose buffer or list it is; or, as (None, output), the output whose it is too.
+        keeps: by output, what its list keeps: numbers of outputs as in `events`, and inputs whose buffers it keeps.
+        contents: by output, what is known of its list.
+        integers: by output, its values where they are known.
+        exact: whether `events` are what the allocator sees, or a bound.
+    """
+
+    events: tuple[Event, ...] = ()
+    part_bytes: tuple[int, ...] = ()
+    alias: dict[int, int] = field(default_factory=dict[int, int])
+    twins: dict[int, int] = field(default_factory=dict[int, int])
+    keeps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
+    )
+    contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
+    integers: dict[int, Values] = field(default_factory=dict[int, Values])
+    exact: bool = True
+
+
+@dataclass
+class _Prepared:
+    """A body, ready to be run many times."""
+
+    order: list[Node]
+    memory: dict[Node, kernels.KernelMemory]
+    uses: dict[tuple[Node, int], int]
+    integers: Integers
+    constants: set[Node]
+    lists: bool
+
+
+Known = dict[tuple[Node, int], Values]
+
+
+class UnboundedLoop(UnsupportedGraph):
+    """A loop keeps something of each iteration, and how many there are is not known.
+
+    Attributes:
+        loop: its node's name.
+    """
+
+    def __init__(self, loop: str, kept_bytes: int):
+        super().__init__(
+            f"the loop {loop!r} keeps {kept_bytes} bytes of each iteration, and how many iterations there are is not "
+            "known before the step runs: its memory has no bound. Give the loop one: maximum_iterations=, a number "
+            "that does not depend on what the step computes."
+        )
+        self.loop = loop
+
+
+def record(
+    node: Node,
+    bodies: Sequence[Graph],
+    device: DeviceModel,
+    contents: Sequence[Contents | None],
+    integers: Sequence[Values | None],
+    *,
+    strict: bool = True,
+) -> Record:
+    """What a loop or a conditional does to the allocator.
+
+    Args:
+        contents: by input, what is known of its list.
+        integers: by input, its values where they are known.
+        strict: raise UnsupportedGraph when a loop keeps something of each iteration, and how many there are is not
+            known; else a few iterations stand for it.
+    """
+    machine = Machine(device, strict)
+    outputs, known = machine.control_flow(node, bodies, machine.inputs(node, contents), integers)
+    return machine.write_down(outputs, known)
+
+
+def record_list(
+    node: Node, device: DeviceModel, contents: Sequence[Contents | None], integers: Sequence[Values | None]
+) -> Record:
+    """What an op of lists does to the allocator. Arguments as those of `record`."""
+    machine = Machine(device, strict=True)
+    call = Call(node, machine.inputs(node, contents), integers, {})
+    outputs = LIST_RULES[node.op](machine, call)
+    return machine.write_down(outputs, [call.known.get(o) for o in range(len(outputs))])
+
+
+def uses_lists(node: Node) -> bool:
+    """Whether the node makes or reads a list, in a way that lists.py knows."""
+    if node.op not in LIST_RULES:
+        return False
+    return any(t.type.dtype == "variant" for t in (*node.inputs, *map(node.out, _indices(node))))
+
+
+class ResourcesUsed(NamedTuple):
+    """What a node's bodies do with the variables that it is given, by position of the input."""
+
+    written: tuple[int, ...]
+    sparsely_read: tuple[int, ...]
+
+
+def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
+    """Which variables the bodies of `node` write, and which they read in part."""
+    kind = control_flow(node.op)
+    assert kind is not None
+    written: set[int] = set()
+    sparse: set[int] = set()
+    for body in bodies:
+        position = {(feed, 0): kind.first_argument + i for i, feed in enumerate(body.feeds)}
+        for inner in body.topological():
+            places = [position.get((t.node, t.index)) for t in inner.inputs]
+            if inner in body.bodies:
+                used = resources_used(inner, body.bodies[inner])
+                written.update(p for i in used.written if (p := places[i]) is not None)
+                sparse.update(p for i in used.sparsely_read if (p := places[i]) is not None)
+            elif is_view(inner.op):
+                position.update({(inner, o): p for o, p in enumerate(places) if p is not None})
+            resources = [p for p, t in zip(places, inner.inputs, strict=True) if t.type.dtype == "resource"]
+            if writes_variable(inner.op):
+                written.update(p for p in resources if p is not None)
+            if turns_on_copy_on_read(inner.op):
+                sparse.update(p for p in resources if p is not None)
+    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)))
+
+
+class Machine:
+    """Runs bodies on paper."""
+
+    def __init__(self, device: DeviceModel, strict: bool):
+        self.device = device
+        self.strict = strict
+        self.exact = True
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._log: list[tuple[int, int]] = []  # (number, bytes), or (number, -1) when it is let go
+        self._count = 0
+        self._prepared: dict[Graph, _Prepared] = {}
+
+    # --- buffers ---------------------------------------------------------------------------------------------
+
+    def inputs(self, node: Node, contents: Sequence[Contents | None]) -> list[Buffer]:
+        """A node's inputs, of which its lists' contents may be known."""
+        return [self.given(i, t.type.nbytes or 0, contents[i]) for i, t in enumerate(node.inputs)]
+
+    def given(self, source: int, nbytes: int, contents: Contents | None) -> Buffer:
+        """What the node is given: it is there, and stays."""
+        made = Buffer(None, nbytes, source)
+        made.endless = contents is None
+        made.parts = [None if e is None else Part(Buffer(None, e.nbytes, source), e.values) for e in contents or ()]
+        return made
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer that its maker holds."""
+        made = Buffer(None, nbytes)
+        made.refs = 1
+        if nbytes > 0:
+            made.number = self._count
+            self._count += 1
+            self._log.append((made.number, nbytes))
+            self.live_bytes += round_up(nbytes)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return made
+
+    def hold(self, buffer: Buffer) -> Buffer:
+        buffer.refs += 1
+        return buffer
+
+    def drop(self, buffer: Buffer) -> None:
+        """Somebody lets go of a buffer."""
+        buffer.refs -= 1
+        if buffer.refs or buffer.number is None:
+            return
+        for part in buffer.parts:
+            if part is not None:
+                self.drop(part.buffer)
+        self._log.append((buffer.number, -1))
+        self.live_bytes -= round_up(buffer.nbytes)
+
+    def is_dying(self, buffer: Buffer) -> bool:
+        """Whether nobody but the running kernel holds it."""
+        return buffer.refs == 1 and buffer.number is not None
+
+    # --- functions -------------------------------------------------------------------------------------------
+
+    def _prepare(self, body: Graph) -> _Prepared:
+        found = self._prepared.get(body)
+        if found is None:
+            order = body.topological()
+            uses: dict[tuple[Node, int], int] = {}
+            for tensor in (*(t for n in order for t in n.inputs), *body.fetches):
+                uses[tensor.node, tensor.index] = uses.get((tensor.node, tensor.index), 0) + 1
+            feeds = set(body.feeds)
+            rest = [n for n in order if n not in feeds]
+            found = self._prepared[body] = _Prepared(
+                rest,
+                {n: _memory(body, n, self.device) for n in rest},
+                uses,
+                Integers(body, rest),
+                constant_nodes(body, order),
+                any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
+            )
+        return found
+
+    def _run(
+        self, body: Graph, arguments: Sequence[Buffer], integers: Sequence[Values | None], consume: bool
+    ) -> tuple[list[Buffer], list[Values | None]]:
+        """Run a function; its results are held once each.
+
+        Args:
+            consume: whether the arguments are the function's own, as a loop's are from its second iteration on:
+                it lets go of them as soon as it has read them.
+        """
+        made = self._prepare(body)
+        there: dict[tuple[Node, int], Buffer] = {}
+        for feed, argument in zip(body.feeds, arguments, strict=True):
+            there[feed, 0] = argument
+            argument.refs += made.uses.get((feed, 0), 0)
+            if consume:
+                self.drop(argument)
+        known = made.integers.follow(_known(body, integers))
+        for node in made.order:
+            self._node(body, made, node, there, known)
+        results = [(f.node, f.index) for f in body.fetches]
+        return [there[r] for r in results], [known.get(r) for r in results]
+
+    def _node(
+        self, body: Graph, made: _Prepared, node: Node, there: dict[tuple[Node, int], Buffer], known: Known
+    ) -> None:
+        inputs = [there[t.node, t.index] for t in node.inputs]
+        if node in made.constants:
+            outputs = [self.hold(Buffer(None, kind.nbytes or 0)) for kind in node.outputs]
+        elif node in body.bodies:
+            integers = [known.get((t.node, t.index)) for t in node.inputs]
+            outputs, values = self.control_flow(node, body.bodies[node], inputs, integers)
+            known.update({(node, i): v for i, v in enumerate(values) if v is not None})
+        elif uses_lists(node):
+            call = Call(node, inputs, [known.get((t.node, t.index)) for t in node.inputs], {})
+            outputs = LIST_RULES[node.op](self, call)
+            known.update({(node, o): v for o, v in call.known.items() if v is not None})
+        else:
+            outputs = self._kernel(node, made.memory[node], inputs)
+        for index, output in enumerate(outputs):
+            output.refs += made.uses.get((node, index), 0)
+            there[node, index] = output
+        for buffer in (*inputs, *outputs):
+            self.drop(buffer)
+
+    def _kernel(self, node: Node, memory: kernels.KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
+        """A kernel's outputs, each held once."""
+        self.exact &= memory.exact
+        forward = dict(memory.forward)
+        temp_forward = dict(memory.temp_forward)
+        outputs: dict[int, Buffer] = {}
+        temps: list[Buffer | None] = []
+        for event, amount in memory.events:
+            if event == "out":
+                taken = [inputs[c] for c in forward.get(amount, ()) if self.is_dying(inputs[c])]
+                outputs[amount] = self.hold(taken[0]) if taken else self.allocate(node.outputs[amount].nbytes or 0)
+            elif event == "temp":
+                taken = [c for c in temp_forward.get(len(temps), ()) if self.is_dying(inputs[c])]
+                temps.append(None if taken else self.allocate(amount))
+            elif event == "free" and (temp := temps[amount]) is not None:
+                self.drop(temp)
+                temps[amount] = None
+        for temp in reversed(temps):
+            if temp is not None:
+                self.drop(temp)
+        for output, source in memory.alias:
+            if output not in outputs:
+                outputs[output] = self.hold(inputs[source])
+        return [outputs[o] if o in outputs else self.hold(Buffer(None, 0)) for o in _indices(node)]
+
+    # --- loops and conditionals --------------------------------------------------------------------------------
+
+    def control_flow(
+        self, node: Node, bodies: Sequence[Graph], inputs: Sequence[Buffer], integers: Sequence[Values | None]
+    ) -> tuple[list[Buffer], list[Values | None]]:
+        """Run what `node` runs; its outputs are held once each."""
+        kind = control_flow(node.op)
+        assert kind is not None
+        arguments = inputs[kind.first_argument :]
+        given = integers[kind.first_argument :]
+        if kind.is_loop:
+            return self._loop(node, bodies[0], bodies[1], arguments, given)
+        choice = integers[0]
+        if choice is not None and (len(bodies) > 2 or node.inputs[0].type.dtype == "int32"):
+            branch = bodies[choice[0] if 0 <= choice[0] < len(bodies) else -1]
+        elif choice is not None:
+            branch = bodies[0 if choice[0] else 1]
+        else:
+            branch = self._worst(node, bodies, arguments, given)
+            self.exact = False
+        return self._run(branch, arguments, given, consume=False)
+
+    def _worst(
+        self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
+    ) -> Graph:
+        """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
+        found: list[tuple[int, int, Graph]] = []
+        for body in bodies:
+            trial = Machine(self.device, self.strict)
+            trial._prepared = self._prepared
+            stand_ins = [trial.given(i, a.nbytes, None if a.endless else _contents(a)) for i, a in enumerate(arguments)]
+            trial._run(body, stand_ins, integers, consume=False)
+            found.append((trial.live_bytes, trial.peak_bytes, body))
+        _, peak, branch = max(found, key=lambda f: f[:2])
+        highest = max(f[1] for f in found)
+        if highest > peak:
+            self.drop(self.allocate(highest))
+        return branch
+
+    def _loop(
+        self,
+        node: Node,
+        condition: Graph,
+        body: Graph,
+        arguments: Sequence[Buffer],
+        integers: Sequence[Values | None],
+    ) -> tuple[list[Buffer], list[Values | None]]:
+        trips = self._trips(condition, body, integers)
+        last = None if trips is None else trips[-1]
+        steady = not self._prepare(body).lists and not self._prepare(condition).lists
+        count = STEADY_TRIPS if trips is None or (steady and len(trips) > STEADY_TRIPS) else len(trips) - 1
+        held = [self.hold(a) for a in arguments]
+        values: list[Values | None] = list(integers)
+        left = self.live_bytes
+        for _ in range(count):
+            results, _ = self._run(condition, held, values, consume=False)
+            self.drop(results[0])
+            left = self.live_bytes
+            held, values = self._run(body, held, values, consume=True)
+        if trips is None and self.live_bytes != left:
+            self.exact = False
+        if self.strict and (trips is None or len(trips) - 1 != count) and self.live_bytes != left:
+            raise UnboundedLoop(node.name, self.live_bytes - left)
+        results, _ = self._run(condition, held, values, consume=False)
+        self.drop(results[0])
+        return held, last if last is not None else [None] * len(held)
+
+    def _trips(
+        self, condition: Graph, body: Graph, integers: Sequence[Values | None]
+    ) -> list[list[Values | None]] | None:
+        """The loop variables' integers before each iteration, and after the last; None where the end is not known."""
+        test, change = self._prepare(condition).integers, self._prepare(body).integers
+        asked = (condition.fetches[0].node, condition.fetches[0].index)
+        results = [(f.node, f.index) for f in body.fetches]
+        found: list[list[Values | None]] = [list(integers)]
+        while len(found) <= MOST_TRIPS:
+            goes_on = test.follow(_known(condition, found[-1])).get(asked)
+            if goes_on == (0,):
+                return found
+            known = change.follow(_known(body, found[-1]))
+            after = [known.get(r) for r in results]
+            if goes_on is None:
+                self.exact = False
+                if after == found[-1]:
+                    return None
+            found.append(after)
+        return None
+
+    # --- the record ------------------------------------------------------------------------------------------
+
+    def write_down(self, outputs: Sequence[Buffer], known: Sequence[Values | None]) -> Record:
+        """The record, of a run that has given `outputs`."""
+        alias: dict[int, int] = {}
+        twins: dict[int, int] = {}
+        keeps: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        contents: dict[int, Contents] = {}
+        names: dict[int, int] = {}  # allocation to output
+        for o, buffer in enumerate(outputs):
+            if buffer.number is None:
+                if buffer.source is not None:
+                    alias[o] = buffer.source
+            elif buffer.number in names:
+                twins[o] = names[buffer.number]
+            else:
+                names[buffer.number] = o
+        part_bytes: list[int] = []
+        for o, buffer in enumerate(outputs):
+            if o in alias:
+                continue
+            kept, inputs = dict[int, None](), dict[int, None]()
+            pending = [p.buffer for p in buffer.parts if p is not None] if buffer.number is not None else []
+            if buffer.endless and buffer.source is not None:
+                inputs[buffer.source] = None
+            elif buffer.parts or buffer.nbytes == VARIANT_BYTES:
+                contents[o] = _contents(buffer)
+            while pending:
+                part = pending.pop()
+                pending += [p.buffer for p in part.parts if p is not None]
+                if part.number is None:
+                    if part.source is not None:
+                        inputs[part.source] = None
+                    continue
+                if part.number not in names:
+                    names[part.number] = len(outputs) + len(part_bytes)
+                    part_bytes.append(part.nbytes)
+                kept[names[part.number]] = None
+            if kept or inputs:
+                keeps[o] = tuple(kept), tuple(inputs)
+        integers = {o: v for o, v in enumerate(known) if v is not None}
+        return Record(
+            tuple(self._events(names)), tuple(part_bytes), alias, twins, keeps, contents, integers, self.exact
+        )
+
+    def _events(self, names: dict[int, int]) -> list[Event]:
+        """The log as events: what outputs keep is an output's, all else a temporary."""
+        temps: dict[int, int] = {}
+        events: list[Event] = []
+        for number, nbytes in self._log:
+            if nbytes < 0:
+                events.append(("free", temps[number]))
+            elif number in names:
+                events.append(("out", names[number]))
+            else:
+                temps[number] = len(temps)
+                events.append(("temp", nbytes))
+        return events
+
+
+def output_bytes(node: Node, index: int) -> int:
+    """What an output asks for."""
+    kind = node.outputs[index]
+    return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0
+
+
+def _contents(buffer: Buffer) -> Contents:
+    return tuple(None if p is None else Element(p.buffer.nbytes, p.values) for p in buffer.parts)
+
+
+def _indices(node: Node) -> range:
+    return range(len(node.outputs))
+
+
+def _known(body: Graph, integers: Sequence[Values | None]) -> Known:
+    return {(f, 0): v for f, v in zip(body.feeds, integers, strict=True) if v is not None}
+
+
+def _memory(body: Graph, node: Node, device: DeviceModel) -> kernels.KernelMemory:
+    values = {p: c for p, t in enumerate(node.inputs) if (c := body.small_constants.get(t.node)) is not None}
+    return kernels.kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, device, values)

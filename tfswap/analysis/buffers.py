@@ -1,0 +1,48 @@
+"""Buffers as a run on paper knows them (analysis/bodies.py), and what lists keep."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfswap.analysis.integers import Values
+
+
+class Element(NamedTuple):
+    """What is known of an element of a list: its bytes, and its integers."""
+
+    nbytes: int
+    values: Values | None
+
+
+Contents = tuple[Element | None, ...]
+"""What is known of a list; None for an element that is not set."""
+
+
+class Buffer:
+    """One allocation, or one that is there before.
+
+    Attributes:
+        number: of the allocation; None for what the run does not allocate: it is never released or written over.
+        nbytes: its size.
+        source: the input that it comes with.
+        refs: who holds it.
+        parts: what the list in it keeps; None for an element that is not set.
+        endless: a list of which nothing is known: it has as many elements as are asked for.
+    """
+
+    __slots__ = ("endless", "nbytes", "number", "parts", "refs", "source")
+
+    def __init__(self, number: int | None, nbytes: int, source: int | None = None):
+        self.number = number
+        self.nbytes = nbytes
+        self.source = source
+        self.refs = 0
+        self.parts: list[Part | None] = []
+        self.endless = False
+
+
+class Part(NamedTuple):
+    """An element that a list keeps, and its integers where they are known."""
+
+    buffer: Buffer
+    values: Values | None = None

@@ -1,0 +1,132 @@
+"""IR to FunctionDef: a graph as a function of a library, and what its loops and conditionals run as more of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfswap.exporters.graph_def import encode_nodes
+from tfswap.ir.graph import Graph, Node, Opaque, Output
+from tfswap.ir.ops import control_flow
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import function_pb2
+
+LOWERING = "_lower_using_switch_merge"
+
+
+class BodyFunctions:
+    """What loops and conditionals run, as functions whose names tell their content.
+
+    A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
+    an order of their own, and what they take from the allocator is part of that kernel's dealings with it.
+
+    Attributes:
+        made: the functions, by name.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[str, function_pb2.FunctionDef] = {}
+
+    def attributes(self, node: Node, bodies: Sequence[Graph]) -> dict[str, Any]:
+        """The attributes by which `node` runs `bodies`."""
+        from tensorflow.core.framework import attr_value_pb2
+
+        kind = control_flow(node.op)
+        assert kind is not None
+        waiting = list(bodies)
+        result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
+        for attribute in kind.functions:
+            opaque = node.attrs[attribute]
+            assert isinstance(opaque, Opaque)
+            value = attr_value_pb2.AttrValue.FromString(opaque.data)
+            for function in value.list.func if value.HasField("list") else (value.func,):
+                function.name = self._add(waiting.pop(0), function.name)
+                function.attr.clear()
+            result[attribute] = value
+        return result
+
+    def _add(self, body: Graph, name: str) -> str:
+        made = function_def(body, "", [f"output_{i}" for i in range(len(body.fetches))], self)
+        digest = hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest()[:16]
+        made.signature.name = f"{name}_tfswap_{digest}"
+        self.made[made.signature.name] = made
+        return made.signature.name
+
+
+def function_def(graph: Graph, name: str, outputs: Sequence[str], bodies: BodyFunctions) -> function_pb2.FunctionDef:
+    """`graph` as a function, with its feeds as arguments and its fetches as results, in order.
+
+    Args:
+        outputs: names of its results.
+        bodies: is given what the graph's loops and conditionals run.
+    """
+    from tensorflow.core.framework import function_pb2
+
+    made = function_pb2.FunctionDef()
+    made.signature.name = name
+    feeds = {node.name for node in graph.feeds}
+    for node in graph.feeds:
+        made.signature.input_arg.add(name=node.name, type=_enum(node.outputs[0].dtype))
+    flat = OutputNames()
+    for proto in encode_nodes(graph, bodies.attributes):
+        if proto.name in feeds:
+            continue
+        references = [_reference(i, graph, feeds, flat) for i in proto.input]
+        node = made.node_def.add()
+        node.CopyFrom(proto)
+        del node.input[:]
+        node.input.extend(references)
+    for result, fetch in zip(outputs, graph.fetches, strict=True):
+        made.signature.output_arg.add(name=result, type=_enum(fetch.type.dtype))
+        made.ret[result] = _reference(fetch.name, graph, feeds, flat)
+    for node in graph.targets:
+        if node.name not in feeds:
+            made.signature.control_output.append(node.name)
+            made.control_ret[node.name] = node.name
+    return made
+
+
+def _reference(name: str, graph: Graph, feeds: set[str], flat: OutputNames) -> str:
+    """A GraphDef's input ("node:1", "^node") as a FunctionDef writes it ("node:output:1", "^node")."""
+    if name.startswith("^"):
+        return name
+    source, _, index = name.partition(":")
+    if source in feeds:
+        return source
+    return f"{source}:{flat.of_output(Output(graph[source], int(index or 0)))}"
+
+
+class OutputNames:
+    """What a FunctionDef calls the outputs of a node: "argument:position" for each, in flat order."""
+
+    def __init__(self) -> None:
+        from tensorflow.python.framework import op_def_registry
+
+        self._registry = op_def_registry
+
+    def of_output(self, tensor: Output) -> str:
+        attrs: Mapping[str, Any] = tensor.node.attrs
+        return self._names(tensor.node.op, lambda a: attrs[a], lambda a: len(attrs[a]))[tensor.index]
+
+    def of(self, op: str, attrs: Any) -> list[str]:
+        """The same from a NodeDef's attributes."""
+        return self._names(op, lambda a: attrs[a].i, lambda a: len(attrs[a].list.type))
+
+    def _names(self, op: str, number: Any, length: Any) -> list[str]:
+        result = []
+        for argument in self._registry.get(op).output_arg:
+            count = 1
+            if argument.number_attr:
+                count = number(argument.number_attr)
+            elif argument.type_list_attr:
+                count = length(argument.type_list_attr)
+            result += [f"{argument.name}:{i}" for i in range(count)]
+        return result
+
+
+def _enum(dtype: str) -> int:
+    from tensorflow.python.framework import dtypes
+
+    return dtypes.as_dtype(dtype).as_datatype_enum

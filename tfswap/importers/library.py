@@ -1,0 +1,55 @@
+"""Functions of a library, as FunctionDefs: which of them nodes run, and what their nodes leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def fill_defaults(nodes: Iterable[Any]) -> None:
+    """Give each node, in place, the attributes that files leave out because they have their default value."""
+    from tensorflow.python.framework import op_def_registry
+
+    for node in nodes:
+        for attribute in op_def_registry.get(node.op).attr:
+            if attribute.HasField("default_value") and attribute.name not in node.attr:
+                node.attr[attribute.name].CopyFrom(attribute.default_value)
+
+
+def called_functions(node: Any) -> list[str]:
+    """Names of the functions that a NodeDef refers to."""
+    found = []
+    for value in node.attr.values():
+        if value.WhichOneof("value") == "func":
+            found.append(value.func.name)
+        elif value.WhichOneof("value") == "list":
+            found.extend(f.name for f in value.list.func)
+    return found
+
+
+def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
+    """Names of the functions of `library` that `nodes` run, directly or not, sorted."""
+    seen: set[str] = set()
+    pending = list(nodes)
+    while pending:
+        for name in called_functions(pending.pop()):
+            if name in library and name not in seen:
+                seen.add(name)
+                pending.extend(library[name].node_def)
+    return sorted(seen)
+
+
+def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """A function's nodes as a GraphDef with the functions that they run, and its tensors' names there."""
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+    functions = graph_pb2.GraphDef()
+    functions.library.function.extend(library[n] for n in reachable(fdef.node_def, library))
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(functions, name="")
+        graph_def, flat = function_def_to_graph_def(fdef)
+    fill_defaults(graph_def.node)
+    graph_def.library.CopyFrom(functions.library)
+    return graph_def, flat

@@ -1,0 +1,33 @@
+"""Gives every body of a loop or a conditional an order of its own, so that what it asks of the allocator is known.
+
+Ensures: the kernels of each body form one chain, as those of the step do (passes/order.py); variables that a body
+assigns keep their buffers.
+"""
+
+from __future__ import annotations
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Graph
+from tfswap.passes.order import apply_order
+from tfswap.passes.settle import apply_settle
+from tfswap.passes.split_views import apply_split_views
+from tfswap.planner.ordering import choose_order
+
+
+def apply_bodies(graph: Graph, device: DeviceModel) -> int:
+    """Order the bodies of `graph`, in place, and theirs; returns how many bodies there are."""
+    count = 0
+    costs = Costs.of(device)
+    for body in graph.all_bodies():
+        apply_settle(body)
+        apply_split_views(body)
+        body.prune()
+        # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
+        flow = analyse_dataflow(body, device, strict=False)
+        order = choose_order(flow, [costs.seconds(node) for node in flow.nodes])
+        # With a gate, always open, where bodies have bodies: it makes them with this body's own kernels.
+        apply_order(body, [flow.nodes[i] for i in order], gate=0 if body.bodies else None)
+        count += 1
+    return count

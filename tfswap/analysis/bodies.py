@@ -28,7 +28,14 @@ from tfswap.analysis.lists import LIST_RULES, Call
 from tfswap.analysis.workspace import Event
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import control_flow, is_view, turns_on_copy_on_read, uses_tensor_list, writes_variable
+from tfswap.ir.ops import (
+    control_flow,
+    is_view,
+    reads_variable,
+    turns_on_copy_on_read,
+    uses_tensor_list,
+    writes_variable,
+)
 from tfswap.planner.allocator import round_up
 
 MOST_TRIPS = 1 << 17
@@ -136,10 +143,17 @@ def uses_lists(node: Node) -> bool:
 
 
 class ResourcesUsed(NamedTuple):
-    """What a node's bodies do with the variables that it is given, by position of the input."""
+    """What a node's bodies do with the variables that it is given, by position of the input.
+
+    Attributes:
+        written: which they write.
+        sparsely_read: which they read in part.
+        nbytes: how large those are that they read or write.
+    """
 
     written: tuple[int, ...]
     sparsely_read: tuple[int, ...]
+    nbytes: dict[int, int]
 
 
 def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
@@ -148,6 +162,7 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
     assert kind is not None
     written: set[int] = set()
     sparse: set[int] = set()
+    nbytes: dict[int, int] = {}
     for body in bodies:
         position = {(feed, 0): kind.first_argument + i for i, feed in enumerate(body.feeds)}
         for inner in body.topological():
@@ -156,14 +171,20 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
                 used = resources_used(inner, body.bodies[inner])
                 written.update(p for i in used.written if (p := places[i]) is not None)
                 sparse.update(p for i in used.sparsely_read if (p := places[i]) is not None)
+                nbytes.update({p: n for i, n in used.nbytes.items() if (p := places[i]) is not None})
             elif is_view(inner.op):
                 position.update({(inner, o): p for o, p in enumerate(places) if p is not None})
             resources = [p for p, t in zip(places, inner.inputs, strict=True) if t.type.dtype == "resource"]
+            if reads_variable(inner.op) or writes_variable(inner.op):
+                # What is read, or else the largest of what is written: slots are as large as their variable.
+                touched = inner.outputs or [t.type for t in inner.inputs]
+                size = max((kind.nbytes or 0 for kind in touched), default=0)
+                nbytes.update({p: max(size, nbytes.get(p, 0)) for p in resources if p is not None})
             if writes_variable(inner.op):
                 written.update(p for p in resources if p is not None)
             if turns_on_copy_on_read(inner.op):
                 sparse.update(p for p in resources if p is not None)
-    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)))
+    return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)), nbytes)
 
 
 class Machine:

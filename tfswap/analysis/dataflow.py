@@ -326,6 +326,10 @@ class _Builder:
             if resource < 0:
                 continue
             old = self.version.get(resource)
+            if old is None and node in self.used:
+                size = self.used[node].nbytes.get(inputs.index(resource), 0)
+                old = self.version[resource] = self._value(node.inputs[inputs.index(resource)], size, PERSISTENT)
+                self.readers[old] = []
             if old is None:  # written and never read: as large as the largest of what it is updated with
                 old = self._variable_version(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
             new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)

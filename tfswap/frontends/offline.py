@@ -104,7 +104,7 @@ def offline_optimizer(
 def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> OfflineReport:
     report = optimizer.report(plan)
     notes = [ARENA_NOTE]
-    calls = sorted(n.name for n in graph if calls_functions(n.op))
+    calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
     if calls:
         notes.append(
             f"{len(calls)} nodes run functions of their own ({calls[0]}{', ...' if len(calls) > 1 else ''}): what "

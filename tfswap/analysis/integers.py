@@ -93,7 +93,7 @@ def _rank(node: Node, inputs: Sequence[Values | None]) -> Values | None:
 
 def _joined(node: Node, inputs: Sequence[Values | None]) -> Values | None:
     """Scalars or vectors after one another (Pack of scalars, ConcatV2 of vectors)."""
-    data = [v for v, t in zip(inputs, node.inputs, strict=True)]
+    data = list(inputs)
     if node.op == "ConcatV2":
         data.pop()
     ranks = {len(t.type.shape or ()) for t in node.inputs[: len(data)]}
@@ -140,15 +140,15 @@ _RULES: dict[str, Rule] = {
     "Cast": _same,  # among integers and booleans only
     "ConcatV2": _joined,
     "Equal": _elementwise(operator.eq),
-    "FloorDiv": _elementwise(operator.floordiv),
+    "FloorDiv": _elementwise(int.__floordiv__),
     "FloorMod": _elementwise(operator.mod),
     "Greater": _elementwise(operator.gt),
     "GreaterEqual": _elementwise(operator.ge),
     "Less": _elementwise(operator.lt),
     "LessEqual": _elementwise(operator.le),
-    "LogicalAnd": _decided(_elementwise(operator.and_), 0),
+    "LogicalAnd": _decided(_elementwise(int.__and__), 0),
     "LogicalNot": _each(operator.not_),
-    "LogicalOr": _decided(_elementwise(operator.or_), 1),
+    "LogicalOr": _decided(_elementwise(int.__or__), 1),
     "Max": _reduced(max),
     "Maximum": _elementwise(max),
     "Min": _reduced(min),

@@ -54,8 +54,8 @@ KERNELS_SWEPT = 400_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
-SLOWER = 1.1
-"""Going down a ladder ends at a rung this much slower than one that fits: lower ones are slower still."""
+COARSE_KERNELS, SLOWER = 200, 1.1
+"""How far a rung's peak and time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
 """Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what
 they return is still held in the next step."""
@@ -140,6 +140,7 @@ class Planner:
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
         ]
         self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
+        self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
         self.unmoved = [self.judge(Choice(p.order, [])) for p in self.problems]
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
@@ -150,15 +151,16 @@ class Planner:
             if found.peak_bytes <= limit_bytes:
                 return found
         best: Candidate | None = None
+        slower = max(SLOWER, self.coarseness)
         for ladder in self.ladders:
             for rung, target in enumerate(ladder.targets):
-                if target > limit_bytes:
-                    continue
+                if target > limit_bytes * self.coarseness:
+                    continue  # it peaks above the limit
                 draft = ladder.draft(rung)
                 if draft is None:
                     continue
-                if best is not None and draft.timing.total_s > best.timing.total_s * SLOWER:
-                    break
+                if best is not None and draft.timing.total_s > best.timing.total_s * slower:
+                    break  # those below are slower still
                 if best is not None and draft.timing.total_s >= best.timing.total_s:
                     continue
                 found = ladder.candidate(rung)
@@ -171,11 +173,11 @@ class Planner:
         best = min(found.peak_bytes for found in self.unmoved)
         for ladder in self.ladders:
             for rung, target in reversed(tuple(enumerate(ladder.targets))):
-                if target >= best:
+                if target > best * self.coarseness:
                     break
                 found = ladder.candidate(rung)
-                if found is not None and self._host_fits(found):
-                    best = min(best, max(target, found.peak_bytes))
+                if found is not None and target <= found.peak_bytes * self.coarseness and self._host_fits(found):
+                    best = min(best, found.peak_bytes)
         return best
 
     def schedule(self, candidate: Candidate) -> list[Step]:

@@ -36,7 +36,7 @@ os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", "4096")
 
 import tensorflow as tf
 
-import tfswap.ops as ops
+import tfswap.ops.codecs as codecs
 
 MIB = 2**20
 WINDOWS = {"2x2/2": (2, 2), "3x3/2": (3, 2), "5x5/2": (5, 2)}
@@ -54,34 +54,34 @@ def rows(size_bytes: int) -> list[Row]:
     count = size_bytes // 4
     x = tf.random.stateless_normal([count], seed=(1, 2))
     g = tf.random.stateless_normal([count], seed=(3, 4))
-    mask = ops.encode_mask(x, "positive")
+    mask = codecs.encode_mask(x, "positive")
     listed = [
         Row("copy (x + 0)", lambda x: x + 0.0, (x,), size_bytes),
         Row("ReluGrad", lambda x, g: tf.raw_ops.ReluGrad(gradients=g, features=x), (x, g), size_bytes),
-        Row("  encode mask", lambda x: ops.encode_mask(x, "positive"), (x,), size_bytes, mask),
-        Row("  encode mask, relu6", lambda x: ops.encode_mask(x, "relu6"), (x,), size_bytes, mask),
-        Row("  from mask", ops.multiply_by_mask, (g, mask), size_bytes),
-        Row("  from mask, leaky", ops.leaky_relu_grad_from_mask, (g, mask), size_bytes),
-        Row("  from mask, dropout", lambda m, g: ops.select_by_mask(m, g, 0.0, [count]), (mask, g), size_bytes),
-        Row("  decode to bool", lambda m: ops.decode_mask(m, [count]), (mask,), count),
+        Row("  encode mask", lambda x: codecs.encode_mask(x, "positive"), (x,), size_bytes, mask),
+        Row("  encode mask, relu6", lambda x: codecs.encode_mask(x, "relu6"), (x,), size_bytes, mask),
+        Row("  from mask", codecs.multiply_by_mask, (g, mask), size_bytes),
+        Row("  from mask, leaky", codecs.leaky_relu_grad_from_mask, (g, mask), size_bytes),
+        Row("  from mask, dropout", lambda m, g: codecs.select_by_mask(m, g, 0.0, [count]), (mask, g), size_bytes),
+        Row("  decode to bool", lambda m: codecs.decode_mask(m, [count]), (mask,), count),
     ]
     for name, (window, stride) in WINDOWS.items():
         listed += pooling_rows(name, window, stride, size_bytes)
     integers = tf.random.stateless_uniform([size_bytes // 8], (5, 6), 0, 200, tf.int64)
-    narrow = ops.encode_integers(integers, 0, tf.uint8)
+    narrow = codecs.encode_integers(integers, 0, tf.uint8)
     listed += [
-        Row("encode int64 as uint8", lambda x: ops.encode_integers(x, 0, tf.uint8), (integers,), size_bytes, narrow),
-        Row("  decode", lambda x: ops.decode_integers(x, 0, tf.int64), (narrow,), size_bytes),
+        Row("encode int64 as uint8", lambda x: codecs.encode_integers(x, 0, tf.uint8), (integers,), size_bytes, narrow),
+        Row("  decode", lambda x: codecs.decode_integers(x, 0, tf.int64), (narrow,), size_bytes),
     ]
     for share in (0.1, 0.5):
         listed += sparse_rows(tf.where(g > tf.sort(g[:10_000])[int(10_000 * (1 - share)) - 1], x, 0.0), share)
     for format in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "gist_float8", "gist_float10"):
         listed += format_rows(x, format)
     for bits in (8, 4):
-        codes = ops.encode_groups(x, 7, bits)
+        codes = codecs.encode_groups(x, 7, bits)
         listed += [
-            Row(f"encode {bits}-bit groups", lambda x, b=bits: ops.encode_groups(x, 7, b), (x,), size_bytes, codes),
-            Row("  decode", lambda c, b=bits: ops.decode_groups(c, [count], tf.float32, b), (codes,), size_bytes),
+            Row(f"encode {bits}-bit groups", lambda x, b=bits: codecs.encode_groups(x, 7, b), (x,), size_bytes, codes),
+            Row("  decode", lambda c, b=bits: codecs.decode_groups(c, [count], tf.float32, b), (codes,), size_bytes),
         ]
     return listed
 
@@ -91,17 +91,17 @@ def pooling_rows(name: str, size: int, stride: int, size_bytes: int) -> list[Row
     window = {"ksize": [1, size, size, 1], "strides": [1, stride, stride, 1], "padding": "SAME"}
     image = tf.random.stateless_normal(shape, seed=(7, 8))
     pooled = tf.raw_ops.MaxPool(input=image, **window)
-    positions = ops.encode_max_pool(image, **window)
+    positions = codecs.encode_max_pool(image, **window)
 
     def tensorflows(image: Any, pooled: Any) -> Any:
         return tf.raw_ops.MaxPoolGrad(orig_input=image, orig_output=pooled, grad=pooled, **window)
 
     return [
         Row(f"MaxPoolGrad {name}", tensorflows, (image, pooled), size_bytes),
-        Row("  encode positions", lambda x: ops.encode_max_pool(x, **window), (image,), size_bytes, positions),
+        Row("  encode positions", lambda x: codecs.encode_max_pool(x, **window), (image,), size_bytes, positions),
         Row(
             "  from positions",
-            lambda g, p: ops.max_pool_grad_from_positions(g, p, shape, **window),
+            lambda g, p: codecs.max_pool_grad_from_positions(g, p, shape, **window),
             (pooled, positions),
             size_bytes,
         ),
@@ -111,13 +111,13 @@ def pooling_rows(name: str, size: int, stride: int, size_bytes: int) -> list[Row
 def sparse_rows(x: Any, share: float) -> list[Row]:
     count = int(x.shape[0])
     capacity = int(tf.math.count_nonzero(x)) + 1
-    encoded, spill = ops.encode_sparse(x, capacity)
+    encoded, spill = codecs.encode_sparse(x, capacity)
 
     def there(x: Any) -> Any:
-        return ops.encode_sparse(x, capacity)[0]
+        return codecs.encode_sparse(x, capacity)[0]
 
     def back(encoded: Any, spill: Any) -> Any:
-        return ops.decode_sparse(encoded, spill, [count], capacity, tf.float32)
+        return codecs.decode_sparse(encoded, spill, [count], capacity, tf.float32)
 
     return [
         Row(f"encode sparse, {share:.0%} of values", there, (x,), 4 * count, encoded),
@@ -127,10 +127,10 @@ def sparse_rows(x: Any, share: float) -> list[Row]:
 
 def format_rows(x: Any, format: str) -> list[Row]:
     count = int(x.shape[0])
-    encoded = ops.encode_floats(x, format)
+    encoded = codecs.encode_floats(x, format)
     return [
-        Row(f"encode {format}", lambda x: ops.encode_floats(x, format), (x,), 4 * count, encoded),
-        Row("  decode", lambda e: ops.decode_floats(e, [count], format, tf.float32), (encoded,), 4 * count),
+        Row(f"encode {format}", lambda x: codecs.encode_floats(x, format), (x,), 4 * count, encoded),
+        Row("  decode", lambda e: codecs.decode_floats(e, [count], format, tf.float32), (encoded,), 4 * count),
     ]
 
 

@@ -228,7 +228,7 @@ def _measure_case(case: Case, log: Path) -> dict[str, Any]:
 def _worker(cases: Sequence[Case], log: Path) -> list[dict[str, Any]]:
     import tensorflow as tf
 
-    import tfswap.ops  # noqa: F401 registers its ops
+    import tfswap.ops.codecs  # noqa: F401 registers its ops
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     slab = tf.raw_ops.Empty(shape=[1 << 30], dtype=tf.float32, init=False)

@@ -2,9 +2,9 @@
 // run under the sanitizers, which TensorFlow's own binaries do not survive:
 //
 //   for s in thread address,undefined; do
-//     g++ -std=c++17 -g -O1 -Wall -Wextra -fsanitize=$s -I tfswap/ops/csrc
-//       tests/ops_core_test.cc tfswap/ops/csrc/host_pool.cc
-//       tfswap/ops/csrc/copy_engine.cc -pthread -o /tmp/core_test && /tmp/core_test
+//     g++ -std=c++17 -g -O1 -Wall -Wextra -fsanitize=$s -I tfswap/ops/csrc/core
+//       tests/ops_core_test.cc tfswap/ops/csrc/core/host_pool.cc
+//       tfswap/ops/csrc/core/copy_engine.cc -pthread -o /tmp/core_test && /tmp/core_test
 //   done                                  (one command per line, joined)
 //
 // tests/test_ops_build.py builds and runs it without a sanitizer.

@@ -168,7 +168,7 @@ def test_verify_tells_a_rewritten_model_from_a_damaged_one(
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "doctor")
     assert status == 0
-    for word in ("Python", "TensorFlow", "compiler", "op library", "CPU:0"):
+    for word in ("Python", "TensorFlow", "compiler", "op library", "codecs", "CPU:0"):
         assert word in out
 
 

@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
+import tfswap.ops.codecs as codecs  # noqa: E402
+from tfswap.oplib import names  # noqa: E402
+from tfswap.oplib.load import load_codecs  # noqa: E402
 
 FLOATS = [tf.bfloat16, tf.float16, tf.float32, tf.float64]
 
@@ -75,49 +78,49 @@ def test_masks_are_numpys_packed_bits(dtype, predicate, length, seed):
     x = special_values(dtype, seed, length)
     if dtype in (tf.float32, tf.float64, tf.bfloat16):  # numpy's threads keep denormals
         x[np.abs(x.astype(np.float64)) < np.finfo(np.float32 if dtype != tf.float64 else np.float64).tiny] = 0
-    mask = ops.encode_mask(x, predicate)
+    mask = codecs.encode_mask(x, predicate)
     with np.errstate(invalid="ignore"):
         expected = PREDICATES[predicate](x)
     assert bits(mask) == np.packbits(expected, bitorder="little").tobytes()
-    assert np.array_equal(ops.decode_mask(mask, [length]), expected)
+    assert np.array_equal(codecs.decode_mask(mask, [length]), expected)
 
 
 @random_tensors
 @given(shape=st.lists(st.integers(0, 9), max_size=4), seed=SEEDS)
 def test_bools_are_packed_and_come_back(shape, seed):
     x = np.random.default_rng(seed).random(shape) < 0.5
-    mask = ops.encode_mask(x, "true")
+    mask = codecs.encode_mask(x, "true")
     assert bits(mask) == np.packbits(x, bitorder="little").tobytes()
-    back = ops.decode_mask(mask, tf.constant(shape, tf.int64))
+    back = codecs.decode_mask(mask, tf.constant(shape, tf.int64))
     assert back.shape == x.shape
     assert np.array_equal(back, x)
 
 
 def relu(x, g):
-    return tf.raw_ops.ReluGrad(gradients=g, features=x), ops.multiply_by_mask(g, ops.encode_mask(x, "positive"))
+    return tf.raw_ops.ReluGrad(gradients=g, features=x), codecs.multiply_by_mask(g, codecs.encode_mask(x, "positive"))
 
 
 def relu6(x, g):
-    return tf.raw_ops.Relu6Grad(gradients=g, features=x), ops.multiply_by_mask(g, ops.encode_mask(x, "relu6"))
+    return tf.raw_ops.Relu6Grad(gradients=g, features=x), codecs.multiply_by_mask(g, codecs.encode_mask(x, "relu6"))
 
 
 def leaky_relu(x, g):
-    mask = ops.encode_mask(x, "positive")
+    mask = codecs.encode_mask(x, "positive")
     return (
         tf.raw_ops.LeakyReluGrad(gradients=g, features=x, alpha=0.3),
-        ops.leaky_relu_grad_from_mask(g, mask, alpha=0.3),
+        codecs.leaky_relu_grad_from_mask(g, mask, alpha=0.3),
     )
 
 
 def dropout(x, g):
     keep = x > 0
-    mask = ops.encode_mask(keep, "true")
-    return tf.where(keep, g, tf.zeros([], g.dtype)), ops.select_by_mask(mask, g, tf.zeros([], g.dtype), tf.shape(g))
+    mask = codecs.encode_mask(keep, "true")
+    return tf.where(keep, g, tf.zeros([], g.dtype)), codecs.select_by_mask(mask, g, tf.zeros([], g.dtype), tf.shape(g))
 
 
 def select(x, g):
     keep = x > 0
-    return tf.where(keep, x, g), ops.select_by_mask(ops.encode_mask(keep, "true"), x, g, tf.shape(g))
+    return tf.where(keep, x, g), codecs.select_by_mask(codecs.encode_mask(keep, "true"), x, g, tf.shape(g))
 
 
 BOTH = {function.__name__: as_function(function) for function in (relu, relu6, leaky_relu, dropout, select)}
@@ -138,17 +141,17 @@ def test_gradients_from_masks_are_tensorflows(dtype, gradient, length, seed):
 
 
 def test_masks_of_another_tensor_are_refused():
-    mask = ops.encode_mask(tf.ones([17]), "positive")
+    mask = codecs.encode_mask(tf.ones([17]), "positive")
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 3 bytes where a tensor of its shape"):
-        ops.multiply_by_mask(tf.ones([16]), mask)
+        codecs.multiply_by_mask(tf.ones([16]), mask)
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 3 bytes"):
-        ops.decode_mask(mask, [25])
+        codecs.decode_mask(mask, [25])
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be \\[17\\], or one value"):
-        ops.select_by_mask(mask, tf.ones([2]), tf.zeros([17]), [17])
+        codecs.select_by_mask(mask, tf.ones([2]), tf.zeros([17]), [17])
     with pytest.raises(tf.errors.InvalidArgumentError, match="'true' is for bool"):
-        ops.encode_mask(tf.ones([3]), "true")
+        codecs.encode_mask(tf.ones([3]), "true")
     with pytest.raises(tf.errors.InvalidArgumentError, match="'true' is for bool"):
-        ops.encode_mask(tf.constant([True]), "positive")
+        codecs.encode_mask(tf.constant([True]), "positive")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -185,8 +188,8 @@ def test_max_pool_gradients_are_tensorflows(dtype, pooling, seed, kind):
     def both(x, g):
         pooled = tf.raw_ops.MaxPool(input=x, **window)
         expected = tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=pooled, grad=g, **window)
-        positions = ops.encode_max_pool(x, **window)
-        actual = ops.max_pool_grad_from_positions(g, positions, tf.shape(x, tf.int64), **window)
+        positions = codecs.encode_max_pool(x, **window)
+        actual = codecs.max_pool_grad_from_positions(g, positions, tf.shape(x, tf.int64), **window)
         return expected, actual, positions
 
     pooled_shape = tf.raw_ops.MaxPool(input=tf.zeros(shape), **window).shape
@@ -208,13 +211,13 @@ def test_wrong_windows_are_refused():
         ([1, 2, 2, 1], "EXPLICIT", [0, 0, 2, 0, 0, 0, 0, 0], "less than the window"),
     ]:
         with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=match):
-            ops.encode_max_pool(x, ksize, [1, 1, 1, 1], padding, explicit)
+            codecs.encode_max_pool(x, ksize, [1, 1, 1, 1], padding, explicit)
     window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
-    positions = ops.encode_max_pool(x, **window)
+    positions = codecs.encode_max_pool(x, **window)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"are pooled to \[1,2,2,2\]"):
-        ops.max_pool_grad_from_positions(tf.ones([1, 2, 3, 2]), positions, [1, 4, 4, 2], **window)
+        codecs.max_pool_grad_from_positions(tf.ones([1, 2, 3, 2]), positions, [1, 4, 4, 2], **window)
     with pytest.raises(tf.errors.InvalidArgumentError, match="has 4 bytes where"):
-        ops.max_pool_grad_from_positions(tf.ones([2, 2, 2, 2]), positions, [2, 4, 4, 2], **window)
+        codecs.max_pool_grad_from_positions(tf.ones([2, 2, 2, 2]), positions, [2, 4, 4, 2], **window)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -232,10 +235,10 @@ def test_integers_come_back_from_every_type():
                 highest = min(minimum + int(room), int(limits.max))
                 x = random.integers(minimum, highest, (3, 4001), dtype, endpoint=True)
                 x[0, 0], x[-1, -1] = minimum, highest
-                codes = ops.encode_integers(x, minimum, encoded)
+                codes = codecs.encode_integers(x, minimum, encoded)
                 assert codes.dtype == encoded
                 assert codes.shape == x.shape
-                back = ops.decode_integers(codes, minimum, dtype)
+                back = codecs.decode_integers(codes, minimum, dtype)
                 assert back.dtype == dtype
                 assert np.array_equal(back, x)
 
@@ -243,10 +246,10 @@ def test_integers_come_back_from_every_type():
 @pytest.mark.parametrize("wrong", [-4, 253, 2**40, -(2**63)])
 def test_an_integer_out_of_range_fails_the_step(wrong):
     x = np.arange(10_000, dtype=np.int64) % 256 - 3
-    assert np.array_equal(ops.decode_integers(ops.encode_integers(x, -3, tf.uint8), -3, tf.int64), x)
+    assert np.array_equal(codecs.decode_integers(codecs.encode_integers(x, -3, tf.uint8), -3, tf.int64), x)
     x[5001] = wrong
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"value {wrong} .the 5001-th. is outside"):
-        ops.encode_integers(x, -3, tf.uint8)
+        codecs.encode_integers(x, -3, tf.uint8)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -265,8 +268,8 @@ def sparse_values(dtype: Any, seed: int, shape: Any, share: float) -> np.ndarray
 
 
 def sparse_there_and_back(x, capacity):
-    encoded, spill = ops.encode_sparse(x, capacity)
-    return ops.decode_sparse(encoded, spill, tf.shape(x), capacity, x.dtype), encoded
+    encoded, spill = codecs.encode_sparse(x, capacity)
+    return codecs.decode_sparse(encoded, spill, tf.shape(x), capacity, x.dtype), encoded
 
 
 def sparse_bytes(count: int, capacity: int, value_bytes: int) -> int:
@@ -306,10 +309,10 @@ def test_sparse_rows_over_many_threads():
 
 def test_a_spill_lives_as_long_as_its_handle_and_decodes_again():
     x = sparse_values(tf.float32, 2, [10_000], 1.0)
-    encoded, spill = ops.encode_sparse(x, 100)
+    encoded, spill = codecs.encode_sparse(x, 100)
     assert ops.stats().pool_in_use_bytes >= 9000 * 5
     for _ in range(2):
-        assert bits(ops.decode_sparse(encoded, spill, [100, 100], 100, tf.float32)) == bits(x)
+        assert bits(codecs.decode_sparse(encoded, spill, [100, 100], 100, tf.float32)) == bits(x)
     del spill
     assert ops.stats().pool_in_use_bytes == 0
 
@@ -321,22 +324,22 @@ def test_a_spill_keeps_to_the_host_limit():
         back, _ = sparse_there_and_back(x, 10_000)
         assert np.array_equal(back, x)
         with pytest.raises(tf.errors.ResourceExhaustedError, match="host_memory_limit="):
-            ops.encode_sparse(x, 9_000)
+            codecs.encode_sparse(x, 9_000)
     finally:
         ops.configure(host_memory_limit=None)
 
 
 def test_sparse_rows_of_another_tensor_are_refused():
-    encoded, spill = ops.encode_sparse(tf.ones([1000]), 500)
-    _, other = ops.encode_sparse(tf.ones([1000]), 1000)
+    encoded, spill = codecs.encode_sparse(tf.ones([1000]), 500)
+    _, other = codecs.encode_sparse(tf.ones([1000]), 1000)
     with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that shape"):
-        ops.decode_sparse(encoded, other, [1000], 500, tf.float32)
+        codecs.decode_sparse(encoded, other, [1000], 500, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="bytes where a tensor of its shape"):
-        ops.decode_sparse(encoded, spill, [1000], 400, tf.float32)
+        codecs.decode_sparse(encoded, spill, [1000], 400, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that EncodeSparse returned"):
-        ops.decode_sparse(encoded, ops.swap_out(tf.ones([1])), [1000], 500, tf.float32)
+        codecs.decode_sparse(encoded, ops.swap_out(tf.ones([1])), [1000], 500, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="capacity must be a number of values"):
-        ops.encode_sparse(tf.ones([3]), -1)
+        codecs.encode_sparse(tf.ones([3]), -1)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -377,7 +380,7 @@ def test_every_code_of_a_small_float_comes_back(format):
     values = finite_values(exponent, mantissa, infinities)
     # TensorFlow's threads flush float32's denormals, which are bfloat16's too, where they compute.
     x = np.concatenate([values, -values]).astype(np.float32)
-    back = ops.decode_floats(ops.encode_floats(x, format), x.shape, format, tf.float32)
+    back = codecs.decode_floats(codecs.encode_floats(x, format), x.shape, format, tf.float32)
     assert bits(back) == bits(x)
 
 
@@ -395,9 +398,9 @@ def test_small_floats_are_the_nearest(dtype, format, length, seed, scale):
     middles = (values[1:] + values[:-1]) / 2
     with np.errstate(over="ignore"):
         x[: length // 3] = random.choice(np.concatenate([values, middles, -middles]), length // 3)
-    encoded = ops.encode_floats(x, format)
+    encoded = codecs.encode_floats(x, format)
     assert encoded.shape == [-(-length // per_word) * word_bytes]
-    back = ops.decode_floats(encoded, [length], format, tf.float32)
+    back = codecs.decode_floats(encoded, [length], format, tf.float32)
     exact = x.astype(np.float64)
     infinite = np.isinf(exact)
     expected = nearest(np.where(infinite, 0, exact), values).astype(np.float32)
@@ -409,7 +412,7 @@ def test_small_floats_are_the_nearest(dtype, format, length, seed, scale):
 def test_what_is_not_finite_survives_small_floats(format):
     infinities = FORMATS[format][2]
     x = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 3e38, -3e38], np.float32)
-    back = np.asarray(ops.decode_floats(ops.encode_floats(x, format), x.shape, format, tf.float32))
+    back = np.asarray(codecs.decode_floats(codecs.encode_floats(x, format), x.shape, format, tf.float32))
     assert np.isnan(back[2:4]).all()
     assert back[:2].tolist() == [np.inf, -np.inf] if infinities else np.isnan(back[:2]).all()
     assert np.signbit(back[4:]).tolist() == [False, True, False, True]
@@ -453,7 +456,7 @@ def test_philox_is_philox():
 def test_groups_are_levels_with_random_rounding(width, length, group_size, seed):
     x = np.random.default_rng(seed % 1000).standard_normal(length).astype(np.float32) * 10
     x[: length // 4] = 3.25  # groups without a range
-    encoded = np.asarray(ops.encode_groups(x, seed, width, group_size))
+    encoded = np.asarray(codecs.encode_groups(x, seed, width, group_size))
     groups = -(-length // group_size)
     assert encoded.shape == (groups * (8 + group_size * width // 8),)
     ranges = encoded[: 8 * groups].view(np.float32).reshape(groups, 2)
@@ -475,7 +478,7 @@ def test_groups_are_levels_with_random_rounding(width, length, group_size, seed)
     expected = np.minimum(np.floor(level), 2**width - 1).reshape(-1)[:length]
     assert np.array_equal(codes, expected)
 
-    back = ops.decode_groups(encoded, [length], tf.float32, width, group_size)
+    back = codecs.decode_groups(encoded, [length], tf.float32, width, group_size)
     spread = np.repeat(ranges, group_size, axis=0)[:length]
     assert np.array_equal(back, spread[:, 0] + codes * spread[:, 1])
     assert np.all(np.abs(back - x) <= spread[:, 1] * 1.001)
@@ -486,7 +489,7 @@ def test_the_mean_of_many_roundings_is_right():
     total = np.zeros(1024)
     rounds = 400
     for seed in range(rounds):
-        total += np.asarray(ops.decode_groups(ops.encode_groups(x, seed, 4), x.shape, tf.float32, 4))
+        total += np.asarray(codecs.decode_groups(codecs.encode_groups(x, seed, 4), x.shape, tf.float32, 4))
     # A step of 1/15 has at most a standard deviation of 1/30 per rounding.
     assert np.abs(total / rounds - x).max() < 5 / 30 / rounds**0.5
 
@@ -496,22 +499,22 @@ def test_a_group_that_is_not_finite_is_seen():
         for at in (0, 5, 255):
             x = np.ones(600, np.float32)
             x[at] = wrong
-            back = np.asarray(ops.decode_groups(ops.encode_groups(x, 1), x.shape, tf.float32))
+            back = np.asarray(codecs.decode_groups(codecs.encode_groups(x, 1), x.shape, tf.float32))
             assert np.isnan(back[:256]).all()
             assert (back[256:] == 1).all()
 
 
 def test_wrong_groups_are_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="bits must be 4 or 8"):
-        ops.encode_groups(tf.ones([8]), 0, bits=3)
+        codecs.encode_groups(tf.ones([8]), 0, bits=3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4"):
-        ops.encode_groups(tf.ones([8]), 0, group_size=6)
+        codecs.encode_groups(tf.ones([8]), 0, group_size=6)
 
 
 def test_the_gpu_kernels_compile():
     """With the compiler that a user's machine has, TensorFlow's NVRTC; needs no GPU."""
     message = ctypes.create_string_buffer(10_000)
-    compiled = ops.load().c.tfswap_compile_gpu_pieces(b"sm_80", message, len(message))
+    compiled = load_codecs().c.tfswap_compile_gpu_pieces(b"sm_80", message, len(message))
     if b"not installed" in message.value:
         assert b"tensorflow[and-cuda]" in message.value
         pytest.skip("needs libnvrtc")
@@ -522,22 +525,31 @@ def test_shapes_are_inferred():
     @tf.function(input_signature=[tf.TensorSpec([None, 4, 6, 3]), tf.TensorSpec([2, 4, 6, 3])])
     def step(unknown, known):
         window = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
-        assert ops.encode_mask(unknown, "positive").shape.as_list() == [None]
-        mask = ops.encode_mask(known, "positive")
+        assert codecs.encode_mask(unknown, "positive").shape.as_list() == [None]
+        mask = codecs.encode_mask(known, "positive")
         assert mask.shape == [18]
-        assert ops.decode_mask(mask, known.shape).shape == known.shape
-        assert ops.multiply_by_mask(known, mask).shape == known.shape
-        assert ops.encode_max_pool(unknown, **window).shape.as_list() == [None]
-        positions = ops.encode_max_pool(known, **window)
+        assert codecs.decode_mask(mask, known.shape).shape == known.shape
+        assert codecs.multiply_by_mask(known, mask).shape == known.shape
+        assert codecs.encode_max_pool(unknown, **window).shape.as_list() == [None]
+        positions = codecs.encode_max_pool(known, **window)
         assert positions.shape == [2 * 2 * 3 * 2]
-        encoded, spill = ops.encode_sparse(known, 50)
+        encoded, spill = codecs.encode_sparse(known, 50)
         assert encoded.shape == [sparse_bytes(144, 50, 4)]
         assert spill.shape == []
-        assert ops.encode_sparse(unknown, 50)[0].shape.as_list() == [None]
-        assert ops.decode_sparse(encoded, spill, known.shape, 50, tf.float32).shape == known.shape
-        assert ops.encode_floats(known, "gist_float10").shape == [192]
-        assert ops.encode_groups(known, 0, 4, 16).shape == [9 * (8 + 8)]
+        assert codecs.encode_sparse(unknown, 50)[0].shape.as_list() == [None]
+        assert codecs.decode_sparse(encoded, spill, known.shape, 50, tf.float32).shape == known.shape
+        assert codecs.encode_floats(known, "gist_float10").shape == [192]
+        assert codecs.encode_groups(known, 0, 4, 16).shape == [9 * (8 + 8)]
         pooled = tf.nn.max_pool2d(known, 2, 2, "SAME")
-        assert ops.max_pool_grad_from_positions(pooled, positions, known.shape, **window).shape == known.shape
+        assert codecs.max_pool_grad_from_positions(pooled, positions, known.shape, **window).shape == known.shape
 
     step(tf.ones([1, 4, 6, 3]), tf.ones([2, 4, 6, 3]))
+
+
+def test_the_names_are_those_registered():
+    from tensorflow.python.framework import op_def_registry
+
+    for name in names.CODECS | names.FROM_ENCODED:
+        op_def = op_def_registry.get(name)
+        assert op_def is not None
+        assert op_def.is_stateful == (name in names.CODECS)

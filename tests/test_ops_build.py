@@ -37,7 +37,7 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def quick_compiler(tmp_path):
-    """A "compiler" that hands out the library of this process, and notes each link."""
+    """A "compiler" that hands out the core library of this process, and notes each link."""
     return script(
         tmp_path / "quick++",
         f"""\
@@ -67,7 +67,7 @@ def test_two_processes_build_once_and_without_warnings(tmp_path):
     assert results[0] == results[1]
     assert results[0][0] == 1
     folder = Path(results[0][1]).parent
-    assert sorted(path.name for path in folder.iterdir()) == ["libtfswap_ops.so", "lock", "manifest.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["libtfswap_core.so", "lock", "manifest.json"]
     for private in (folder, tmp_path / "cache"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
@@ -179,6 +179,66 @@ def test_status_and_names_build_nothing(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+CODECS = """
+import json
+import tensorflow as tf
+import tfswap.ops as ops
+from tfswap.oplib import build, load
+built = [load.status(build.CODECS).built]
+import tfswap.ops.codecs as codecs
+built.append(load.status(build.CODECS).built)
+before = ops.stats().pool_in_use_bytes
+encoded, spill = codecs.encode_sparse(tf.ones([1000]), 0)
+held = ops.stats().pool_in_use_bytes - before
+del encoded, spill
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libtfswap" in line}
+print(json.dumps([built, held, ops.stats().pool_in_use_bytes, sorted(mapped)]))
+"""
+
+
+def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler):
+    """Handed out in another folder than the one where they were linked, they find the core that is loaded."""
+    codecs = load.load_codecs().path
+    text = quick_compiler.read_text()
+    handed_out = f'case "$out" in *libtfswap_codecs.so) cp {codecs} "$out" ;; *) cp {ops.load().path} "$out" ;; esac ;;'
+    quick_compiler.write_text(text.replace(f'cp {ops.load().path} "$out" ;;', handed_out))
+    env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
+    built, held, in_use, mapped = last_json(run_python(CODECS, **env))
+    assert built == [False, True]
+    assert links(tmp_path) == 2
+    assert held >= 1000 * 5
+    assert in_use == 0
+    assert [Path(path).name for path in mapped] == ["libtfswap_codecs.so", "libtfswap_core.so"]
+    assert all(path.startswith(str(tmp_path)) for path in mapped)
+
+
+def test_what_a_key_covers(tmp_path, monkeypatch):
+    """A library's own files, and the headers of the one it is linked with."""
+    monkeypatch.setattr(build, "SOURCE_DIR", tmp_path / "csrc")
+    shutil.copytree(ROOT / "tfswap" / "ops" / "csrc", build.SOURCE_DIR)
+    facts = build.tensorflow_facts()
+
+    def changed(file: str) -> list[str]:
+        both = (build.CORE, build.CODECS)
+        before = [build._inputs_key(sources, facts) for sources in both]
+        with open(build.SOURCE_DIR / file, "a") as opened:
+            opened.write("// more\n")
+        return [s.name for s, key in zip(both, before, strict=True) if build._inputs_key(s, facts) != key]
+
+    assert changed("core/runtime.cc") == ["core"]
+    assert changed("core/runtime.h") == ["core", "codecs"]
+    assert changed("codecs/mask_ops.cc") == ["codecs"]
+    assert changed("codecs/codec_elements.h") == ["codecs"]
+
+
+def test_the_sources_are_packaged():
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    package = ROOT / "tfswap" / "ops"
+    packaged = {path for pattern in settings["tfswap.ops"] for path in package.glob(pattern)}
+    assert packaged == {path for path in (package / "csrc").rglob("*") if path.is_file()}
+
+
 def test_status_when_loaded():
     status = ops.status()
     assert status.loaded
@@ -196,10 +256,6 @@ def test_the_names_are_those_registered():
         assert op_def is not None
         assert op_def.is_stateful
     assert len(names.ALL) == 4
-    for name in names.CODECS | names.FROM_ENCODED:
-        op_def = op_def_registry.get(name)
-        assert op_def is not None
-        assert op_def.is_stateful == (name in names.CODECS)
 
 
 def test_the_environment_throttles():
@@ -221,15 +277,15 @@ def test_the_environment_throttles():
 def test_the_stamp_is_compared():
     path = ops.load().path
     with pytest.raises(OpLibraryError, match=r"was built for TensorFlow .* but this is TensorFlow 1\.0"):
-        load._open(build.Library(folder=path.parent, built_for="1.0"))
+        load._open(build.Library(build.CORE, path.parent, built_for="1.0"))
 
 
 def test_the_core_without_tensorflow(tmp_path):
     """The C++ test of pool and lanes. Its own comment tells how to run it under the sanitizers."""
     sources = [ROOT / "tests" / "ops_core_test.cc"]
-    sources += [build.SOURCE_DIR / name for name in ("host_pool.cc", "copy_engine.cc")]
+    sources += [build.CORE.folder / name for name in ("host_pool.cc", "copy_engine.cc")]
     program = tmp_path / "core_test"
     command = [*build.find_compiler().command, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
-    command += ["-I", str(build.SOURCE_DIR), *map(str, sources), "-pthread", "-o", str(program)]
+    command += ["-I", str(build.CORE.folder), *map(str, sources), "-pthread", "-o", str(program)]
     subprocess.run(command, check=True)
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout == "ok\n"

@@ -237,7 +237,7 @@ def gather_nd(facts: Facts) -> KernelMemory:
 
 
 def encode_sparse(facts: Facts) -> KernelMemory:
-    """ops/csrc/sparse_ops.cc: the variant, and what it holds, lie outside of the arena."""
+    """ops/csrc/codecs/sparse_ops.cc: the variant, and what it holds, lie outside of the arena."""
     return KernelMemory(events=(("out", 0),))
 
 

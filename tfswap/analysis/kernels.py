@@ -243,7 +243,7 @@ _RULES: dict[str, _Entry] = {
     "SoftmaxCrossEntropyWithLogits": _Entry(rules.cross_entropy),
     "SparseSoftmaxCrossEntropyWithLogits": _Entry(rules.cross_entropy),
     # Variables (resource_variable_ops.cc, training_ops.cc). Reads share the variable's buffer.
-    "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/arena_ops.cc
+    "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/core/arena_ops.cc
     "AssignVariableOp": _Entry(rules.assign),
     "ReadVariableOp": _VIEW,
     "_ReadVariablesOp": _Entry(rules.alias_each),
@@ -370,7 +370,7 @@ _RULES: dict[str, _Entry] = {
     "UnsortedSegmentSum": _FRESH,
     "VariableShape": _FRESH,
     "Where": _FRESH,
-    # tfswap's codecs (ops/csrc/*_ops.cc).
+    # tfswap's codecs (ops/csrc/codecs/*_ops.cc).
     "Tfswap>DecodeFloats": _FRESH,
     "Tfswap>DecodeGroups": _FRESH,
     "Tfswap>DecodeIntegers": _FRESH,

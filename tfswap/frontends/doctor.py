@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
 from tfswap.frontends.rewriters import FLAGS, clusters_by_environment
 from tfswap.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from tfswap.oplib.load import OpLibraryStatus
+
 
 def examine() -> tuple[dict[str, Any], str]:
     """The facts, and the same as text."""
     from tfswap import __version__
+    from tfswap.oplib import build
     from tfswap.oplib.load import status
 
-    library = status()
+    library, codecs = status(), status(build.CODECS)
     content: dict[str, Any] = {
         "tfswap": __version__,
         "python": platform.python_version(),
@@ -26,12 +30,8 @@ def examine() -> tuple[dict[str, Any], str]:
         "tensorflow": library.tensorflow_version,
         "compiler": library.compiler,
         "compiler_version": library.compiler_version,
-        "op_library": {
-            "path": None if library.library is None else str(library.library),
-            "cache": str(library.cache_dir),
-            "built": library.built,
-            "loaded": library.loaded,
-        },
+        "op_library": _library(library),
+        "codec_library": _library(codecs),
         "devices": [],
         "advice": [library.error] if library.error else [],
     }
@@ -40,6 +40,15 @@ def examine() -> tuple[dict[str, Any], str]:
         _advise(content)
     content["ok"] = not library.error
     return content, _render(content)
+
+
+def _library(status: OpLibraryStatus) -> dict[str, Any]:
+    return {
+        "path": None if status.library is None else str(status.library),
+        "cache": str(status.cache_dir),
+        "built": status.built,
+        "loaded": status.loaded,
+    }
 
 
 def _devices(advice: list[str]) -> list[dict[str, Any]]:
@@ -82,8 +91,6 @@ def _advise(content: dict[str, Any]) -> None:
 
 
 def _render(content: dict[str, Any]) -> str:
-    library = content["op_library"]
-    state = "loaded" if library["loaded"] else "built" if library["built"] else "not built yet"
     compiler = content["compiler"]
     if compiler and content["compiler_version"]:
         compiler = f"{compiler}  ({content['compiler_version']})"
@@ -92,7 +99,8 @@ def _render(content: dict[str, Any]) -> str:
         ("Python", f"{content['python']}  ({content['python_executable']})"),
         ("TensorFlow", content["tensorflow"] or "missing"),
         ("compiler", compiler or "missing"),
-        ("op library", f"{state}  ({library['path'] or library['cache']})"),
+        ("op library", _library_state(content["op_library"])),
+        ("codecs", _library_state(content["codec_library"])),
     ]
     for device in content["devices"]:
         limit = device["limit_bytes"]
@@ -103,3 +111,8 @@ def _render(content: dict[str, Any]) -> str:
     if content["advice"]:
         lines += ["", *(f"- {a}" for a in content["advice"])]
     return "\n".join([*lines, "", "All is there." if content["ok"] else "Something is missing: see above."])
+
+
+def _library_state(library: dict[str, Any]) -> str:
+    state = "loaded" if library["loaded"] else "built" if library["built"] else "not built yet"
+    return f"{state}  ({library['path'] or library['cache']})"

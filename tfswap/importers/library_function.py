@@ -99,7 +99,7 @@ def require_known_ops(nodes: Iterable[Any]) -> None:
     if any(op.startswith("Tfswap>") for op in unknown):
         raise InvalidModel(
             "this step has been rewritten by tfswap already: start from the original model, or import tfswap.ops "
-            "to run this one"
+            "(tfswap.ops.codecs where it has encodings) to run this one"
         )
     raise UnsupportedGraph(
         f"the step uses ops that this TensorFlow does not know: {', '.join(unknown)}. Import the package that "

@@ -1,9 +1,13 @@
-"""Builds the op library with the user's compiler, once per TensorFlow, into a cache.
+"""Builds the op libraries with the user's compiler, once per TensorFlow, into a cache.
 
 TensorFlow's C++ interface changes from release to release, so a library can't be shipped: it is
-compiled at first use. The cache holds one folder per key, a hash over everything that changes the
-library: sources, flags, compiler version, TensorFlow version. A folder holds the library and a
-manifest with the library's own hash.
+compiled at first use. There are two, so that a step without encodings does not wait for the codecs'
+compilation. The cache holds one folder per key, a hash over everything that changes the library:
+sources, flags, compiler version, TensorFlow version. A folder holds the library and a manifest with
+the library's own hash.
+
+A library that is linked with another names it without a folder, and finds it because load.py has
+loaded it before: so there is one of it, and one host pool, in a process.
 
 Invariant: a library is only ever returned when its bytes are those the manifest names. So a file cut
 short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS).
@@ -33,7 +37,6 @@ from pathlib import Path
 from tfswap.errors import OpLibraryError
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
-LIBRARY_NAME = "libtfswap_ops.so"
 MANIFEST_NAME = "manifest.json"
 
 # No -march=native: a cache may lie on a file system that unlike machines share.
@@ -53,6 +56,38 @@ LINK_FLAGS = (
 
 # One compilation of a file that includes TensorFlow's headers takes 0.75 GiB.
 _MAX_PARALLEL_COMPILATIONS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What one library is built from.
+
+    Attributes:
+        name: the library's, and its folder's in SOURCE_DIR, all of whose .cc files go into it.
+        content: what it holds, in messages.
+        links_with: libraries whose headers it includes and whose exported functions it calls.
+    """
+
+    name: str
+    content: str
+    links_with: tuple[Sources, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return SOURCE_DIR / self.name
+
+    @property
+    def library_name(self) -> str:
+        return f"libtfswap_{self.name}.so"
+
+    def included(self) -> list[Path]:
+        """Every file that the library's bytes depend on."""
+        own = [*self.folder.glob("*.cc"), *self.folder.glob("*.h")]
+        return sorted([*own, *(header for linked in self.links_with for header in linked.folder.glob("*.h"))])
+
+
+CORE = Sources("core", "ops")
+CODECS = Sources("codecs", "codecs", links_with=(CORE,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +115,13 @@ class Compiler:
 class Library:
     """A library in the cache, whether or not it has been built."""
 
+    sources: Sources
     folder: Path
     built_for: str
 
     @property
     def path(self) -> Path:
-        return self.folder / LIBRARY_NAME
+        return self.folder / self.sources.library_name
 
     def is_intact(self) -> bool:
         try:
@@ -161,27 +197,28 @@ def cache_dir() -> Path:
     return Path("~/.cache/tfswap").expanduser().absolute()
 
 
-def locate(facts: TensorFlowFacts, compiler: Compiler) -> Library:
+def locate(sources: Sources, facts: TensorFlowFacts, compiler: Compiler) -> Library:
     """Where the library for this TensorFlow and compiler is, or will be."""
-    key = _sha256("\n".join([_inputs_key(facts), *compiler.command, compiler.version]).encode())[:24]
-    return Library(folder=cache_dir() / f"tensorflow-{facts.version}-{key}", built_for=facts.built_for)
+    key = _sha256("\n".join([_inputs_key(sources, facts), *compiler.command, compiler.version]).encode())[:24]
+    return Library(sources, cache_dir() / f"{sources.name}-tensorflow-{facts.version}-{key}", facts.built_for)
 
 
-def locate_without_compiler(facts: TensorFlowFacts) -> Library | None:
+def locate_without_compiler(sources: Sources, facts: TensorFlowFacts) -> Library | None:
     """An intact library that some compiler built from these inputs, for machines that have none now."""
-    for manifest_path in sorted(cache_dir().glob(f"tensorflow-{facts.version}-*/{MANIFEST_NAME}")):
+    pattern = f"{sources.name}-tensorflow-{facts.version}-*/{MANIFEST_NAME}"
+    for manifest_path in sorted(cache_dir().glob(pattern)):
         try:
             inputs_key = json.loads(manifest_path.read_text())["inputs_key"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        library = Library(folder=manifest_path.parent, built_for=facts.built_for)
-        if inputs_key == _inputs_key(facts) and library.is_intact():
+        library = Library(sources, manifest_path.parent, facts.built_for)
+        if inputs_key == _inputs_key(sources, facts) and library.is_intact():
             return library
     return None
 
 
-def ensure_built(facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
-    """Returns the library, building it when it is missing or damaged (or `rebuild`).
+def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
+    """Returns the library, building it when it is missing or damaged (or `rebuild`), after what it links with.
 
     Processes that need the same library at once build it one time: the others wait for the lock.
 
@@ -191,31 +228,33 @@ def ensure_built(facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
     try:
         compiler = find_compiler()
     except OpLibraryError:
-        found = None if rebuild else locate_without_compiler(facts)
+        found = None if rebuild else locate_without_compiler(sources, facts)
         if found is None:
             raise
         return found
-    library = locate(facts, compiler)
+    library = locate(sources, facts, compiler)
     # Without the lock, so that a cache that can only be read works once it is filled.
     if not rebuild and library.is_intact():
         return library
+    linked = [ensure_built(needed, facts) for needed in sources.links_with]
     with _locked(library):
         if rebuild or not library.is_intact():
-            _build(library, facts, compiler)
+            _build(library, linked, facts, compiler)
     return library
 
 
-def _build(library: Library, facts: TensorFlowFacts, compiler: Compiler) -> None:
+def _build(library: Library, linked: Sequence[Library], facts: TensorFlowFacts, compiler: Compiler) -> None:
     name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
-    _say(f"tfswap: building its ops for TensorFlow {facts.version} with {name} (once, takes about a minute)")
+    content = library.sources.content
+    _say(f"tfswap: building its {content} for TensorFlow {facts.version} with {name} (once, takes up to a minute)")
     start = time.monotonic()
     try:
         # In the cache, not in /tmp: os.replace only works within one file system.
         with tempfile.TemporaryDirectory(prefix="build-", dir=library.folder) as work:
-            built = _compile(Path(work), facts, compiler)
+            built = _compile(library, linked, Path(work), facts, compiler)
             manifest = {
                 "library_sha256": _sha256(built.read_bytes()),
-                "inputs_key": _inputs_key(facts),
+                "inputs_key": _inputs_key(library.sources, facts),
                 "tensorflow": facts.built_for,
                 "compiler": name,
                 "compile_flags": COMPILE_FLAGS,
@@ -230,12 +269,15 @@ def _build(library: Library, facts: TensorFlowFacts, compiler: Compiler) -> None
     _say(f"tfswap: built in {time.monotonic() - start:.0f} s, kept in {library.folder}")
 
 
-def _compile(work: Path, facts: TensorFlowFacts, compiler: Compiler) -> Path:
+def _compile(
+    library: Library, linked: Sequence[Library], work: Path, facts: TensorFlowFacts, compiler: Compiler
+) -> Path:
     """Compiles all sources, side by side, and links them. Returns the library's path in `work`."""
-    sources = sorted(SOURCE_DIR.glob("*.cc"))
+    folder = library.sources.folder
+    sources = sorted(folder.glob("*.cc"))
     if not sources:
         raise OpLibraryError(
-            f"tfswap's C++ sources are missing from {SOURCE_DIR}. The installation is incomplete: "
+            f"tfswap's C++ sources are missing from {folder}. The installation is incomplete: "
             "pip install --force-reinstall tfswap."
         )
     stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
@@ -244,7 +286,8 @@ def _compile(work: Path, facts: TensorFlowFacts, compiler: Compiler) -> Path:
         *COMPILE_FLAGS,
         *_quiet_headers(facts.compile_flags),
         f"-DTFSWAP_BUILT_FOR={stamp}",
-        f"-DTFSWAP_SOURCE_DIR={json.dumps(str(SOURCE_DIR))}",
+        f"-DTFSWAP_SOURCE_DIR={json.dumps(str(folder))}",
+        *(f"-I{needed.sources.folder}" for needed in linked),
     ]
     objects = [work / f"{source.stem}.o" for source in sources]
     commands = [
@@ -256,9 +299,11 @@ def _compile(work: Path, facts: TensorFlowFacts, compiler: Compiler) -> Path:
         # The longest first would be best; sorted by size comes near it.
         commands.sort(key=lambda command: -os.path.getsize(command[-3]))
         list(pool.map(_run, commands))
-    library = work / LIBRARY_NAME
-    _run([*compiler.command, *LINK_FLAGS, "-o", str(library), *map(str, objects), *facts.link_flags])
-    return library
+    built = work / library.path.name
+    name_flag = f"-Wl,-soname,{built.name}"  # what a library that is linked with this one looks for
+    inputs = [*objects, *(needed.path for needed in linked)]
+    _run([*compiler.command, *LINK_FLAGS, name_flag, "-o", str(built), *map(str, inputs), *facts.link_flags])
+    return built
 
 
 def _run(command: Sequence[str]) -> None:
@@ -289,14 +334,14 @@ def _quiet_headers(flags: Sequence[str]) -> list[str]:
     return quiet
 
 
-def _inputs_key(facts: TensorFlowFacts) -> str:
+def _inputs_key(sources: Sources, facts: TensorFlowFacts) -> str:
     """A hash over all that goes into the library but the compiler.
 
     Paths (-I, -L) are left out: the same TensorFlow in two environments shares one library.
     """
     digest = hashlib.sha256()
-    for source in sorted([*SOURCE_DIR.glob("*.cc"), *SOURCE_DIR.glob("*.h")]):
-        digest.update(f"{source.name}\0{_sha256(source.read_bytes())}\n".encode())
+    for file in sources.included():
+        digest.update(f"{file.parent.name}/{file.name}\0{_sha256(file.read_bytes())}\n".encode())
     flags = [flag for flag in facts.compile_flags + facts.link_flags if not flag.startswith(("-I", "-L"))]
     for part in [*COMPILE_FLAGS, *LINK_FLAGS, *flags, facts.built_for, platform.machine()]:
         digest.update(f"{part}\n".encode())

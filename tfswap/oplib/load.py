@@ -1,4 +1,4 @@
-"""Registers the ops with TensorFlow, and opens the library's C interface.
+"""Registers the ops with TensorFlow, and opens the libraries' C interfaces.
 
 Registering happens at most once in a process and can't be undone: TensorFlow has no way to unload an
 op. Copies can be slowed down from outside, for tests and what-if runs, by two environment variables
@@ -19,7 +19,7 @@ from tfswap.oplib import build
 
 
 class CStats(ctypes.Structure):
-    """TfswapStats in c_api.cc, field for field."""
+    """TfswapStats in core/c_api.cc, field for field."""
 
     _fields_ = (
         ("out_bytes", ctypes.c_uint64),
@@ -40,7 +40,7 @@ class CStats(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class OpLibrary:
-    """The loaded library: `ops` has TensorFlow's wrappers of the ops, `c` the C interface."""
+    """A loaded library: `ops` has TensorFlow's wrappers of the ops, `c` the C interface."""
 
     ops: Any
     c: ctypes.CDLL
@@ -49,7 +49,7 @@ class OpLibrary:
 
 @dataclasses.dataclass(frozen=True)
 class OpLibraryStatus:
-    """What `tfswap doctor` shows of the op library.
+    """What `tfswap doctor` shows of an op library.
 
     Attributes:
         compiler: the command, or None when there is no compiler.
@@ -72,34 +72,42 @@ class OpLibraryStatus:
     error: str
 
 
-_lock = threading.Lock()
-_loaded: OpLibrary | None = None
+_lock = threading.RLock()  # loading the codecs loads the core
+_loaded: dict[build.Sources, OpLibrary] = {}
 
 
 def load() -> OpLibrary:
-    """Builds the library if needed, registers the ops, and returns it. Later calls return the same.
+    """Builds the core library if needed, registers its ops, and returns it. Later calls return the same.
 
     Raises:
         OpLibraryError: TensorFlow is missing, or the library can't be built or loaded.
     """
-    global _loaded
     with _lock:
-        if _loaded is None:
-            facts = build.tensorflow_facts()
-            library = build.ensure_built(facts)
-            try:
-                opened = _open(library)
-            except OpLibraryError:
-                # Intact by its hash, yet not loadable: the machine changed under the cache (another libc,
-                # say). A fresh build is the remedy, once.
-                opened = _open(build.ensure_built(facts, rebuild=True))
-            _throttle_from_environment(opened.c)
-            _loaded = opened
-        return _loaded
+        if build.CORE not in _loaded:
+            library = _open_built(build.CORE)
+            _declare_core(library.c)
+            _throttle_from_environment(library.c)
+            _loaded[build.CORE] = library
+        return _loaded[build.CORE]
 
 
-def status() -> OpLibraryStatus:
-    """Where the op library stands. Imports TensorFlow, but builds and registers nothing."""
+def load_codecs() -> OpLibrary:
+    """As `load`, which it does first, for the codecs' library.
+
+    Raises:
+        OpLibraryError: TensorFlow is missing, or a library can't be built or loaded.
+    """
+    with _lock:
+        if build.CODECS not in _loaded:
+            load()
+            library = _open_built(build.CODECS)
+            _declare_codecs(library.c)
+            _loaded[build.CODECS] = library
+        return _loaded[build.CODECS]
+
+
+def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
+    """Where an op library stands. Imports TensorFlow, but builds and registers nothing."""
     errors: list[str] = []
     facts = compiler = library = None
     try:
@@ -111,10 +119,10 @@ def status() -> OpLibraryStatus:
     except OpLibraryError as error:
         errors.append(str(error))
     if facts is not None:
-        library = build.locate(facts, compiler) if compiler else build.locate_without_compiler(facts)
+        library = build.locate(sources, facts, compiler) if compiler else build.locate_without_compiler(sources, facts)
         if compiler is None and library is not None:
             errors.clear()
-    loaded = _loaded
+    loaded = _loaded.get(sources)
     path = loaded.path if loaded else library.path if library else None
     return OpLibraryStatus(
         compiler=" ".join(compiler.command) if compiler else None,
@@ -126,6 +134,17 @@ def status() -> OpLibraryStatus:
         tensorflow_version=facts.version if facts else None,
         error="\n".join(errors),
     )
+
+
+def _open_built(sources: build.Sources) -> OpLibrary:
+    facts = build.tensorflow_facts()
+    library = build.ensure_built(sources, facts)
+    try:
+        return _open(library)
+    except OpLibraryError:
+        # Intact by its hash, yet not loadable: the machine changed under the cache (another libc,
+        # say). A fresh build is the remedy, once.
+        return _open(build.ensure_built(sources, facts, rebuild=True))
 
 
 def _open(library: build.Library) -> OpLibrary:
@@ -144,12 +163,11 @@ def _open(library: build.Library) -> OpLibrary:
             f"{library.path} was built for TensorFlow {built_for}, but this is TensorFlow "
             f"{library.built_for}. Delete {library.folder} and import tfswap.ops again."
         )
-    _declare(c)
     return OpLibrary(ops=ops, c=c, path=library.path)
 
 
-def _declare(c: ctypes.CDLL) -> None:
-    """The signatures of c_api.cc; without them ctypes passes everything as int."""
+def _declare_core(c: ctypes.CDLL) -> None:
+    """The signatures of core/c_api.cc; without them ctypes passes everything as int."""
     c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]
     c.tfswap_set_host_limit.restype = None
     c.tfswap_host_limit.restype = ctypes.c_uint64
@@ -169,6 +187,10 @@ def _declare(c: ctypes.CDLL) -> None:
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
     c.tfswap_stats.restype = None
     c.tfswap_reset_stats.restype = None
+
+
+def _declare_codecs(c: ctypes.CDLL) -> None:
+    """Those of codecs/gpu_pieces.cc."""
     c.tfswap_compile_gpu_pieces.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
 
 

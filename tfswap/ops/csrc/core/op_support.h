@@ -1,7 +1,7 @@
 // What kernels need that keep things in host memory and pass them on as variants.
 
-#ifndef TFSWAP_OPS_CSRC_OP_SUPPORT_H_
-#define TFSWAP_OPS_CSRC_OP_SUPPORT_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
+#define TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
 
 #include <string>
 #include <utility>
@@ -9,9 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "host_pool.h"
+#include "runtime.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 
@@ -47,9 +49,14 @@ absl::Status GetVariantInput(tensorflow::OpKernelContext* ctx, int index,
 }
 
 // Why `bytes` for `tensor` can't be had, and what to do.
-absl::Status NoHostMemory(HostPool::Failure failure, const std::string& node, size_t bytes,
-                          const tensorflow::Tensor& tensor);
+inline absl::Status NoHostMemory(HostPool::Failure failure, const std::string& node, size_t bytes,
+                                 const tensorflow::Tensor& tensor) {
+  return absl::ResourceExhaustedError(Runtime::Get().WhyNoRoom(
+      failure, node, bytes,
+      absl::StrCat(tensorflow::DataTypeString(tensor.dtype()), " ",
+                   tensor.shape().DebugString())));
+}
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_OP_SUPPORT_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_

@@ -14,8 +14,8 @@
 //
 // This file and host_pool.cc know nothing of TensorFlow.
 
-#ifndef TFSWAP_OPS_CSRC_HOST_POOL_H_
-#define TFSWAP_OPS_CSRC_HOST_POOL_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_HOST_POOL_H_
+#define TFSWAP_OPS_CSRC_CORE_HOST_POOL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +25,8 @@
 #include <set>
 #include <string>
 #include <utility>
+
+#include "export.h"
 
 namespace tfswap {
 
@@ -89,8 +91,8 @@ class HostPool {
   HostPool& operator=(const HostPool&) = delete;
 
   // Returns null and says why in `failure` when there is no room. `bytes` > 0.
-  void* Allocate(size_t bytes, Failure* failure);
-  void Free(void* piece);
+  TFSWAP_EXPORT void* Allocate(size_t bytes, Failure* failure);
+  TFSWAP_EXPORT void Free(void* piece);
 
   // Makes sure that the pool holds at least `bytes` in blocks, the missing part
   // as one new block, so that a plan's pieces pack into it. The block is populated:
@@ -155,4 +157,4 @@ class HostBuffer {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_HOST_POOL_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_HOST_POOL_H_

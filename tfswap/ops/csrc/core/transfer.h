@@ -1,7 +1,7 @@
 // The end of one asynchronous copy, as an event that happens once.
 
-#ifndef TFSWAP_OPS_CSRC_TRANSFER_H_
-#define TFSWAP_OPS_CSRC_TRANSFER_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_TRANSFER_H_
+#define TFSWAP_OPS_CSRC_CORE_TRANSFER_H_
 
 #include <functional>
 #include <mutex>
@@ -61,4 +61,4 @@ class Transfer {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_TRANSFER_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_TRANSFER_H_

@@ -8,8 +8,8 @@
 // Compiled and linked everywhere, and its kernels compiled by nvcc and NVRTC for several devices;
 // IT HAS NOT YET BEEN RUN ON A GPU.
 
-#ifndef TFSWAP_OPS_CSRC_GPU_PIECES_H_
-#define TFSWAP_OPS_CSRC_GPU_PIECES_H_
+#ifndef TFSWAP_OPS_CSRC_CODECS_GPU_PIECES_H_
+#define TFSWAP_OPS_CSRC_CODECS_GPU_PIECES_H_
 
 #include <cstdint>
 #include <set>
@@ -45,4 +45,4 @@ const std::string GpuPiece<Piece>::type =
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_GPU_PIECES_H_
+#endif  // TFSWAP_OPS_CSRC_CODECS_GPU_PIECES_H_

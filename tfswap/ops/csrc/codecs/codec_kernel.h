@@ -1,13 +1,14 @@
 // What the codecs' kernels share: element types, shapes given as tensors, and running
 // the pieces of codec_elements.h over the device's threads.
 
-#ifndef TFSWAP_OPS_CSRC_CODEC_KERNEL_H_
-#define TFSWAP_OPS_CSRC_CODEC_KERNEL_H_
+#ifndef TFSWAP_OPS_CSRC_CODECS_CODEC_KERNEL_H_
+#define TFSWAP_OPS_CSRC_CODECS_CODEC_KERNEL_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "codec_elements.h"
 #include "gpu_pieces.h"
 #include "tensorflow/core/framework/bfloat16.h"
@@ -84,22 +85,56 @@ struct Gpu {
   }
 };
 
+// These are inline because reading TensorFlow's headers is most of what a .cc file takes to compile.
+
 // The shape that a vector of int32 or int64 (in host memory) spells out.
-absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
-                            tensorflow::TensorShape* shape);
+inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
+                                   tensorflow::TensorShape* shape) {
+  const tensorflow::Tensor& dims = ctx->input(index);
+  if (!tensorflow::TensorShapeUtils::IsVector(dims.shape())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
+                     ctx->op_kernel().name(), "' must be a vector that spells out a shape, "
+                     "got shape ", dims.shape().DebugString(), "."));
+  }
+  if (dims.dtype() == tensorflow::DT_INT32) {
+    return tensorflow::TensorShapeUtils::MakeShape(dims.vec<int32_t>(), shape);
+  }
+  return tensorflow::TensorShapeUtils::MakeShape(dims.vec<int64_t>(), shape);
+}
 
 // Whether an encoded tensor has exactly `bytes`, and if not, what that means.
-absl::Status CheckEncodedBytes(tensorflow::OpKernelContext* ctx, int index, int64_t bytes);
+inline absl::Status CheckEncodedBytes(tensorflow::OpKernelContext* ctx, int index, int64_t bytes) {
+  const int64_t given = ctx->input(index).TotalBytes();
+  if (given == bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
+      ctx->op_kernel().name(), "' has ", given, " bytes where a tensor of its shape is encoded "
+      "in ", bytes, ". It must come from the op that encoded that very tensor."));
+}
 
 // Shape functions.
 
 // One dimension, of the input's number of values divided by `values_per_byte`, rounded
 // up.
-absl::Status PackedShape(tensorflow::shape_inference::InferenceContext* c,
-                         int64_t values_per_byte);
+inline absl::Status PackedShape(tensorflow::shape_inference::InferenceContext* c,
+                                int64_t values_per_byte) {
+  tensorflow::shape_inference::DimensionHandle size = c->NumElements(c->input(0));
+  TF_RETURN_IF_ERROR(c->Add(size, values_per_byte - 1, &size));
+  TF_RETURN_IF_ERROR(
+      c->Divide(size, values_per_byte, /*evenly_divisible=*/false, &size));
+  c->set_output(0, c->Vector(size));
+  return absl::OkStatus();
+}
+
 // Output 0 has the shape that input `index` spells out.
-absl::Status ShapeFromTensor(tensorflow::shape_inference::InferenceContext* c, int index);
+inline absl::Status ShapeFromTensor(tensorflow::shape_inference::InferenceContext* c, int index) {
+  tensorflow::shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(index, &shape));
+  c->set_output(0, shape);
+  return absl::OkStatus();
+}
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_CODEC_KERNEL_H_
+#endif  // TFSWAP_OPS_CSRC_CODECS_CODEC_KERNEL_H_

@@ -9,8 +9,8 @@
 // TensorFlow's kernels, never by bit tricks where they could differ: TensorFlow's threads
 // flush denormals to zero, and a codec must see them as the kernel that it stands in for.
 
-#ifndef TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_
-#define TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_
+#ifndef TFSWAP_OPS_CSRC_CODECS_CODEC_ELEMENTS_H_
+#define TFSWAP_OPS_CSRC_CODECS_CODEC_ELEMENTS_H_
 
 #ifdef __CUDACC__
 #define TFSWAP_HD __host__ __device__ inline
@@ -699,4 +699,4 @@ struct DecodeGroups {
 
 }  // namespace tfswap::codec
 
-#endif  // TFSWAP_OPS_CSRC_CODEC_ELEMENTS_H_
+#endif  // TFSWAP_OPS_CSRC_CODECS_CODEC_ELEMENTS_H_

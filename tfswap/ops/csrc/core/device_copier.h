@@ -1,8 +1,8 @@
 // How bytes move between a device's arena and host memory, one class per device
 // type. The kernels in swap_kernels.cc are the same for all of them.
 
-#ifndef TFSWAP_OPS_CSRC_DEVICE_COPIER_H_
-#define TFSWAP_OPS_CSRC_DEVICE_COPIER_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_DEVICE_COPIER_H_
+#define TFSWAP_OPS_CSRC_CORE_DEVICE_COPIER_H_
 
 #include <functional>
 #include <memory>
@@ -44,4 +44,4 @@ struct GpuCopierFactory {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_DEVICE_COPIER_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_DEVICE_COPIER_H_

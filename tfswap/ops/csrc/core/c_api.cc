@@ -3,9 +3,8 @@
 
 #include <cstdint>
 
+#include "export.h"
 #include "runtime.h"
-
-#define TFSWAP_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -47,7 +46,7 @@ struct TfswapStats {
 
 // UINT64_MAX: no limit. Blocks that hold nothing are given back when they are more
 // than the new limit allows.
-TFSWAP_EXPORT void tfswap_set_host_limit(uint64_t bytes) {
+TFSWAP_C_API void tfswap_set_host_limit(uint64_t bytes) {
   Runtime& runtime = Runtime::Get();
   runtime.budget().SetLimit(bytes);
   if (runtime.budget().usage().reserved_bytes > bytes) {
@@ -55,12 +54,12 @@ TFSWAP_EXPORT void tfswap_set_host_limit(uint64_t bytes) {
   }
 }
 
-TFSWAP_EXPORT uint64_t tfswap_host_limit() {
+TFSWAP_C_API uint64_t tfswap_host_limit() {
   return Runtime::Get().budget().usage().limit_bytes;
 }
 
 // 0: done. 1: the host limit forbids it. 2: the system has no more memory.
-TFSWAP_EXPORT int tfswap_reserve(uint64_t bytes) {
+TFSWAP_C_API int tfswap_reserve(uint64_t bytes) {
   switch (Runtime::Get().pool().Reserve(bytes)) {
     case HostPool::Failure::kNone:
       return 0;
@@ -72,31 +71,31 @@ TFSWAP_EXPORT int tfswap_reserve(uint64_t bytes) {
   return 2;
 }
 
-TFSWAP_EXPORT void tfswap_set_copy_threads(int threads_per_direction) {
+TFSWAP_C_API void tfswap_set_copy_threads(int threads_per_direction) {
   Runtime::Get().lane(Direction::kOut).SetThreads(threads_per_direction);
   Runtime::Get().lane(Direction::kIn).SetThreads(threads_per_direction);
 }
 
-TFSWAP_EXPORT int tfswap_copy_threads() {
+TFSWAP_C_API int tfswap_copy_threads() {
   return Runtime::Get().lane(Direction::kOut).threads();
 }
 
 // 0 and 0: no throttle. Holds for each direction.
-TFSWAP_EXPORT void tfswap_set_throttle(double bandwidth_bytes_per_s, double latency_us) {
+TFSWAP_C_API void tfswap_set_throttle(double bandwidth_bytes_per_s, double latency_us) {
   const CopyLane::Throttle throttle{bandwidth_bytes_per_s, latency_us};
   Runtime::Get().lane(Direction::kOut).SetThrottle(throttle);
   Runtime::Get().lane(Direction::kIn).SetThrottle(throttle);
 }
 
-TFSWAP_EXPORT double tfswap_bandwidth() {
+TFSWAP_C_API double tfswap_bandwidth() {
   return Runtime::Get().lane(Direction::kOut).throttle().bandwidth_bytes_per_s;
 }
 
-TFSWAP_EXPORT double tfswap_latency_us() {
+TFSWAP_C_API double tfswap_latency_us() {
   return Runtime::Get().lane(Direction::kOut).throttle().latency_us;
 }
 
-TFSWAP_EXPORT void tfswap_stats(TfswapStats* stats) {
+TFSWAP_C_API void tfswap_stats(TfswapStats* stats) {
   Runtime& runtime = Runtime::Get();
   const CopyLane::Stats out = LaneStats(Direction::kOut);
   const CopyLane::Stats in = LaneStats(Direction::kIn);
@@ -116,7 +115,7 @@ TFSWAP_EXPORT void tfswap_stats(TfswapStats* stats) {
   stats->spilled_bytes = runtime.spilled_bytes();
 }
 
-TFSWAP_EXPORT void tfswap_reset_stats() {
+TFSWAP_C_API void tfswap_reset_stats() {
   Runtime& runtime = Runtime::Get();
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
     runtime.lane(direction).ResetStats();
@@ -129,4 +128,4 @@ TFSWAP_EXPORT void tfswap_reset_stats() {
 }
 
 // The TensorFlow that the library was compiled against, as build.py passed it.
-TFSWAP_EXPORT const char* tfswap_built_for() { return TFSWAP_BUILT_FOR; }
+TFSWAP_C_API const char* tfswap_built_for() { return TFSWAP_BUILT_FOR; }

@@ -3,14 +3,16 @@
 // Knows nothing of TensorFlow. Everything here is made at first use and never
 // destroyed: copy threads may still run while the process exits.
 
-#ifndef TFSWAP_OPS_CSRC_RUNTIME_H_
-#define TFSWAP_OPS_CSRC_RUNTIME_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
+#define TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <string>
 
 #include "copy_engine.h"
+#include "export.h"
 #include "host_pool.h"
 
 namespace tfswap {
@@ -45,7 +47,7 @@ class StallStats {
 
 class Runtime {
  public:
-  static Runtime& Get();
+  TFSWAP_EXPORT static Runtime& Get();
 
   HostBudget& budget() { return budget_; }
   HostPool& pool() { return pool_; }
@@ -53,6 +55,9 @@ class Runtime {
   DeviceCopyStats& device_copies(Direction d) {
     return d == Direction::kOut ? device_out_ : device_in_;
   }
+  // Why the pool has no `bytes` for `tensor`, as text, at that node, and what to do.
+  TFSWAP_EXPORT std::string WhyNoRoom(HostPool::Failure failure, const std::string& node,
+                                      size_t bytes, const std::string& tensor) const;
   // Bytes that sparse encodings had no room for and put into the pool.
   std::atomic<uint64_t>& spilled_bytes() { return spilled_bytes_; }
   StallStats& stall(Stall s) { return s == Stall::kRelease ? release_ : await_; }
@@ -74,4 +79,4 @@ class Runtime {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_RUNTIME_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_RUNTIME_H_

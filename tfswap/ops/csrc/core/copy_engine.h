@@ -17,8 +17,8 @@
 //
 // This file and copy_engine.cc know nothing of TensorFlow.
 
-#ifndef TFSWAP_OPS_CSRC_COPY_ENGINE_H_
-#define TFSWAP_OPS_CSRC_COPY_ENGINE_H_
+#ifndef TFSWAP_OPS_CSRC_CORE_COPY_ENGINE_H_
+#define TFSWAP_OPS_CSRC_CORE_COPY_ENGINE_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -95,4 +95,4 @@ class CopyLane {
 
 }  // namespace tfswap
 
-#endif  // TFSWAP_OPS_CSRC_COPY_ENGINE_H_
+#endif  // TFSWAP_OPS_CSRC_CORE_COPY_ENGINE_H_

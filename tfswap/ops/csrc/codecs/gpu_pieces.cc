@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "export.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
@@ -222,10 +223,15 @@ absl::Status CompileAllPieces(const std::string& architecture) {
 
 }  // namespace tfswap
 
+// The library's C interface, which load.py mirrors.
+
+// The TensorFlow that the library was compiled against, as build.py passed it. Every library has
+// one of this name: dlsym looks into a library itself before those that it is linked with.
+TFSWAP_C_API const char* tfswap_built_for() { return TFSWAP_BUILT_FOR; }
+
 // How many kinds of piece NVRTC compiled for `architecture`; a negative number, and why in
 // `message`, where it could not. For tests.
-extern "C" __attribute__((visibility("default"))) int tfswap_compile_gpu_pieces(
-    const char* architecture, char* message, size_t size) {
+TFSWAP_C_API int tfswap_compile_gpu_pieces(const char* architecture, char* message, size_t size) {
   const absl::Status status = tfswap::CompileAllPieces(architecture);
   if (status.ok()) return static_cast<int>(tfswap::GpuPieceTypes().size());
   const std::string text(status.message());

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tfswap.collector import without_collector
 from tfswap.exporters.function_def import BodyFunctions
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
 from tfswap.ir.graph import Graph
 
 
+@without_collector
 def export_function(graph: Graph, original: Any) -> Any:
     """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 from tfswap.analysis.bodies import UnboundedLoop
 from tfswap.analysis.cost import Costs, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.profile import Profile
+from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
@@ -67,29 +66,6 @@ class Options:
             raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
 
 
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
-
-
-def _without_collector(work: Callable[Params, Result]) -> Callable[Params, Result]:
-    """`work` with Python's garbage collector off: it would go through all of a graph's objects again and again.
-
-    That takes as long as the planning itself, and finds nothing.
-    """
-
-    @functools.wraps(work)
-    def call(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return work(*args, **kwargs)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return call
-
-
 class Optimizer:
     """One graph on its way: its facts, its planner, and what was decided.
 
@@ -102,7 +78,7 @@ class Optimizer:
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
     """
 
-    @_without_collector
+    @without_collector
     def __init__(
         self,
         graph: Graph,
@@ -165,7 +141,7 @@ class Optimizer:
             line = self.locate(error.loop)
             raise UnsupportedGraph(f"{error}{f' It is made at {line}.' if line else ''}") from None
 
-    @_without_collector
+    @without_collector
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
 
@@ -324,7 +300,7 @@ class Optimizer:
             )
         require_fit(plan, self.planner.problems[0])
 
-    @_without_collector
+    @without_collector
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
         """A new graph that carries out `plan`, behind a gate if one is given.
 

@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from tfswap.frontends.model_file import ModelFile
-from tfswap.importers.library_function import called_functions, file_shape, import_library_function
+from tfswap.importers.library import called_functions
+from tfswap.importers.library_function import file_shape, import_library_function
 from tfswap.oplib.load import load
 from tfswap.passes.verify import VerificationError, verify
 

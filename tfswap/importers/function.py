@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfswap.collector import without_collector
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.bodies import has_control_flow, import_with_bodies
 from tfswap.importers.graph_def import import_graph_def
@@ -24,6 +25,7 @@ XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
 LIBRARY_PATHS = ("/tensorflow/", "/keras/", "/tfswap/")
 
 
+@without_collector
 def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     """The IR of a ConcreteFunction's graph, pruned to what runs.
 

@@ -50,7 +50,7 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     ),
 }
 """By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
-KERNELS_SWEPT = 400_000
+KERNELS_SWEPT = 200_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8

@@ -201,13 +201,12 @@ def main(name: str, limit: str) -> dict[str, Any]:
     if limit == "unoptimised":
         with grappler_off():
             return train(holder, tf.function(step), arguments)
-    chosen: int | str = limit
     if limit == "floor":
         try:
             tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)
         except tfswap.InfeasibleMemoryLimit as error:
-            chosen = int(error.floor_bytes * 1.02)
-    optimized = tfswap.optimize(tf.function(step), memory_limit=chosen, on_exceeded="raise")
+            return {"floor": error.floor_bytes}
+    optimized = tfswap.optimize(tf.function(step), memory_limit=int(limit), on_exceeded="raise")
     result = train(holder, optimized, arguments)
     plan = optimized.plan()
     unmodelled = optimized.report().unmodelled

@@ -29,7 +29,9 @@ def run(program: str, limit: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("program", (*EXACT, *BOUNDED))
 def test_the_limit_is_kept_the_bits_are_the_same_and_the_plan_is_true(program):
-    expected, found = run(program, "unoptimised"), run(program, "floor")
+    expected = run(program, "unoptimised")
+    # In a process of its own: the constants of bodies that were made for a refused step stay in the arena.
+    found = run(program, str(int(run(program, "floor")["floor"] * 1.02)))
     assert found["digest"] == expected["digest"]
     assert found["peak"] <= found["limit"]
     assert found["peak"] * (1 - NEAR) <= found["planned"]

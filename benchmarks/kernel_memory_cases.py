@@ -487,7 +487,6 @@ def _variables_and_lists() -> list[Case]:
     v, g, lr = {"variable": _f(512, 256)}, _f(512, 256), _c(0.1)
     rows, ids = _f(64, 256), ["int32", [64]]
     types = {"dtype": "float32"}
-    elements = {"element_dtype": "float32"}
     return [
         Case("ReadVariableOp", {"resource": v}, types),
         Case("AssignVariableOp", {"resource": v, "value": g}),
@@ -536,9 +535,8 @@ def _variables_and_lists() -> list[Case]:
             "ResourceSparseApplyAdagradV2",
             {"var": v, "accum": v, "lr": lr, "epsilon": lr, "grad": rows, "indices": ids},
         ),
-        Case("TensorListFromTensor", {"tensor": _f(100, 64, 64), "element_shape": _i([64, 64])}),
-        Case("TensorListReserve", {"element_shape": _i([64, 64]), "num_elements": ["int32", []]}, elements),
-        Case("EmptyTensorList", {"element_shape": ["int32", [2]], "max_num_elements": _i(-1)}, elements),
+        # Tensor lists are not here: what they hold depends on the ops around them (tfswap/analysis/lists.py), and whole
+        # programs show it to the byte (tests/test_control_flow.py).
     ]
 
 

@@ -13,6 +13,7 @@ costs: each value that is dropped makes its neighbours dearer, and what was made
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,7 +103,7 @@ class _Sweep:
             return None
         problem = self.problem
         extended = problem.extended(self.reruns, self._live()) if self.reruns else problem
-        chosen = trim(extended, self.swapped, self.target) if not self.reruns else self.swapped
+        chosen = self._until_read(extended.order) if self.reruns else trim(extended, self.swapped, self.target)
         return Choice(extended.order, place_copies(extended, chosen, copies_bytes))
 
     def _run(self) -> bool:
@@ -138,6 +139,18 @@ class _Sweep:
     @property
     def at(self) -> int:
         return self.position + len(self.reruns)
+
+    def _until_read(self, order: Sequence[int]) -> list[Gap]:
+        """What was swapped, each until it is really read: kernels may run again between its return and that."""
+        flow = self.problem.flow
+        gaps: list[Gap] = []
+        for gap in self.swapped:
+            producer, end = flow.values[gap.value].producer, gap.end
+            while gap.value not in flow.reads[order[end]] and order[end] != producer:
+                end += 1
+            if order[end] != producer:  # else it was made again before anything read what came back
+                gaps.append(gap._replace(end=end))
+        return gaps
 
     def _live(self) -> np.ndarray:
         """Live bytes per position of the new order, with what was swapped still there."""

@@ -14,7 +14,8 @@ of tensor lists are values of their own: whoever reads the list reads them too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
@@ -81,6 +82,7 @@ class Dataflow:
         fetched: values that the caller gets, held until the step has ended.
         value_of: the value that a (node, output index) holds; missing where it holds none.
         inexact: kernels whose memory is known by an upper bound only.
+        bounded: those of them whose temporaries are what is not exact: at run time they may take none.
         place: index of each node by name.
         constants: nodes that are tensors of the graph itself, or of its bodies.
         kept: values that tensor lists keep, by (node, output index) of the list.
@@ -99,10 +101,25 @@ class Dataflow:
     fetched: frozenset[int] = frozenset()
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
     inexact: list[int] = field(default_factory=list[int])
+    bounded: list[int] = field(default_factory=list[int])
     place: dict[str, int] = field(default_factory=dict[str, int])
     constants: set[Node] = field(default_factory=set[Node])
     own_deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     kept: dict[tuple[Node, int], tuple[int, ...]] = field(default_factory=dict[tuple[Node, int], tuple[int, ...]])
+
+    @cached_property
+    def extremes(self) -> tuple[Dataflow, ...]:
+        """These facts, and where some temporaries are bounds, the facts without those.
+
+        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
+        """
+        if not self.bounded:
+            return (self,)
+        events = list(self.events)
+        for i in self.bounded:
+            events[i] = tuple(event for event in events[i] if event[0] == "out")
+        rest = {i: taken for i, taken in self.temp_forwards.items() if i not in set(self.bounded)}
+        return self, replace(self, events=events, temp_forwards=rest, bounded=[])
 
     @property
     def persistent_bytes(self) -> int:
@@ -197,6 +214,8 @@ class _Builder:
         flow.is_kernel.append(not free)
         if not memory.exact and not free:
             flow.inexact.append(i)
+            if record_ is None and any(event != "out" for event, _ in memory.events):
+                flow.bounded.append(i)
         makes: list[tuple[int, int]] = []
         aliases = dict(memory.alias)
         twins = record_.twins if record_ is not None else {}

@@ -27,6 +27,7 @@ def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
     if not state.executing_eagerly() or getattr(state, "_collect_graphs", False):
         return function._call_flat(inputs, captured_inputs=function.captured_inputs)
     state.enable_graph_collection()
+    state.export_run_metadata()  # what was collected earlier, and never asked for, is not this function's
     try:
         return function._call_flat(inputs, captured_inputs=function.captured_inputs)
     finally:

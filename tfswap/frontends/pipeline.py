@@ -30,7 +30,7 @@ from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
 from tfswap.planner.requests import Requests, record_requests
 from tfswap.planner.schedule import Step, build_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
 
@@ -263,7 +263,7 @@ class Optimizer:
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""
-        return simulate_memory(self.flow, self._steps(plan), resident=resident).peak_bytes
+        return judge_memory(self.flow, self._steps(plan), resident).peak_bytes
 
     def requests(self, plan: Plan, resident: Resident) -> Requests:
         """What the step asks of the allocator with `plan`, where `resident` is there before."""

@@ -22,7 +22,7 @@ from tfswap.planner import classics, evict, furthest, meng
 from tfswap.planner.ordering import rank_orders
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.schedule import Step, build_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, simulate_memory, simulate_time
+from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, judge_memory, simulate_time
 
 TACTICS = ("swap", "recompute")
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
@@ -196,7 +196,7 @@ class Planner:
         return self.judge_draft(self.draft(choice))
 
     def judge_draft(self, draft: Draft) -> Candidate:
-        memory = simulate_memory(self.flow, build_schedule(*draft.choice), resident=self.resident)
+        memory = judge_memory(self.flow, build_schedule(*draft.choice), self.resident)
         return Candidate(draft.choice, memory, draft.timing, promised(memory.peak_bytes))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.planner.allocator import Arena
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Resident, simulate_memory
 
@@ -20,22 +21,26 @@ class Requests:
     """A step's requests and releases.
 
     Attributes:
-        events: a request's bytes; or, negative, `-1 - n` for the release of what the n-th request got.
+        extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
+            release of what the n-th request got.
     """
 
-    events: tuple[int, ...]
+    extremes: tuple[tuple[int, ...], ...]
 
     def peak_bytes(self, resident: Resident) -> int:
         """The step's peak in an arena with this content; its constants are taken to be there."""
-        arena = resident.arena()
-        allocate, free = arena.allocate, arena.free
-        addresses: list[int] = []
-        for event in self.events:
-            if event > 0:
-                addresses.append(allocate(event))
-            else:
-                free(addresses[-1 - event])
-        return arena.peak_bytes
+        return max(_replay(events, resident.arena()) for events in self.extremes)
+
+
+def _replay(events: Sequence[int], arena: Arena) -> int:
+    allocate, free = arena.allocate, arena.free
+    addresses: list[int] = []
+    for event in events:
+        if event > 0:
+            addresses.append(allocate(event))
+        else:
+            free(addresses[-1 - event])
+    return arena.peak_bytes
 
 
 class _Recorder:
@@ -71,7 +76,10 @@ class _Recorded(Resident):
 
 def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
     """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
-    recorder = _Recorder(resident.total_bytes)
     fields = {f.name: getattr(resident, f.name) for f in dataclasses.fields(resident)}
-    simulate_memory(flow, steps, resident=_Recorded(**fields, recorder=recorder))
-    return Requests(tuple(recorder.events))
+    recorded: list[tuple[int, ...]] = []
+    for extreme in flow.extremes:
+        recorder = _Recorder(resident.total_bytes)
+        simulate_memory(extreme, steps, resident=_Recorded(**fields, recorder=recorder))
+        recorded.append(tuple(recorder.events))
+    return Requests(tuple(recorded))

@@ -375,6 +375,12 @@ def simulate_memory(
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded)
 
 
+def judge_memory(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> Memory:
+    """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
+    memories = (simulate_memory(extreme, steps, resident=resident) for extreme in flow.extremes)
+    return max(memories, key=lambda memory: memory.peak_bytes)
+
+
 def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]:
     """The most in host memory at once, and the bytes that travel out and in."""
     size = [round_up(value.nbytes) for value in flow.values]

@@ -57,26 +57,34 @@ def memory_info(device: str) -> MemoryInfo | None:
     """The allocator's figures; None where it keeps none (a CPU without TF_CPU_ALLOCATOR_USE_BFC=1)."""
     import tensorflow as tf
 
+    if device.startswith("CPU") and not _cpu_uses_bfc():
+        return None  # what malloc hands out is counted from some moment on, and in part
     try:
         info: Any = tf.config.experimental.get_memory_info(device)
     except ValueError:
         return None
-    if not info["peak"]:  # the plain CPU allocator keeps no figures, and says so by zeros
-        return None
     return MemoryInfo(info["current"], info["peak"])
 
 
+def _cpu_uses_bfc() -> bool:
+    """As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar)."""
+    return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").strip().lower() in ("1", "true")
+
+
 def resident(device: str) -> Resident:
-    """What is in the device's arena now, chunk by chunk; nothing where the device has no BFC allocator."""
+    """What is in the device's arena now, chunk by chunk; bytes alone where its allocator is no BFC allocator."""
     import tensorflow as tf
 
     from tfswap.oplib.load import load
 
-    if memory_info(device) is None:
+    info = memory_info(device)
+    if info is None:
         return NOTHING_KNOWN
     with tf.init_scope(), tf.device(device):
         rows, limit = load().ops.tfswap_arena_map()
     chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.numpy().tolist()))
+    if not chunks:
+        return Resident(info.current_bytes)
     in_use = sum(size for _, size, used in chunks if used)
     return Resident(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
 

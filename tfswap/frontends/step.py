@@ -195,7 +195,8 @@ class Step:
 
             optimizer.suppose(resident)  # the floor that the report names is one in this arena
             tfswap.ops.open_gate(gate)
-            self._peaks[tfswap.ops.arena_layout(gate)] = peak
+            if layout := tfswap.ops.arena_layout(gate):
+                self._peaks[layout] = peak
         log.info("tfswap: %s: %s", self.name, self.report.headline())
 
     def _optimizer_now(self, inputs: Sequence[Any]) -> tuple[Optimizer, Resident]:
@@ -323,7 +324,7 @@ class Step:
             return int(self._optimizer.baseline_peak_bytes * BASELINE_SPREAD) + grown <= self.limit_bytes
         import tfswap.ops
 
-        layout = tfswap.ops.arena_layout(self._gate)
+        layout = tfswap.ops.arena_layout(self._gate) or -info.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
             peak = self._requests.peak_bytes(self._resident())
             if not self._within(peak):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.allocator import Arena
+from tfswap.planner.allocator import Arena, round_up
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Resident, simulate_memory
 
@@ -23,13 +23,16 @@ class Requests:
     Attributes:
         extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
             release of what the n-th request got.
+        resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
 
     extremes: tuple[tuple[int, ...], ...]
+    resident_bytes: int
 
     def peak_bytes(self, resident: Resident) -> int:
         """The step's peak in an arena with this content; its constants are taken to be there."""
-        return max(_replay(events, resident.arena()) for events in self.extremes)
+        more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
+        return more_bytes + max(_replay(events, resident.arena()) for events in self.extremes)
 
 
 def _replay(events: Sequence[int], arena: Arena) -> int:
@@ -54,6 +57,7 @@ class _Recorder:
     def allocate(self, size_bytes: int) -> int:
         if size_bytes <= 0:
             return -1
+        self.in_use_bytes += round_up(size_bytes)
         self.events.append(size_bytes)
         self._count += 1
         return self._count - 1
@@ -77,9 +81,10 @@ class _Recorded(Resident):
 def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
     """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
     fields = {f.name: getattr(resident, f.name) for f in dataclasses.fields(resident)}
+    there_bytes = resident.total_bytes if resident.chunks else 0
     recorded: list[tuple[int, ...]] = []
     for extreme in flow.extremes:
-        recorder = _Recorder(resident.total_bytes)
+        recorder = _Recorder(there_bytes)
         simulate_memory(extreme, steps, resident=_Recorded(**fields, recorder=recorder))
         recorded.append(tuple(recorder.events))
-    return Requests(tuple(recorded))
+    return Requests(tuple(recorded), resident.total_bytes - there_bytes)

@@ -319,7 +319,7 @@ def check_choice(flow: Dataflow, choice: Choice) -> None:
         assert flow.values[a.value].producer != PERSISTENT
         before = max(p for p in uses[a.value] if p < a.use)
         assert a.use in uses[a.value]
-        assert before < a.release <= a.back <= a.use
+        assert a.release <= a.back <= a.use and before < a.back
         buffer = a.value, max(p for p in made[a.value] if p < a.release)
         if a.out is None:
             assert buffer in copied
@@ -380,6 +380,61 @@ def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
     assert len(choice.order) > len(problem.order)
     monkeypatch.setattr(evict, "MAX_SWEEPS", 1)
     assert solve(problem, target) is None
+
+
+IN_PLACE = """\
+%x = Placeholder() {dtype=float32} -> float32[25600]
+%a = MatMul(%x, %x) -> float32[25600]
+%b = Exp(%a) -> float32[25600]
+%s = Sum(%b) -> float32[64]
+%d = MatMul(%s, %a) -> float32[64]
+feeds %x
+fetches %d
+"""
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_what_is_read_again_leaves_for_the_kernel_that_takes_its_buffer_over(name):
+    flow = facts(IN_PLACE)
+    problem = problem_of(flow)
+    small = 2 * 256
+    assert problem.live_peak_bytes == 3 * UNIT + 256  # x, a, b and s
+    choice = SOLVERS[name](problem, 2 * UNIT + small)
+    assert choice is not None
+    check_choice(flow, choice)
+    memory = simulate_memory(flow, build_schedule(*choice), live=True)
+    assert memory.peak_bytes <= 2 * UNIT + small
+    assert memory.forwarded == [(value(flow, "b"), value(flow, "a"))]
+
+
+def test_a_plan_that_has_a_buffer_taken_over_fits_its_graph():
+    for tactic in ("swap", "recompute"):
+        optimizer = optimizer_of(parse_graph(IN_PLACE), tactics=(tactic,))
+        assert optimizer.floor_bytes() < 3 * UNIT
+        verify(optimizer.rewrite(optimizer.plan(optimizer.floor_bytes())))
+
+
+AGAIN_IN_PLACE = """\
+%x = Placeholder() {dtype=float32} -> float32[25600]
+%a = MatMul(%x, %x) -> float32[25600]
+%b = Exp(%a) -> float32[25600]
+%s = Sum(%b) -> float32[64]
+%big = MatMul(%x, %s) -> float32[25600]
+%t = Sum(%big) -> float32[64]
+%d = MatMul(%t, %b) -> float32[64]
+feeds %x
+fetches %d
+"""
+
+
+def test_what_runs_again_takes_over_what_was_made_for_it_only():
+    flow = facts(AGAIN_IN_PLACE)
+    problem = problem_of(flow)
+    target = 2 * UNIT + 2 * 256
+    choice = SOLVERS["recompute"](problem, target)
+    assert choice is not None
+    assert [flow.nodes[i].name for i in choice.order] == ["a", "b", "s", "big", "t", "a", "b", "d"]
+    assert live_peak(flow, *choice) <= target
 
 
 def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():

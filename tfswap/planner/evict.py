@@ -8,6 +8,9 @@ Rematerialization (Kirisame et al., ICLR 2021) with two differences: the uses to
 distance stands in for staleness, and a copy is another way back. Checkpoints every sqrt(n) layers (Chen et al.
 2016), and SuperNeurons' choice segment by segment between keeping and running again (section 3.4), fall out of
 costs: each value that is dropped makes its neighbours dearer, and what was made again leaves when memory is short.
+
+What a kernel reads and something later needs again may leave for that very kernel, if it writes its result into the
+buffer of an input that nobody else holds: that is what gets a step down to the working set of its largest kernel.
 """
 
 from __future__ import annotations
@@ -82,7 +85,11 @@ class _Sweep:
         self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
         self.extra: set[int] = set()  # there although nothing in the problem's order reads them any more
         self.pins: dict[int, int] = {}
+        self.takeovers: list[
+            tuple[int, ...]
+        ] = []  # groups of pinned values, of which the next kernel can take one over
         self.reruns: list[tuple[int, int]] = []  # (position in the problem's order that they come before, kernel)
+        self.needs: list[int] = []  # bytes that each of them allocates
         self.swapped: list[Gap] = []
         self.made = [-1] * len(uses.nbytes)
         self.last_use = [-1] * len(uses.nbytes)
@@ -120,13 +127,19 @@ class _Sweep:
             missing = [v for v in reads if self.gone[v] or self.away[v]]
             if missing or uses.live[position] - self.moved > self.target:
                 self.pins = dict.fromkeys(reads, 1)
-                if not (all(self._bring(v) for v in missing) and self._make_room(uses.live[position])):
+                if not all(self._bring(v) for v in missing):
                     return False
-                self.pins = {}
+                for v in self._begin_takeovers(uses.takeovers(position)):
+                    self._offer(uses.after[v, position])
+                if not self._make_room(uses.live[position]):
+                    return False
+                self.pins, self.takeovers = {}, []
             at = self.at
             for v in makes:
                 self.made[v] = at
             for v in (*reads, *makes):
+                if self.gone[v] or self.away[v]:
+                    continue  # its buffer was taken over
                 self.last_use[v] = at
                 wait = uses.after.get((v, position))
                 if wait is None:
@@ -162,7 +175,7 @@ class _Sweep:
         kept = np.ones(order_length, dtype=bool)
         kept[again] = False
         live[:-1][kept] = problem.live_bytes
-        live[again] = problem.before_bytes[first] + np.array([uses.needs[k] for _, k in self.reruns])
+        live[again] = problem.before_bytes[first] + np.array(self.needs, dtype=np.int64)
         change = np.zeros(order_length + 1, dtype=np.int64)
         for position, nbytes in self.changes:
             change[position] += nbytes
@@ -227,7 +240,7 @@ class _Sweep:
                 continue
             wait = self.waiting[slot]
             assert wait is not None, "what may leave has a next use"
-            if wait.value in self.pins:
+            if wait.value in self.pins and not any(wait.value in group for group in self.takeovers):
                 pinned.append((score, entry, slot))
                 continue
             rerun_s = self._rerun_cost(wait)
@@ -244,6 +257,9 @@ class _Sweep:
     def _evict(self, wait: Wait, drop: bool) -> None:
         v = wait.value
         self.entry[wait.slot] = 0
+        if v in self.pins:
+            self.takeovers = [group for group in self.takeovers if v not in group]
+            self.last_use[v] = self.at - 1
         self._move(self.uses.nbytes[v], self.last_use[v] + 1)
         if drop:
             self.gone[v] = True
@@ -277,10 +293,11 @@ class _Sweep:
                 if missing:
                     stack += missing
                     continue
-                if not self._make_room(before + uses.needs[kernel]):
+                needs = self._needs(kernel)
+                if not self._make_room(before + needs):
                     self._note_stuck(stack)
                     return False
-                self._rerun(kernel)
+                self._rerun(kernel, needs)
                 entered.discard(v)
                 stack.pop()
                 if self.rerun_s > self.limit_s:
@@ -297,6 +314,16 @@ class _Sweep:
             return False
         return v in self.extra or not self.uses.is_dead(v, self.position)
 
+    def _begin_takeovers(self, groups: Sequence[tuple[int, ...]]) -> list[int]:
+        """A kernel may take over one of each group; returns them all. A value that two groups have counts once."""
+        self.takeovers = []
+        found: list[int] = []
+        for group in groups:
+            own = tuple(v for v in group if v in self.uses.slot and v not in found)
+            found += own
+            self.takeovers.append(own)
+        return found
+
     def _return(self, v: int) -> None:
         """A copy comes back."""
         self.away[v] = False
@@ -305,12 +332,29 @@ class _Sweep:
         self.swapped.append(Gap(v, self.problem.flow.values[v].nbytes, self.made[v], self.last_use[v], self.at))
         self._again(v)
 
-    def _rerun(self, kernel: int) -> None:
+    def _needs(self, kernel: int) -> int:
+        """The most that a kernel allocates that runs again now; notes what it may take over besides."""
+        uses = self.uses
+        needs, groups = uses.needs[kernel], list[tuple[int, ...]]()
+        for group in uses.takeable[kernel]:
+            own = [v for v in group if self.pins[v] == 1]  # that nothing else waits for
+            dying = next((v for v in own if v in self.extra), None)
+            if dying is None:
+                groups.append(tuple(v for v in own if not uses.is_dead(v, self.position)))
+            else:
+                needs -= uses.nbytes[dying]
+        self._begin_takeovers(groups)
+        return needs
+
+    def _rerun(self, kernel: int, needs: int) -> None:
         uses, at = self.uses, self.at
         self.reruns.append((self.position, kernel))
+        self.needs.append(needs)
+        self.takeovers = []
         self.rerun_s += self.problem.cost_s[kernel]
         for v in uses.reads[kernel]:
-            self.last_use[v] = at
+            if not (self.gone[v] or self.away[v]):
+                self.last_use[v] = at
             self.pins[v] -= 1
             if not self.pins[v]:
                 del self.pins[v]

@@ -91,7 +91,7 @@ def _require_gaps(absences: list[Absence], buffers: list[list[int]]) -> None:
     copied: set[int] = set()  # buffers, by where they are made
     for a in sorted(absences, key=lambda a: a.use):
         uses = next((b for b in reversed(buffers) if b[0] < a.release), buffers[0])
-        before = max((p for p in uses if p < a.release), default=-1)
+        before = max((p for p in uses if p < a.back), default=-1)
         if (before, a.use) not in gaps:
             raise InvalidModel(
                 f"this plan takes {a.tensor!r} away from kernel {a.release} to {a.use}, and it is used in between, not "

@@ -38,7 +38,7 @@ def _solve(problem: Problem, target_bytes: int, copies_bytes: int) -> Choice | N
 
 def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
     over = problem.live_bytes - target_bytes
-    gaps = problem.gaps
+    gaps = problem.uses.gaps
     ends = [0] * len(over)  # bytes that come back at each position
     waiting: list[tuple[int, int, int]] = []
     opened = absent = 0
@@ -103,7 +103,7 @@ def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list
         back = min(back, gap.end)
         slack[back : gap.end] -= gap.nbytes
         lane = min(lane, starts[back])
-        if back > first or gap not in release:
+        if back > first:
             placed.append((gap, first, back))
     return _intervals(placed, release)
 

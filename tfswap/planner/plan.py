@@ -32,7 +32,8 @@ class Absence:
         tensor: the tensor's name ("node:0").
         nbytes: its bytes.
         out: kernel after which the copy out starts; None when the host copy is there already.
-        release: kernel before which the device buffer is let go.
+        release: kernel before which the copy lets go of the device buffer: one after the last that reads it, or that
+            one itself, which then can take it over.
         back: kernel before which a buffer is allocated again and the copy in starts.
         use: kernel before which that copy must have ended: the first that reads the tensor again.
     """

@@ -28,7 +28,8 @@ from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 class Gap(NamedTuple):
     """A stretch in which a value waits: read (or made, or made again) at `start`, next read at `end`.
 
-    `made` is the position of the kernel that made this buffer of it.
+    `made` is the position of the kernel that made this buffer of it. Where the kernel that reads it last takes its
+    buffer over, the value is gone while that kernel runs: then `start` is the position before.
     """
 
     value: int
@@ -193,7 +194,9 @@ class Uses:
         candidates: values that wait and may leave; `slot` numbers them.
         watched_reads, watched_makes: the candidates that the kernel at a position reads and makes, where there are any.
         stretches: (begin, end, most live bytes) of the positions before each of those, and before the end.
-        needs: per kernel that may run again, the most that it allocates at once.
+        needs: per kernel that may run again, the most that it allocates at once, taking over nothing.
+        takeable: per kernel, for each buffer that it need not allocate if an input were not needed any more, the
+            inputs whose buffers it may take over instead.
         after, until: the waits of candidates, by (value, position of the first use) and (value, of the second).
         dependents: by value, the waits that it is a source of.
     """
@@ -214,10 +217,14 @@ class Uses:
             for v in self.reads[i]:
                 if self.positions[v][-1] != position:
                     self.positions[v].append(position)
+        self.needs = [self._allocates(i) if problem.repeatable[i] else 0 for i in range(len(flow.nodes))]
+        self.takeable = [self._takeable(i) for i in range(len(flow.nodes))]
+        takeable = {(v, position) for position in range(len(order)) for vs in self.takeovers(position) for v in vs}
         self.candidates = sorted(
             v
             for v, positions in self.positions.items()
-            if v not in problem.refusals and any(end - start > 1 for start, end in pairwise(positions))
+            if v not in problem.refusals
+            and any(end - start > 1 or (v, start) in takeable for start, end in pairwise(positions))
         )
         self.slot = {v: n for n, v in enumerate(self.candidates)}
         self.watched_reads: dict[int, list[int]] = {}
@@ -235,7 +242,6 @@ class Uses:
                 self.stretches.append((begin, position, max(self.live[begin:position], default=0)))
                 begin = position + 1
         self.stretches.append((begin, len(order), max(self.live[begin:], default=0)))
-        self.needs = [self._allocates(i) if problem.repeatable[i] else 0 for i in range(len(flow.nodes))]
         self.ended: dict[int, int] = {}  # variable version: position of the write that ends it
         for position, i in enumerate(order):
             for update in flow.updates[i]:
@@ -250,26 +256,70 @@ class Uses:
                 for source in wait.sources:
                     self.dependents.setdefault(source, []).append(wait)
 
-    def _allocates(self, kernel: int) -> int:
-        """The most that a kernel allocates at once, taking over nothing."""
+    def _allocates(self, kernel: int, taken: int | None = None) -> int:
+        """The most that a kernel allocates at once, taking over nothing but the buffer of `taken`."""
         flow = self.problem.flow
-        made = dict(flow.makes[kernel])
+        made, forwards = dict(flow.makes[kernel]), dict(flow.forwards[kernel])
+        temp_forwards = flow.temp_forwards.get(kernel, {})
         temps: list[int] = []
         held = most = 0
         for event, amount in flow.events[kernel]:
-            if event == "out":
-                held += self.nbytes[made[amount]] if amount in made else 0
-            elif event == "temp":
-                temps.append(round_up(amount))
-                held += temps[-1]
-            elif event == "free":
+            if event == "free":
                 held -= temps[amount]
+                continue
+            v = made.get(amount)
+            if event == "temp":
+                nbytes, candidates = round_up(amount), temp_forwards.get(len(temps), ())
+            elif v is not None:
+                nbytes, candidates = self.nbytes[v], forwards.get(v, ())
+            else:
+                continue
+            if taken in candidates:
+                nbytes, taken = 0, None
+            if event == "temp":
+                temps.append(nbytes)
+            held += nbytes
             most = max(most, held)
         return most
+
+    def _takeable(self, kernel: int) -> tuple[tuple[int, ...], ...]:
+        flow = self.problem.flow
+        groups = [candidates for _, candidates in flow.forwards[kernel]]
+        groups += flow.temp_forwards.get(kernel, {}).values()
+        once = [[v for v in self.reads[kernel] if v in group and flow.reads[kernel].count(v) == 1] for group in groups]
+        if not any(once):
+            return ()
+        most = self._allocates(kernel)
+        saved = (tuple(v for v in vs if most - self._allocates(kernel, v) == self.nbytes[v]) for vs in once)
+        return tuple(group for group in saved if group)
+
+    def takeovers(self, position: int) -> list[tuple[int, ...]]:
+        """Those of `takeable` of the kernel at `position` that nothing saves in this order as it is."""
+        groups = self.takeable[self.problem.order[position]]
+        return [vs for vs in groups if all(self.positions[v][-1] > position for v in vs)]
 
     def is_dead(self, v: int, position: int) -> bool:
         """Whether nothing at or after `position` reads `v`."""
         return self.positions[v][-1] < position
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """The problem's gaps, begun at once where the kernel before can take the buffer over.
+
+        Of several that could be taken over instead of one another, the one that waits longest.
+        """
+        early: set[tuple[int, int]] = set()
+        for position in range(len(self.problem.order)):
+            for group in self.takeovers(position):
+                waits = [wait for v in group if (wait := self.after.get((v, position))) is not None]
+                if waits:
+                    early.add((max(waits, key=lambda wait: wait.end).value, position))
+        gaps: list[Gap] = []
+        for (v, start), wait in self.after.items():
+            first = start - 1 if (v, start) in early else start
+            if wait.end - first > 1:
+                gaps.append(Gap(v, self.problem.flow.values[v].nbytes, self.positions[v][0], first, wait.end))
+        return sorted(gaps, key=lambda g: (g.start, g.end, g.value))
 
     def _chain(self, v: int, end: int) -> tuple[float, tuple[int, ...]]:
         """Seconds to make `v` again at `end` from what is there then unless moved, and what of that may be moved."""

@@ -37,7 +37,8 @@ class Interval(NamedTuple):
 
     The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
     kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
-    value's first absence has one; later ones, with `out` None, find their copy in host memory already).
+    value's first absence has one; later ones, with `out` None, find their copy in host memory already). The kernel
+    that reads it last before may be the one at `release` itself, which then can take the buffer over.
     """
 
     value: int

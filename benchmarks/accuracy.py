@@ -103,12 +103,41 @@ def _transformer(layers: int = 4, width: int = 192, heads: int = 4, length: int 
     return _trained(model, loss_fn, keras.optimizers.Adam(1e-4)), (tokens, tokens)
 
 
+def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Made:
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+
+    def twice(h: Any, filters: int) -> Any:
+        for _ in range(2):
+            h = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(h)
+            h = keras.layers.ReLU()(keras.layers.BatchNormalization()(h))
+        return h
+
+    inputs = keras.Input((size, size, 3))
+    h, skipped = inputs, []
+    for level in range(depth):
+        h = twice(h, width << level)
+        skipped.append(h)
+        h = keras.layers.MaxPooling2D()(h)
+    h = twice(h, width << depth)
+    for level in reversed(range(depth)):
+        h = keras.layers.Conv2DTranspose(width << level, 2, strides=2)(h)
+        h = twice(keras.layers.Concatenate()([h, skipped[level]]), width << level)
+    model = keras.Model(inputs, keras.layers.Conv2D(4, 1)(h))
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    arguments = tf.zeros([batch, size, size, 3]), tf.zeros([batch, size, size], tf.int32)
+    return _trained(model, loss_fn, keras.optimizers.Adam(1e-3)), arguments
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "mlp": _mlp,
     "vgg": _images("VGG16", 16, 64, 0.0),
     "resnet": _images("ResNet50", 16, 64, 0.9),
     "mobilenet": _images("MobileNetV2", 16, 96, 0.9),
     "transformer": _transformer,
+    "unet": _unet,
 }
 
 
@@ -134,6 +163,7 @@ def child(name: str, limit_bytes: int | None) -> dict[str, Any]:
             return {"floor_bytes": error.floor_bytes}
         report = function.report()
         planned = {"baseline_bytes": report.baseline_peak_bytes, "planned_bytes": report.planned_peak_bytes}
+        planned |= {"time_ratio": report.time_ratio, "swapped": len(report.swapped), "reruns": report.reruns}
         if analysed:
             return planned | {"floor_bytes": report.floor_bytes}
     tf.config.experimental.reset_memory_stats("CPU:0")

@@ -1,0 +1,451 @@
+"""What else makes a step smaller, and what does it cost? tfswap beside it, at the same measured peak.
+
+    python benchmarks/peers.py                                   # a transformer and a ResNet, about ten minutes
+    python benchmarks/peers.py transformer --rounds 30 --json peers.json
+    python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
+
+One training step in plain TensorFlow, with the same weights, as
+
+    unoptimised         as TensorFlow runs it by default
+    recompute_grad      every block wrapped in tf.recompute_grad
+    grappler recompute  Grappler's memory optimizer set to RECOMPUTATION_HEURISTICS in a ConfigProto
+    grappler swap       the same, SWAPPING_HEURISTICS
+    grappler both       the same, HEURISTICS
+    xla                 jit_compile=True
+    accumulate 2, 4     gradients summed over so many micro-batches, a call for each, then one update
+
+and, for each of these, with tfswap and a memory_limit of the peak that it was measured at. Where that is below tfswap's
+floor, the floor is what tfswap gets.
+
+Each variant is a process that keeps running, with TensorFlow's BFC allocator over its CPU's arena. After a warm-up they
+take turns, one step each, so that whatever else the machine does slows all alike; ratios are medians over the rounds of
+two times taken in the same round, by the clock and by CPU time, which other work on the machine changes little. "peak" is the arena's (get_memory_info) over all steps, the first included. XLA
+takes its temporaries from the arena too; "resident" is there to see what lies outside of it: how far the process
+grew, in physical memory and at most, from before the model was there to the steps after the warm-up (XLA's compiler,
+tfswap's host memory and its planner are in that). "values" compares all variables after three steps with the
+unoptimised step's: as TensorFlow runs it, and with Grappler off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MIB = 2**20
+ARENA_MIB = 4000
+CHECKED_STEPS = 3
+REFERENCES = ("unoptimised", "grappler off")
+MEMORY_OPTIMIZERS = {
+    "grappler recompute": "RECOMPUTATION_HEURISTICS",
+    "grappler swap": "SWAPPING_HEURISTICS",
+    "grappler both": "HEURISTICS",
+}
+PARTS = {"accumulate 2": 2, "accumulate 4": 4}
+PEERS = ("recompute_grad", *MEMORY_OPTIMIZERS, "xla", *PARTS)
+
+
+class Model(NamedTuple):
+    """A model in segments, so that a segment can be wrapped."""
+
+    variables: list[Any]
+    blocks: list[Callable[[Any], Any]]
+    loss_of: Callable[[Any, Any], Any]  # of the last block's output and the targets
+    arguments: tuple[Any, Any]  # the first block's input and the targets
+
+
+class Took(NamedTuple):
+    """What one step took."""
+
+    wall_s: float
+    cpu_s: float  # of all threads together
+
+
+class Weights(list[Any]):
+    """All variables that a model has made, from numbered seeds."""
+
+    def make(self, *shape: int, scale: float) -> Any:
+        import tensorflow as tf
+
+        self.append(tf.Variable(scale * tf.random.stateless_normal(shape, seed=(len(self), 7))))
+        return self[-1]
+
+
+def normalised(h: Any, axes: Sequence[int]) -> Any:
+    import tensorflow as tf
+
+    mean, variance = tf.nn.moments(h, axes, keepdims=True)
+    return (h - mean) * tf.math.rsqrt(variance + 1e-5)
+
+
+def transformer(layers: int = 6, width: int = 192, heads: int = 4, length: int = 96, batch: int = 8) -> Model:
+    """Blocks of causal attention and a GELU layer, each behind a normalisation."""
+    import tensorflow as tf
+
+    weights = Weights()
+    mask = tf.linalg.band_part(tf.ones([length, length]), -1, 0)
+
+    def make_block() -> Callable[[Any], Any]:
+        gains = [weights.make(width, scale=1.0) for _ in range(2)]
+        project = weights.make(width, 3 * width, scale=width**-0.5)
+        join = weights.make(width, width, scale=width**-0.5)
+        widen = weights.make(width, 4 * width, scale=width**-0.5)
+        narrow = weights.make(4 * width, width, scale=0.5 * width**-0.5)
+
+        def block(h: Any) -> Any:
+            qkv = tf.reshape((gains[0] * normalised(h, [-1])) @ project, [h.shape[0], length, 3, heads, width // heads])
+            q, k, v = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))
+            scores = tf.matmul(q, k, transpose_b=True) * (width // heads) ** -0.5
+            mixed = tf.nn.softmax(scores - 1e9 * (1 - mask)) @ v
+            h += tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [h.shape[0], length, width]) @ join
+            return h + tf.nn.gelu((gains[1] * normalised(h, [-1])) @ widen) @ narrow
+
+        return block
+
+    blocks = [make_block() for _ in range(layers)]
+    arguments = [tf.random.stateless_normal([batch, length, width], seed=(i, 9)) for i in range(2)]
+    return Model(weights, blocks, lambda h, y: tf.reduce_mean((h - y) ** 2), (arguments[0], arguments[1]))
+
+
+def resnet(layers: int = 8, width: int = 16, size: int = 32, batch: int = 16) -> Model:
+    """Bottleneck blocks on images, normalised over space and channels, so that parts of a batch do as the whole."""
+    import tensorflow as tf
+
+    weights = Weights()
+
+    def make_block() -> Callable[[Any], Any]:
+        shapes = (1, 4 * width, width), (3, width, width), (1, width, 4 * width)
+        kernels = [weights.make(n, n, i, o, scale=(2 / (n * n * i)) ** 0.5) for n, i, o in shapes]
+
+        def block(h: Any) -> Any:
+            inner = h
+            for kernel in kernels:
+                inner = normalised(tf.nn.conv2d(tf.nn.relu(inner), kernel, 1, "SAME"), [1, 2, 3])
+            return h + inner
+
+        return block
+
+    blocks = [make_block() for _ in range(layers)]
+    arguments = [tf.random.stateless_normal([batch, size, size, 4 * width], seed=(i, 9)) for i in range(2)]
+    return Model(weights, blocks, lambda h, y: tf.reduce_mean((h - y) ** 2), (arguments[0], arguments[1]))
+
+
+MODELS: dict[str, Callable[[], Model]] = {"transformer": transformer, "resnet": resnet}
+
+
+def gradients_of(model: Model, x: Any, y: Any, wrap: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        h = x
+        for block in model.blocks:
+            h = wrap(block)(h)
+        loss = model.loss_of(h, y)
+    return loss, tape.gradient(loss, model.variables)
+
+
+def make_step(model: Model, wrap: Callable[[Any], Any] = lambda block: block) -> Callable[[Any, Any], Any]:
+    """The step of all variants but accumulation: momentum, all in one call."""
+    import tensorflow as tf
+
+    slots = [tf.Variable(tf.zeros_like(v)) for v in model.variables]
+
+    def step(x: Any, y: Any) -> Any:
+        loss, gradients = gradients_of(model, x, y, wrap)
+        _update(model, slots, gradients)
+        return loss
+
+    return step
+
+
+def _update(model: Model, slots: Sequence[Any], gradients: Sequence[Any]) -> None:
+    for variable, slot, gradient in zip(model.variables, slots, gradients, strict=True):
+        slot.assign(0.9 * slot + gradient)
+        variable.assign_sub(1e-2 * slot)
+
+
+def accumulating(model: Model, parts: int) -> Callable[[Any, Any], Any]:
+    """One call for each micro-batch, which adds to the sums, and one that updates."""
+    import tensorflow as tf
+
+    slots, sums = ([tf.Variable(tf.zeros_like(v)) for v in model.variables] for _ in range(2))
+
+    @tf.function
+    def accumulate(x: Any, y: Any) -> Any:
+        loss, gradients = gradients_of(model, x, y, lambda block: block)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total.assign_add(gradient / parts)
+        return loss / parts
+
+    @tf.function
+    def update() -> None:
+        _update(model, slots, sums)
+        for total in sums:
+            total.assign(tf.zeros_like(total))
+
+    # A data pipeline hands out micro-batches; they are cut here once, so that no step has a copy of its input.
+    pieces = list(zip(*(tf.split(argument, parts) for argument in model.arguments), strict=True))
+
+    def step(*_: Any) -> Any:
+        loss = tf.add_n([accumulate(x, y) for x, y in pieces])
+        update()
+        return loss
+
+    return step
+
+
+def grappler_with(memory_optimization: str) -> None:
+    """From now on this process's functions go through Grappler's memory optimizer; TF 2's public options lack it."""
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.python.eager import context
+
+    config = config_pb2.ConfigProto()
+    options = config.graph_options.rewrite_options
+    options.memory_optimization = rewriter_config_pb2.RewriterConfig.MemOptType.Value(memory_optimization)
+    # What it recomputes for are nodes in this name scope: by default that of tf.gradients, not of GradientTape.
+    options.memory_optimizer_target_node_name_scope = "gradient_tape/"
+    context.context().function_call_options = context.FunctionCallOptions(config_proto=config)
+
+
+def added_by_grappler(first_call: Callable[[], Any]) -> int:
+    """Nodes of the memory optimizer in the graphs that TensorFlow makes at a function's first call."""
+    from tensorflow.python.eager import context
+
+    context.context().enable_run_metadata()
+    first_call()
+    graphs = context.context().export_run_metadata().function_graphs
+    context.context().disable_run_metadata()
+    made = re.compile(r"(^|/)(Recomputed|swap_in_|swap_out_)")
+    return sum(bool(made.search(n.name)) for g in graphs for n in g.post_optimization_graph.node)
+
+
+def resident_bytes(key: str) -> int:
+    """A line of /proc/self/status: VmRSS, what is in physical memory; VmHWM, the most that was."""
+    return int(re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
+
+
+def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
+    """One variant in this process: warms up, tells its figures, then a step and its time for each line of input."""
+    import numpy as np
+    import tensorflow as tf
+
+    slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)
+    del slab
+    before = resident_bytes("VmRSS")
+    model = MODELS[name]()
+    told: dict[str, Any] = {}
+    scope: Any = contextlib.nullcontext()
+    if variant in PARTS:
+        step: Any = accumulating(model, PARTS[variant])
+    elif variant == "recompute_grad":
+        step = tf.function(make_step(model, tf.recompute_grad))
+    elif variant == "xla":
+        step = tf.function(make_step(model), jit_compile=True)
+    else:
+        step = tf.function(make_step(model))
+    if variant in MEMORY_OPTIMIZERS:
+        grappler_with(MEMORY_OPTIMIZERS[variant])
+    if variant == "grappler off":
+        from tfswap.exporters.function import grappler_off
+
+        scope = grappler_off()
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    with scope:
+        started = time.perf_counter()
+        if limit_bytes:
+            step = under_limit(step, limit_bytes, model, told)
+        elif variant in MEMORY_OPTIMIZERS:
+            told["added_nodes"] = added_by_grappler(lambda: step(*model.arguments))
+        else:
+            step(*model.arguments)
+        told["first_s"] = time.perf_counter() - started
+        for _ in range(CHECKED_STEPS - 1):
+            step(*model.arguments)
+        np.savez(values, *(v.numpy() for v in model.variables))
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
+        step(*model.arguments)
+        print(json.dumps(told), flush=True)
+        for _ in sys.stdin:
+            started, cpu_started = time.perf_counter(), time.process_time()
+            step(*model.arguments).numpy()
+            took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
+            peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            print(json.dumps([*took, peak, resident_bytes("VmHWM") - before]), flush=True)
+
+
+def under_limit(step: Any, limit_bytes: int, model: Model, told: dict[str, Any]) -> Any:
+    """`step` under this limit, or under its floor, and called once."""
+    import tfswap
+
+    made = tfswap.optimize(step, memory_limit=limit_bytes)
+    try:
+        made(*model.arguments)
+    except tfswap.InfeasibleMemoryLimit as error:
+        made = tfswap.optimize(step, memory_limit=error.floor_bytes)
+        made(*model.arguments)
+    report = made.report()
+    told |= {"limit_bytes": report.memory_limit_bytes, "predicted_ratio": report.time_ratio}
+    told |= {"swapped": len(report.swapped), "reruns": report.reruns, "host_bytes": report.host_bytes}
+    return made
+
+
+class Variant:
+    """A process that takes a step when told to.
+
+    Attributes:
+        took: what each step took that counts.
+        peak_bytes, resident_bytes: its latest figures.
+        told: what it said of itself when it had warmed up.
+    """
+
+    def __init__(self, model: str, variant: str, folder: Path, limit_bytes: int = 0):
+        self.label = f"tfswap as {variant}" if limit_bytes else variant
+        self.values = folder / f"{model} {self.label}.npz"
+        self.took: list[Took] = []
+        self.peak_bytes = self.resident_bytes = 0
+        environment = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_CPU_ALLOCATOR_USE_BFC": "1",
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+        }
+        command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
+        command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]
+        pipe = subprocess.PIPE
+        self.errors = folder / f"{model} {self.label}.txt"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, env=os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
+            )
+        self.told: dict[str, Any] = self._read()
+
+    def step(self) -> Took:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        wall_s, cpu_s, self.peak_bytes, self.resident_bytes = self._read()
+        return Took(wall_s, cpu_s)
+
+    def _read(self) -> Any:
+        assert self.process.stdout
+        while line := self.process.stdout.readline():
+            if line.startswith(("{", "[")):
+                return json.loads(line)
+        sys.exit(f"{self.label}: the process ended\n{self.errors.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest difference of any variable, over that variable's largest value; 0.0 for the same bits."""
+    import numpy as np
+
+    with np.load(one) as a, np.load(other) as b:
+        return max(float(abs(a[k] - b[k]).max() / abs(b[k]).max()) for k in a.files)
+
+
+def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """All variants of one model: a row each."""
+    peers = [p for p in PEERS if p in args.only] if args.only else list(PEERS)
+    running = [Variant(model, variant, folder) for variant in (*REFERENCES, *peers)]
+    pairs: list[tuple[Variant, Variant]] = []
+    for peer in running:
+        peer.step()
+        if peer.label != "grappler off":
+            pairs.append((peer, Variant(model, peer.label, folder, peer.peak_bytes)))
+    running += [ours for _, ours in pairs]
+    for round_ in range(args.rounds + 1):
+        first = round_ % len(running)  # nobody always comes after the same one
+        for variant in running[first:] + running[:first]:
+            took = variant.step()
+            if round_:  # the first is a warm-up
+                variant.took.append(took)
+    for variant in running:
+        variant.close()
+    rows = [row_of(variant, running[:2]) for variant in running]
+    for peer, ours in pairs:
+        row = rows[running.index(ours)]
+        row["over_peer"] = ratios(ours, peer)
+        row["limit_kept"] = ours.peak_bytes <= ours.told["limit_bytes"]
+        row["at_peers_peak"] = ours.peak_bytes <= peer.peak_bytes
+    show(model, rows)
+    return rows
+
+
+def ratios(one: Variant, other: Variant) -> list[float]:
+    """Of wall and of CPU time: the medians over the rounds of one's over the other's."""
+    pairs = list(zip(one.took, other.took, strict=True))
+    return [statistics.median(getattr(a, clock) / getattr(b, clock) for a, b in pairs) for clock in Took._fields]
+
+
+def row_of(variant: Variant, references: Sequence[Variant]) -> dict[str, Any]:
+    differs = [difference(variant.values, r.values) for r in references]
+    return {
+        "label": variant.label,
+        "peak_bytes": variant.peak_bytes,
+        "resident_bytes": variant.resident_bytes,
+        "took_s": variant.took,
+        "over_unoptimised": ratios(variant, references[0]),
+        "differs": dict(zip(REFERENCES, differs, strict=True)),
+    } | variant.told
+
+
+def show(model: str, rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{model}, medians of {len(rows[0]['took_s'])} rounds; the machine's load is {os.getloadavg()[0]:.1f}")
+    print(f"{'':<29}{'MiB':>14}{'':>10}{'over unoptimised':>18}{'over the peer':>15}")
+    print(f"{'':<29}{'peak':>7}{'resident':>9}{'step s':>8}{'wall':>10}{'CPU':>8}{'wall':>8}{'CPU':>7}  values")
+    for row in rows:
+        line = f"{row['label']:<29}{row['peak_bytes'] / MIB:>7.1f}{row['resident_bytes'] / MIB:>9.0f}"
+        line += f"{statistics.median(t.wall_s for t in row['took_s']):>8.3f}"
+        line += "{:>10.2f}{:>8.2f}".format(*row["over_unoptimised"])
+        line += "{:>8.2f}{:>7.2f}  ".format(*row["over_peer"]) if "over_peer" in row else f"{'':>17}"
+        same = [name for name, off in row["differs"].items() if not off]
+        line += f"as {' and '.join(same)}" if same else f"off by {min(row['differs'].values()):.0e}"
+        if "added_nodes" in row:
+            line += f"; Grappler added {row['added_nodes']} nodes"
+        if "over_peer" in row:
+            line += f"; {row['swapped']} swapped, {row['reruns']} again"
+            line += "" if row["limit_kept"] else "; LIMIT BROKEN"
+            line += "" if row["at_peers_peak"] else f"; at its floor, {row['limit_bytes'] / MIB:.1f} MiB"
+        print(line, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--only", nargs="*", metavar="PEER", help=f"of {', '.join(PEERS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=15, help="steps that each variant takes, in turns")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--limit_bytes", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--values", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for given, known in ((args.models, MODELS), (args.only or (), PEERS)):
+        if unknown := [one for one in given if one not in known]:
+            parser.error(f"{unknown[0]!r} is not known; there are {', '.join(known)}")
+    if args.child:
+        child(args.models[0], args.child, args.limit_bytes, args.values)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        found = {model: compare(model, args, Path(folder)) for model in args.models or MODELS}
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    kept = all(row.get("limit_kept", True) for rows in found.values() for row in rows)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,18 @@
-"""How deep a network trains under a memory cap: TensorFlow as it is, and with tfswap, on one and the same cap.
+"""How deep, or how wide, a network trains under a memory cap: TensorFlow as it is, and with tfswap, on one cap.
 
     python benchmarks/depth.py                          # a cap of 192 MiB; 20 times the depth that fits unoptimised
     python benchmarks/depth.py --cap_mib 512 --times 20 50
     python benchmarks/depth.py --cap_mib 512 --blocks 833    # 2,500 convolutions, about 10^4 layers; half an hour
+    python benchmarks/depth.py --wide --cap_mib 256     # the widest Wide-ResNet-28 that fits, without and with tfswap
     python benchmarks/depth.py --json depth.json
 
-Bottleneck ResNets on small images, in plain TensorFlow with momentum (`planning_time.deep_resnet`). Each try is a
-process of its own, whose CPU arena is TensorFlow's BFC allocator, hard limited to the cap and settled as one region,
-as a GPU's is: what does not fit ends in ResourceExhaustedError. The greatest depth that fits unoptimised is found
-first, by doubling and bisection; then the same steps, decorated, are tried at multiples of it. A try trains `--steps`
-steps; the losses of both are compared at the depth that both reach.
+Deep: bottleneck ResNets on small images, in plain TensorFlow with momentum (`planning_time.deep_resnet`), by number of
+blocks. Wide: Wide-ResNets of 28 layers (Zagoruyko and Komodakis 2016) on 16 images of 32x32, with momentum, by their
+multiplier. Each try is a process of its own, whose CPU arena is TensorFlow's BFC allocator, hard limited to the cap and
+settled as one region, as a GPU's is: what does not fit ends in ResourceExhaustedError. The greatest size that fits
+unoptimised is found first, by doubling and bisection; then the same steps, decorated, are tried at multiples of it or,
+for the wide ones, searched in the same way. A try trains `--steps` steps; the losses of both are compared at the size
+that both reach.
 """
 
 from __future__ import annotations
@@ -25,9 +28,52 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
+WIDE_LAYERS = 28
 
 
-def child(blocks: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, Any]:
+def wide_resnet(multiplier: int) -> tuple[Any, tuple[Any, ...]]:
+    """A Wide-ResNet of basic blocks, in plain TensorFlow, with momentum."""
+    import tensorflow as tf
+
+    kernels: list[Any] = []
+
+    def kernel(size: int, inner: int, outer: int) -> Any:
+        scale = (2 / (size * size * inner)) ** 0.5
+        value = scale * tf.random.stateless_normal([size, size, inner, outer], seed=(len(kernels), 7))
+        kernels.append(tf.Variable(value))
+        return kernels[-1]
+
+    def active(h: Any) -> Any:
+        mean, variance = tf.nn.moments(h, [0, 1, 2])
+        return tf.nn.relu((h - mean) * tf.math.rsqrt(variance + 1e-3))
+
+    stem, blocks, inner = kernel(3, 3, 16), [], 16
+    for stage in range(3):
+        outer = 16 * multiplier << stage
+        for i in range((WIDE_LAYERS - 4) // 6):
+            shortcut = None if i else kernel(1, inner, outer)
+            blocks.append((kernel(3, inner, outer), kernel(3, outer, outer), shortcut, 2 if stage and not i else 1))
+            inner = outer
+    slots = [tf.Variable(tf.zeros_like(k)) for k in kernels]
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.nn.conv2d(x, stem, 1, "SAME")
+            for first, second, shortcut, stride in blocks:
+                kept = h if shortcut is None else tf.nn.conv2d(active(h), shortcut, stride, "SAME")
+                h = tf.nn.conv2d(active(h), first, stride, "SAME")
+                h = tf.nn.conv2d(active(h), second, 1, "SAME") + kept
+            loss = tf.reduce_mean(tf.reduce_mean(active(h), [1, 2]) ** 2)
+        for one, slot, gradient in zip(kernels, slots, tape.gradient(loss, kernels), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            one.assign_sub(1e-3 * slot)
+        return loss
+
+    return step, (tf.zeros([16, 32, 32, 3]),)
+
+
+def child(wide: bool, size: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, Any]:
     """One try in this process."""
     import tensorflow as tf
     from planning_time import deep_resnet
@@ -35,12 +81,22 @@ def child(blocks: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, A
     slab = tf.raw_ops.Empty(shape=[cap_mib - 2, MIB], dtype=tf.uint8)
     del slab
     tf.config.experimental.reset_memory_stats("CPU:0")
-    step, (x,) = deep_resnet(blocks)
-    x = x + tf.random.stateless_normal(x.shape, seed=(1, 2))
-    found: dict[str, Any] = {"blocks": blocks, "convolutions": 3 * blocks, "optimised": optimised}
+    found: dict[str, Any] = {"wide": wide, "size": size, "optimised": optimised}
+    try:
+        return found | trained(*(wide_resnet if wide else deep_resnet)(size), optimised, steps)
+    except tf.errors.ResourceExhaustedError:
+        return found | {"fits": False}
+
+
+def trained(step: Any, arguments: tuple[Any, ...], optimised: bool, steps: int) -> dict[str, Any]:
+    """Figures of some steps. Raises ResourceExhaustedError where they do not fit, but says it of a refusal."""
+    import tensorflow as tf
+
+    x = arguments[0] + tf.random.stateless_normal(arguments[0].shape, seed=(1, 2))
     begin = time.perf_counter()
-    concrete = step.get_concrete_function(x)
-    found |= {"nodes": len(concrete.graph.get_operations()), "tracing_s": time.perf_counter() - begin}
+    operations = step.get_concrete_function(x).graph.get_operations()
+    found: dict[str, Any] = {"nodes": len(operations), "tracing_s": time.perf_counter() - begin}
+    found["convolutions"] = sum(op.type == "Conv2D" for op in operations)
     if optimised:
         import tfswap
 
@@ -51,14 +107,12 @@ def child(blocks: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, A
             begin = time.perf_counter()
             losses.append(float(step(x).numpy()))
             times.append(time.perf_counter() - begin)
-    except tf.errors.ResourceExhaustedError:
-        return found | {"fits": False}
     except Exception as error:
         floor = getattr(error, "floor_bytes", None)
         if floor is None:
             raise
         return found | {"fits": False, "floor_mib": floor / MIB}
-    found |= {"fits": True, "first_s": times[0], "step_s": min(times[1:]), "losses": losses}
+    found |= {"fits": True, "first_s": times[0], "step_s": min(times[1:], default=times[0]), "losses": losses}
     found["peak_mib"] = tf.config.experimental.get_memory_info("CPU:0")["peak"] / MIB
     found["resident_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if optimised:
@@ -68,21 +122,22 @@ def child(blocks: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, A
     return found
 
 
-def attempt(blocks: int, optimised: bool, args: argparse.Namespace) -> dict[str, Any]:
+def attempt(size: int, optimised: bool, args: argparse.Namespace) -> dict[str, Any]:
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(args.cap_mib),
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    command = [sys.executable, __file__, "--child", str(int(optimised)), "--blocks", str(blocks)]
-    command += ["--steps", str(args.steps), "--cap_mib", str(args.cap_mib)]
+    command = [sys.executable, __file__, "--child", str(int(optimised)), "--blocks", str(size)]
+    command += ["--steps", str(args.steps), "--cap_mib", str(args.cap_mib)] + ["--wide"] * args.wide
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{blocks} blocks: a run failed\n{done.stderr[-3000:]}")
+        sys.exit(f"size {size}: a run failed\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    name = "tfswap" if optimised else "unoptimised"
-    line = f"{name:<12}{blocks:>7}{3 * blocks:>8}{found['nodes']:>9}"
+    line = f"{'tfswap' if optimised else 'unoptimised':<12}{size:>7}"
+    if "nodes" in found:
+        line += f"{found['convolutions']:>8}{found['nodes']:>9}"
     if found["fits"]:
         line += f"{found['peak_mib']:>9.1f}{found['first_s']:>9.1f}{found['step_s']:>9.2f}"
         if optimised:
@@ -95,50 +150,55 @@ def attempt(blocks: int, optimised: bool, args: argparse.Namespace) -> dict[str,
     return found
 
 
-def deepest(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tries without tfswap, the deepest that fits last."""
-    tries = [attempt(1, False, args)]
+def search(optimised: bool, start: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tries from `start` on, the largest that fits last."""
+    tries = [attempt(start, optimised, args)]
     while tries[-1]["fits"]:
-        tries.append(attempt(2 * tries[-1]["blocks"], False, args))
-    fits, fails = tries[-2]["blocks"] if len(tries) > 1 else 0, tries[-1]["blocks"]
+        tries.append(attempt(2 * tries[-1]["size"], optimised, args))
+    fits, fails = tries[-2]["size"] if len(tries) > 1 else 0, tries[-1]["size"]
     while fails - fits > 1:
-        tries.append(attempt((fits + fails) // 2, False, args))
+        tries.append(attempt((fits + fails) // 2, optimised, args))
         if tries[-1]["fits"]:
-            fits = tries[-1]["blocks"]
+            fits = tries[-1]["size"]
         else:
-            fails = tries[-1]["blocks"]
-    return sorted(tries, key=lambda t: (t["fits"], t["blocks"]))
+            fails = tries[-1]["size"]
+    return sorted(tries, key=lambda t: (t["fits"], t["size"]))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cap_mib", type=int, default=192, help="the arena's size")
     parser.add_argument("--times", type=int, nargs="*", default=[1, 20], help="multiples of the unoptimised depth")
-    parser.add_argument("--blocks", type=int, help="this depth with tfswap, and no search")
+    parser.add_argument("--blocks", type=int, help="this depth with tfswap, and no search; with --wide, this width")
+    parser.add_argument("--wide", action="store_true", help="Wide-ResNets, by their multiplier")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        print(json.dumps(child(args.blocks, bool(args.child), args.steps, args.cap_mib)))
+        print(json.dumps(child(args.wide, args.blocks, bool(args.child), args.steps, args.cap_mib)))
         return 0
-    print(f"{'':<12}{'blocks':>7}{'convs':>8}{'nodes':>9}{'peak MiB':>9}{'first s':>9}{'step s':>9}", flush=True)
-    rows = []
+    size = "width" if args.wide else "blocks"
+    print(f"{'':<12}{size:>7}{'convs':>8}{'nodes':>9}{'peak MiB':>9}{'first s':>9}{'step s':>9}", flush=True)
     if args.blocks:
-        rows.append(attempt(args.blocks, True, args))
+        rows = [attempt(args.blocks, True, args)]
+        held = rows[0]["fits"]
     else:
-        rows += deepest(args)
+        rows = search(False, 1, args)
         base = rows[-1]
-        for times in args.times:
-            rows.append(attempt(times * base["blocks"], True, args))
-        same = [r for r in rows if r["blocks"] == base["blocks"] and r["fits"] and r["optimised"]]
-        for row in same:
-            print(
-                f"losses at {row['blocks']} blocks {'are' if row['losses'] == base['losses'] else 'ARE NOT'} the same"
-            )
+        if args.wide:
+            rows += search(True, base["size"], args)
+            held = rows[-1]["fits"]
+        else:
+            rows += [attempt(times * base["size"], True, args) for times in args.times]
+            held = all(row["fits"] for row in rows if row["optimised"])
+        for row in rows:
+            if row["size"] == base["size"] and row["fits"] and row["optimised"]:
+                same = "are" if row["losses"] == base["losses"] else "ARE NOT"
+                print(f"losses at size {row['size']} {same} the same")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(row["fits"] for row in rows if row["optimised"]) else 1
+    return 0 if held else 1
 
 
 if __name__ == "__main__":

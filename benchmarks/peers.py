@@ -19,11 +19,12 @@ floor, the floor is what tfswap gets.
 
 Each variant is a process that keeps running, with TensorFlow's BFC allocator over its CPU's arena. After a warm-up they
 take turns, one step each, so that whatever else the machine does slows all alike; ratios are medians over the rounds of
-two times taken in the same round, by the clock and by CPU time, which other work on the machine changes little. "peak" is the arena's (get_memory_info) over all steps, the first included. XLA
-takes its temporaries from the arena too; "resident" is there to see what lies outside of it: how far the process
-grew, in physical memory and at most, from before the model was there to the steps after the warm-up (XLA's compiler,
-tfswap's host memory and its planner are in that). "values" compares all variables after three steps with the
-unoptimised step's: as TensorFlow runs it, and with Grappler off.
+two times taken in the same round: by the clock, and by CPU time, which other work on the machine changes little.
+"peak" is the arena's (get_memory_info) over all steps, the first included. XLA takes its temporaries from the arena
+too; "resident" is there to see what lies outside of it: how far the process grew, in physical memory and at most, from
+before the model was there to the steps after the warm-up (XLA's compiler, tfswap's host memory and its planner are in
+that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and with
+Grappler off.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def test_a_small_kernel_runs_on_one_core_and_a_large_one_on_all():
 def test_small_kernels_run_side_by_side_when_nothing_orders_them():
     rates = Rates(1e9, 1e9, 1e9, 1e9, 1e9, 0.0, cores=2)
     small, large = GRAIN_S / 2, GRAIN_S * 10
-    assert unordered_seconds([small] * 4, [(), (), (), ()], rates) == pytest.approx(2 * small)
-    assert unordered_seconds([small] * 4, [(), (0,), (1,), (2,)], rates) == pytest.approx(4 * small)
-    assert unordered_seconds([large] * 4, [(), (), (), ()], rates) == pytest.approx(4 * large)
+    assert unordered_seconds([small] * 4, [1] * 4, [(), (), (), ()], rates) == pytest.approx(2 * small)
+    assert unordered_seconds([small] * 4, [1] * 4, [(), (0,), (1,), (2,)], rates) == pytest.approx(4 * small)
+    assert unordered_seconds([large] * 4, [2] * 4, [(), (), (), ()], rates) == pytest.approx(4 * large)
 
 
 # --- profiles ----------------------------------------------------------------------------------------------------

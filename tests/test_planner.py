@@ -55,8 +55,13 @@ def value(flow: Dataflow, name: str) -> int:
     return next(v for v, made in enumerate(flow.values) if made.tensor.node.name == name)
 
 
-def live_peak(flow: Dataflow, order: list[int], intervals: tuple[Interval, ...] | list[Interval] = ()) -> int:
-    return simulate_memory(flow, build_schedule(order, intervals), live=True).peak_bytes
+def live_peak(
+    flow: Dataflow,
+    order: list[int],
+    intervals: tuple[Interval, ...] | list[Interval] = (),
+    beside: tuple[int, ...] = (),
+) -> int:
+    return simulate_memory(flow, build_schedule(order, intervals, beside), live=True).peak_bytes
 
 
 def costs(flow: Dataflow) -> list[float]:

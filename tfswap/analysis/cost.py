@@ -77,12 +77,14 @@ class Work(NamedTuple):
         steps: element-wise operations, for each element of its largest input or output. As many as fit beside the
             memory traffic are not counted: 0 for most.
         passes: bytes that it moves, for each of its inputs and outputs.
+        one_core: whether it runs on one core, however long it takes.
     """
 
     flops: Count | None = None
     efficiency: float = 1.0
     steps: float = 0.0
     passes: float = 1.0
+    one_core: bool = False
 
 
 def _elements(kind: TensorType) -> int:
@@ -161,9 +163,9 @@ _WORK: dict[str, Work] = {
     "ArgMin": Work(steps=2.5),
     "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
     "AssignSubVariableOp": Work(passes=3),
-    "BatchMatMul": Work(_matmul, 0.55),
-    "BatchMatMulV2": Work(_matmul, 0.55),
-    "BatchMatMulV3": Work(_matmul, 0.55),
+    "BatchMatMul": Work(_matmul, 0.55, one_core=True),
+    "BatchMatMulV2": Work(_matmul, 0.55, one_core=True),
+    "BatchMatMulV3": Work(_matmul, 0.55, one_core=True),
     "Conv2D": Work(_convolution),
     "Conv2DBackpropFilter": Work(_filter_gradient, 0.8),
     "Conv2DBackpropInput": Work(_input_gradient),
@@ -229,17 +231,27 @@ _WORK: dict[str, Work] = {
 def work_seconds(node: Node, rates: Rates) -> float:
     """Seconds of the work of one run of `node`, on the cores that it is spread over."""
     spread = max(_parts(node, rates))
-    return min(spread * rates.cores, max(spread, GRAIN_S))
+    alone = spread * rates.cores
+    return alone if _work(node).one_core else min(alone, max(spread, GRAIN_S))
 
 
 def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
     """Seconds of a node's contraction, its element-wise operations and its memory traffic, on all cores."""
     kinds = [*(t.type for t in node.inputs), *node.outputs]
-    work = _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
+    work = _work(node)
     flops = work.flops(node) / work.efficiency if work.flops else 0.0
     steps = work.steps * max(map(_elements, kinds), default=0)
     moved = work.passes * sum(kind.nbytes or 0 for kind in kinds)
     return flops / rates.flops_per_s, steps / rates.steps_per_s, moved / rates.memory_bytes_per_s
+
+
+def cores_used(node: Node, rates: Rates) -> int:
+    """How many of the machine's cores a run of `node` keeps busy."""
+    return 1 if _work(node).one_core or work_seconds(node, rates) <= GRAIN_S else rates.cores
+
+
+def _work(node: Node) -> Work:
+    return _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
 
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
@@ -266,16 +278,18 @@ def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
     return replace(rates, **{t: getattr(rates, t) * scale for t, scale in scales.items()})
 
 
-def unordered_seconds(cost_s: Sequence[float], waits_for: Sequence[Sequence[int]], rates: Rates) -> float:
+def unordered_seconds(
+    cost_s: Sequence[float], cores: Sequence[int], waits_for: Sequence[Sequence[int]], rates: Rates
+) -> float:
     """Seconds of a step whose kernels run as soon as they can: those on one core side by side.
 
     Args:
         cost_s: of each node, in topological order; 0 for those that are no kernels.
+        cores: that each keeps busy.
         waits_for: the nodes that each waits for.
     """
     ends: list[float] = []
     for seconds, before in zip(cost_s, waits_for, strict=True):
         ends.append(seconds + max((ends[b] for b in before), default=0.0))
-    alone = GRAIN_S + rates.launch_s
-    busy = sum(seconds * (1 if seconds <= alone else rates.cores) for seconds in cost_s)
+    busy = sum(seconds * used for seconds, used in zip(cost_s, cores, strict=True))
     return max(busy / rates.cores, max(ends, default=0.0))

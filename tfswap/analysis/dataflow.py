@@ -108,6 +108,11 @@ class Dataflow:
     kept: dict[tuple[Node, int], tuple[int, ...]] = field(default_factory=dict[tuple[Node, int], tuple[int, ...]])
 
     @cached_property
+    def inexact_kernels(self) -> frozenset[int]:
+        """`inexact`, to look up."""
+        return frozenset(self.inexact)
+
+    @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
         """These facts, and where some temporaries are bounds, the facts without those.
 

@@ -56,7 +56,7 @@ def _compare(planned: Any, ran: dict[str, Any]) -> int:
     # Lowered or inlined calls: what stands in for their bodies has their control edges.
     lowered = {n.name for n in planned.node if calls_functions(n.op) and n.name in ran and ran[n.name].op != n.op}
     for node in planned.node:
-        ours = node.op in names.ALL or node.name.startswith(names.AGAIN)
+        ours = node.op in names.ALL | names.BESIDE or node.name.startswith(names.AGAIN)
         if not ours and not any(i.startswith("^") for i in node.input):
             continue
         executed = ran.get(node.name)

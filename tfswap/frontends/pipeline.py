@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfswap.analysis.bodies import UnboundedLoop
-from tfswap.analysis.cost import Costs, unordered_seconds
+from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.profile import Profile
@@ -194,7 +194,8 @@ class Optimizer:
         peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
-            return peak, unordered_seconds(cost_s, flow.own_deps, costs.rates)
+            cores = [cores_used(node, costs.rates) for node in flow.nodes]
+            return peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates)
         ordered_s = sum(costs.seconds(n) for n, k in zip(self.flow.nodes, self.flow.is_kernel, strict=True) if k)
         return peak, profile.unordered * ordered_s
 
@@ -255,6 +256,7 @@ class Optimizer:
             host_bytes=found.memory.host_peak_bytes,
             time_ratio=self.time_ratio(found),
             solver=self.options.solver,
+            beside=found.choice.beside,
         )
 
     def time_ratio(self, candidate: Candidate) -> float:
@@ -272,7 +274,7 @@ class Optimizer:
     def _steps(self, plan: Plan) -> list[Step]:
         values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
         order = [self.flow.place[name] for name in plan.order]
-        return build_schedule(order, [to_interval(a, values) for a in plan.absences])
+        return build_schedule(order, [to_interval(a, values) for a in plan.absences], plan.beside)
 
     def written_variables(self) -> list[int]:
         """Which feeds, by position, are variables that the step writes."""

@@ -27,6 +27,19 @@ ALL: Final = frozenset(
     }
 )
 
+# --- kernels side by side --------------------------------------------------------------------------------
+
+# () -> (count: variant). How many allocations the arena has made.
+COUNT_ALLOCATIONS: Final = "Tfswap>CountAllocations"
+
+# (count: variant) -> (). Waits until the arena has made one more.
+AWAIT_ALLOCATION: Final = "Tfswap>AwaitAllocation"
+
+# (tensors...) -> (); attr T: their types. Keeps them until it runs.
+HOLD: Final = "Tfswap>Hold"
+
+BESIDE: Final = frozenset({COUNT_ALLOCATIONS, AWAIT_ALLOCATION, HOLD})
+
 # --- codecs (docs/encodings.md) --------------------------------------------------------------------------
 # `shape` is a vector of int32 or int64 (attr Tshape), in host memory on every device.
 

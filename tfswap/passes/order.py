@@ -23,6 +23,8 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     if gate is not None:
         chain = [graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}), *chain]
     for before, node in pairwise(chain):
+        if node.op == names.AWAIT_ALLOCATION:
+            continue  # it waits for a kernel to start, not for the one before it to end
         if not any(t.node is before for t in node.inputs):
             added += graph.add_control(node, before)
     if chain and chain[-1] not in graph.targets:

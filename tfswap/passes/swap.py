@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 from tfswap.planner.plan import Absence, Plan
-from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
+from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
 
 VARIANT = TensorType("variant", ())
 
@@ -64,12 +64,21 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
         return travels[value]
 
     chain: list[Node] = []
-    for kind, subject in build_schedule(order, intervals):
-        if kind == RUN:
+    lead: int | None = None  # the kernel that the next one runs beside
+    for kind, subject in build_schedule(order, intervals, plan.beside):
+        if kind in (RUN, LEAD):
             node = graph[flow.nodes[subject].name]
             for position, tensor in enumerate(_current(graph, flow, subject, travels)):
                 if tensor != node.inputs[position]:
                     graph.replace_input(node, position, tensor)
+            if kind == LEAD:
+                lead = subject
+                chain += _started(graph, node)
+                continue
+            if lead is not None:
+                chain += (node, _held(graph, flow, lead))
+                lead = None
+                continue
         elif kind == RERUN:
             first = flow.nodes[subject]
             node = graph.add(
@@ -86,6 +95,33 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
             node = _insert(graph, kind, travel(subject))
         chain.append(node)
     return chain
+
+
+def _started(graph: Graph, first: Node) -> tuple[Node, Node, Node]:
+    """`first`, with what lets the chain go on as soon as it has the buffer of its output (csrc/core/beside_ops.cc)."""
+    stem = f"tfswap/beside/{first.name}"
+    count = graph.add(
+        names.COUNT_ALLOCATIONS, graph.unique_name(f"{stem}/count"), outputs=(VARIANT,), device=first.device
+    )
+    wait = graph.add(names.AWAIT_ALLOCATION, graph.unique_name(f"{stem}/await"), (count.out(),), device=first.device)
+    return count, first, wait
+
+
+def _held(graph: Graph, flow: Dataflow, lead: int) -> Node:
+    """A node that runs when `lead` has ended, and until then keeps what that reads."""
+    first = graph[flow.nodes[lead].name]
+    tensors = tuple(
+        dict.fromkeys(
+            tensor
+            for tensor, read in zip(first.inputs, flow.nodes[lead].inputs, strict=True)
+            if (v := flow.value_of.get((read.node, read.index))) is not None and flow.values[v].producer != PERSISTENT
+        )
+    )
+    types = tuple(Dtype(tensor.type.dtype) for tensor in tensors)
+    name = graph.unique_name(f"tfswap/beside/{first.name}/hold")
+    held = graph.add(names.HOLD, name, tensors, attrs={"T": types}, device=first.device)
+    graph.add_control(held, first)
+    return held
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

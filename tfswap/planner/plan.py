@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -56,6 +57,7 @@ class Plan:
         order: names of the kernels in the order in which they run, those that run again named again; empty when
             nothing is changed.
         absences: what is swapped, and when.
+        beside: positions in the order whose kernels run beside the one before them.
         baseline_peak_bytes: predicted peak of the unoptimised step.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
@@ -74,6 +76,7 @@ class Plan:
     host_bytes: int
     time_ratio: float
     solver: str
+    beside: tuple[int, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -142,6 +145,12 @@ def _check_form(plan: Plan) -> None:
             raise InvalidModel(
                 f"plan.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use {a.use}: "
                 f"they must rise in this order, and lie among the {len(plan.order)} kernels of plan.order"
+            )
+    for before, position in pairwise((-1, *plan.beside)):
+        if not max(1, before + 2) <= position < len(plan.order):
+            raise InvalidModel(
+                f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
+                f"lie among the {len(plan.order)} kernels of plan.order, past the first"
             )
 
 

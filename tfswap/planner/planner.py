@@ -19,10 +19,19 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import classics, evict, furthest, meng
-from tfswap.planner.ordering import rank_orders
+from tfswap.planner.beside import bring_together, side_by_side
+from tfswap.planner.ordering import PEAK_TIE, rank_orders
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
-from tfswap.planner.schedule import Step, build_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, Memory, Resident, Timing, judge_memory, simulate_time
+from tfswap.planner.schedule import LEAD, Step, build_schedule
+from tfswap.planner.simulate import (
+    NOTHING_KNOWN,
+    Memory,
+    Resident,
+    Timing,
+    judge_memory,
+    simulate_memory,
+    simulate_time,
+)
 
 TACTICS = ("swap", "recompute")
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
@@ -54,6 +63,7 @@ KERNELS_SWEPT = 200_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
+BESIDE_TRIES = 3
 COARSE_KERNELS, SLOWER = 200, 1.1
 """How far a rung's peak and time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
@@ -127,7 +137,7 @@ class Planner:
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = [self.costs.seconds(node) for node in flow.nodes]
-        orders = rank_orders(flow, self.cost_s)
+        orders = [self._brought_together(order) for order in rank_orders(flow, self.cost_s)]
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
@@ -142,6 +152,14 @@ class Planner:
         self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
         self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
         self.unmoved = [self.judge(Choice(p.order, [])) for p in self.problems]
+
+    def _brought_together(self, order: list[int]) -> list[int]:
+        """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
+        made = bring_together(self.flow, order, self.cost_s, self.rates)
+        if made == order:
+            return order
+        peaks = (simulate_memory(self.flow, build_schedule(o, ()), live=True).peak_bytes for o in (order, made))
+        return made if next(peaks) * PEAK_TIE >= next(peaks) else order
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
         """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits."""
@@ -164,7 +182,9 @@ class Planner:
                 if best is not None and draft.timing.total_s >= best.timing.total_s:
                     continue
                 found = ladder.candidate(rung)
-                if found is not None and found.peak_bytes <= limit_bytes and self._host_fits(found):
+                if found is None or found.peak_bytes > limit_bytes or not self._host_fits(found):
+                    continue
+                if best is None or found.timing.total_s < best.timing.total_s:
                     best = found
         return best
 
@@ -187,17 +207,38 @@ class Planner:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
     def draft(self, choice: Choice) -> Draft:
-        """What is cheap to tell of any choice: its time."""
-        steps = build_schedule(*choice)
-        return Draft(choice, simulate_time(self.flow, steps, self.cost_s, self.rates))
+        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
+        choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
+        return Draft(choice, self._timing(choice))
+
+    def _timing(self, choice: Choice) -> Timing:
+        return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates)
 
     def judge(self, choice: Choice) -> Candidate:
         """Memory and time of any choice, whoever made it."""
         return self.judge_draft(self.draft(choice))
 
     def judge_draft(self, draft: Draft) -> Candidate:
-        memory = judge_memory(self.flow, build_schedule(*draft.choice), self.resident)
-        return Candidate(draft.choice, memory, draft.timing, promised(memory.peak_bytes))
+        choice, memory = self._within_own_peak(draft.choice)
+        timing = draft.timing if choice.beside == draft.choice.beside else self._timing(choice)
+        return Candidate(choice, memory, timing, promised(memory.peak_bytes))
+
+    def _within_own_peak(self, choice: Choice) -> tuple[Choice, Memory]:
+        """`choice`, with those kernels one after another that would raise its peak side by side."""
+        apart = choice._replace(beside=())
+        lowest = judge_memory(self.flow, build_schedule(*apart), self.resident)
+        for _ in range(BESIDE_TRIES):
+            if not choice.beside:
+                break
+            steps = build_schedule(*choice)
+            memory = judge_memory(self.flow, steps, self.resident)
+            if memory.peak_bytes <= lowest.peak_bytes:
+                return choice, memory
+            leads = [n for n, step in enumerate(steps) if step.kind == LEAD]
+            most = [max(memory.during_bytes[n : n + 2]) for n in leads]
+            kept = tuple(p for p, b in zip(choice.beside, most, strict=True) if b <= lowest.peak_bytes)
+            choice = choice._replace(beside=kept if kept != choice.beside else ())
+        return apart, lowest
 
 
 class _Ladder:

@@ -40,10 +40,14 @@ class Gap(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a solver decides: the kernels in order, those that run again named again, and what is swapped when."""
+    """What is decided: the kernels in order, those that run again named again, and what is swapped when.
+
+    `beside` holds positions in the order whose kernels run beside the one before them. Solvers leave that open.
+    """
 
     order: list[int]
     intervals: list[Interval]
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

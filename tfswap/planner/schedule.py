@@ -4,6 +4,7 @@ It is what a plan says, what the simulator judges and what the passes turn into 
 swap contract is split in two at each end, so that every allocation and release has its place in the order:
 
     RUN n        kernel n runs
+    LEAD n       kernel n starts, and the next kernel as soon as this one has its output's buffer; they end together
     RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
     OUT v        the copy of value v to host memory starts; the copy holds v's buffer
     RELEASE v    waits until that copy has ended, then lets go of the buffer
@@ -13,20 +14,24 @@ swap contract is split in two at each end, so that every allocation and release 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import NamedTuple
 
 RUN = "run"
+LEAD = "lead"
 RERUN = "rerun"
 OUT = "swap_out"
 RELEASE = "release"
 IN = "swap_in"
 AWAIT = "await"
 
+KERNELS = frozenset({RUN, LEAD, RERUN})
+"""What has a kernel for its subject."""
+
 
 class Step(NamedTuple):
-    """`subject` is a node's index for RUN and RERUN, a value's for the others."""
+    """`subject` is a node's index for KERNELS, a value's for the others."""
 
     kind: str
     subject: int
@@ -48,15 +53,23 @@ class Interval(NamedTuple):
     use: int
 
 
-def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[Step]:
+def build_schedule(
+    order: Sequence[int], absences: Sequence[Interval], beside: Collection[int] = frozenset()
+) -> list[Step]:
     """The schedule that runs the kernels in `order` and moves values as `absences` say.
 
     A kernel that `order` names again runs again. Copies that start at one position start in the order of their
     deadlines.
+
+    Args:
+        beside: positions whose kernels run beside the one before them. Nothing happens between the two: what would
+            be released or copied out there is so after both, and what would come back comes back before both.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
 
     def put(position: int, rank: int, deadline: int, kind: str, value: int) -> None:
+        if position in beside:
+            position += 1 if kind in (OUT, RELEASE) else -1
         before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
 
     for a in absences:
@@ -68,6 +81,8 @@ def build_schedule(order: Sequence[int], absences: Sequence[Interval]) -> list[S
     steps: list[Step] = []
     done = 0
     runs = _runs(order)
+    for position in beside:
+        runs[position - 1] = Step(LEAD, order[position - 1])
     for position in sorted(before):
         steps += runs[done:position]
         steps += [entry[3] for entry in sorted(before[position])]

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tfswap.analysis.cost import cores_used
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
-from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RERUN, RUN, Step
+from tfswap.planner.schedule import AWAIT, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, Step
 
 MAX_REPEATS = 3
 
@@ -147,7 +148,7 @@ class Replay:
         self.refs = [0] * len(self.flow.values)
         self.late: dict[int, list[int]] = {}
         for kind, subject in self.steps:
-            if kind in (RUN, RERUN):
+            if kind in KERNELS:
                 for v in self.flow.reads[subject]:
                     self._count(v)
                 if kind == RERUN:
@@ -185,18 +186,22 @@ class Replay:
         held: dict[int, Buffer] = {}
         coming: dict[int, Buffer] = {}
         self.renewed = {}
+        running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
         peak_step, peak = 0, -1
         allocate, free = arena.allocate, arena.free
         values = flow.values
         for number, (kind, subject) in enumerate(self.steps):
             before = arena.peak_bytes = arena.in_use_bytes
-            if kind == RUN:
-                self._run(subject, buffers)
-            elif kind == RERUN:
-                for _, v in flow.makes[subject]:
-                    self.renewed.setdefault(v, 0)
-                    del buffers[v]
-                self._run(subject, buffers)
+            if kind in KERNELS:
+                if kind == RERUN:
+                    for _, v in flow.makes[subject]:
+                        self.renewed.setdefault(v, 0)
+                        del buffers[v]
+                running.append((subject, self.begin(subject, buffers)))
+                if kind != LEAD:
+                    for i, temps in running:
+                        self.finish(i, buffers, temps)
+                    running = []
             elif kind == OUT:
                 held[subject] = buffers[subject]
             elif kind == RELEASE:
@@ -248,9 +253,6 @@ class Replay:
         while chain[-1] in self._older:
             chain.append(self._older[chain[-1]])
         return chain
-
-    def _run(self, i: int, buffers: dict[int, Buffer]) -> None:
-        self.finish(i, buffers, self.begin(i, buffers))
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""
@@ -411,7 +413,7 @@ def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
     last_read: dict[tuple[int, int], int] = {}
     nth = [0] * len(flow.values)
     for n, (kind, subject) in enumerate(steps):
-        if kind in (RUN, RERUN):
+        if kind in KERNELS:
             for v in flow.reads[subject]:
                 last_read[v, nth[v]] = n
             if kind == RERUN:
@@ -425,7 +427,7 @@ def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
     nth = [0] * len(flow.values)
     for n, (kind, subject) in enumerate(steps[: at + 1]):
         made: list[int] = []
-        if kind in (RUN, RERUN):
+        if kind in KERNELS:
             made = [v for _, v in flow.makes[subject]]
         elif kind == IN:
             alive.add(subject)
@@ -435,7 +437,7 @@ def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
         elif kind == RERUN:
             for v in made:
                 nth[v] += 1
-        if n < at and kind in (RUN, RERUN, RELEASE):
+        if n < at and (kind in KERNELS or kind == RELEASE):
             touched = (subject,) if kind == RELEASE else (*flow.reads[subject], *made)
             for v in touched:
                 if v not in flow.fetched and last_read.get((v, nth[v]), -1) <= n:
@@ -463,20 +465,34 @@ class Timing:
     lost_s: float
 
 
+def beside_seconds(flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates) -> float:
+    """Seconds of two kernels side by side: of their work on all cores, and no less than the longer takes alone."""
+    work_s = sum(cost_s[i] * cores_used(flow.nodes[i], rates) for i in (first, second))
+    return max(work_s / rates.cores, cost_s[first], cost_s[second])
+
+
 def simulate_time(flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float], rates: Rates) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
-    What kernels lose to the copies beside them (`Rates.copy_share`) comes on top, as a whole.
+    Two kernels side by side share the cores. What kernels lose to the copies beside them (`Rates.copy_share`) comes on
+    top, as a whole.
     """
     now = compute = rerun = lost = 0.0
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
     out_free = in_free = 0.0
+    lead = -1  # the kernel that runs beside the next
     out_end: dict[int, float] = {}
     in_end: dict[int, float] = {}
     for kind, subject in steps:
         if kind == RUN:
-            now += cost_s[subject]
-            compute += cost_s[subject]
+            seconds = cost_s[subject]
+            if lead >= 0:
+                seconds = beside_seconds(flow, lead, subject, cost_s, rates)
+                lead = -1
+            now += seconds
+            compute += seconds
+        elif kind == LEAD:
+            lead = subject
         elif kind == RERUN:
             now += cost_s[subject]
             rerun += cost_s[subject]

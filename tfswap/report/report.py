@@ -200,7 +200,7 @@ def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan, values: dict[st
 
     intervals = [to_interval(a, values) for a in plan.absences]
     order = [flow.place[name] for name in plan.order] or planner.problems[0].order
-    steps = build_schedule(order, intervals)
+    steps = build_schedule(order, intervals, plan.beside)
     memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
     return tuple(
         (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "arena.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/function.h"
@@ -32,7 +33,6 @@
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
-#include "tensorflow/core/common_runtime/bfc_allocator.h"
 #include "tensorflow/core/common_runtime/device.h"
 
 namespace tfswap {
@@ -95,12 +95,6 @@ Assigns to a variable as AssignVariableOp does, copying into the buffer that it 
 Where that can't be done (another shape, not initialized, or a read of the variable is
 still alive) the variable adopts the value's buffer.
 )doc");
-
-// The allocator of the device that a kernel runs on; nullptr where it is no BFC allocator.
-tensorflow::BFCAllocator* FindArena(OpKernelContext* ctx) {
-  return dynamic_cast<tensorflow::BFCAllocator*>(
-      ctx->get_allocator(tensorflow::AllocatorAttributes()));
-}
 
 class ArenaMapOp : public OpKernel {
  public:

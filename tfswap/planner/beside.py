@@ -1,0 +1,167 @@
+"""Which kernels run side by side: a kernel that one core is enough for leaves the others idle.
+
+A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
+where that order is kept (passes/swap.py says how): the first asks for its output's buffer alone, before the second
+starts, and what the two read is let go when both have ended. Meng et al. and the other papers order GPU kernels, which
+run one after another anyway: this is for CPUs.
+
+Not handled: kernels with temporaries as the first of two, since they would be freed at a time that nobody knows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tfswap.analysis.cost import cores_used
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.devices import Rates
+from tfswap.ir.ops import is_pure
+from tfswap.planner.problem import Choice
+from tfswap.planner.schedule import Interval
+from tfswap.planner.simulate import beside_seconds
+
+LEAST_GAIN_S = 150e-6
+"""What two kernels side by side must save: three more nodes and a change of threads take a third of it."""
+GOOD_SHARES = (0.9, 0.3)
+"""And of the longer that leaves cores idle, since it may meet a better partner: those that match are paired first."""
+WINDOW = 32
+"""So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
+
+
+def bring_together(flow: Dataflow, order: Sequence[int], cost_s: Sequence[float], rates: Rates) -> list[int]:
+    """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later."""
+    made = list(order)
+    if any(_on_one_core(flow, i, rates) for i in order):
+        paired: set[int] = set()
+        waits_for = functools.cache(lambda i: frozenset(_waits_for(flow, i)))
+        for share in GOOD_SHARES:
+            gain = functools.partial(_gain, flow, cost_s=cost_s, rates=rates, share=share)
+            made = _paired(flow, made, gain, waits_for, paired)
+    return made
+
+
+def _paired(
+    flow: Dataflow,
+    order: Sequence[int],
+    gain: Callable[[int, int], float],
+    waits_for: Callable[[int], frozenset[int]],
+    paired: set[int],
+) -> list[int]:
+    """`order`, with more kernels next to each other, which join those that are `paired`."""
+    made: list[int] = []
+    ran: set[int] = set()
+    later: dict[int, int] = {}  # by kernel, the one that waits to run with it
+    waiting: set[int] = set()
+    for position, first in enumerate(order):
+        if first in ran or first in waiting:
+            continue
+        if first in later:
+            made += (later[first], first)
+            ran.update((later[first], first))
+            continue
+        best, gain_s, sooner = -1, 0.0, True
+        if first not in paired and _can_lead(flow, first):
+            held_up = False  # whether a kernel in between needs `first`
+            for second in order[position + 1 : position + 1 + WINDOW]:
+                if second in ran:
+                    continue
+                ready = ran.issuperset(waits_for(second))
+                saved_s = gain(first, second)
+                free = second not in paired and first not in waits_for(second) and (ready or not held_up)
+                if saved_s > gain_s and free and _can_follow(flow, second):
+                    best, gain_s, sooner = second, saved_s, ready
+                held_up = held_up or first in waits_for(second)
+        if best >= 0:
+            paired.update((first, best))
+        if best >= 0 and not sooner:
+            later[best] = first
+            waiting.add(first)
+            continue
+        for kernel in (first, best):
+            if kernel >= 0:
+                made.append(kernel)
+                ran.add(kernel)
+    return made
+
+
+def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates) -> tuple[int, ...]:
+    """Positions in the choice's order whose kernels can run beside the one before, and gain by it."""
+    if rates.cores < 2:
+        return ()
+    busy = blocked(choice.intervals)
+    ran: set[int] = set()
+    found: list[int] = []
+    for position, second in enumerate(choice.order):
+        first = choice.order[position - 1] if position else second
+        if (
+            _gain(flow, first, second, cost_s, rates)
+            and not {first, second} & ran
+            and position not in busy
+            and (not found or found[-1] < position - 1)
+            and can_run_beside(flow, first, second)
+        ):
+            found.append(position)
+        if position:
+            ran.add(first)
+    return tuple(found)
+
+
+def blocked(intervals: Iterable[Interval]) -> set[int]:
+    """Positions at which something is away for no longer than from one kernel to the next."""
+    return {a.release for a in intervals if a.release in (a.back, a.use)}
+
+
+def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
+    """Whether `second` may start as soon as `first` has its output's buffer, the order of requests being the same."""
+    return (
+        first != second
+        and _can_lead(flow, first)
+        and _can_follow(flow, second)
+        and first not in set(_waits_for(flow, second))
+    )
+
+
+def _can_lead(flow: Dataflow, i: int) -> bool:
+    made = [v for _, v in flow.makes[i]]
+    return (
+        _can_follow(flow, i)
+        and flow.events[i] == (("out", 0),)
+        and not any(candidates for _, candidates in flow.forwards[i])
+        and all(flow.values[v].nbytes for v in made)
+        and any(flow.values[v].producer != PERSISTENT for v in flow.reads[i])
+    )
+
+
+def _can_follow(flow: Dataflow, i: int) -> bool:
+    return is_pure(flow.nodes[i].op) and not flow.updates[i] and i not in flow.inexact_kernels
+
+
+def _on_one_core(flow: Dataflow, i: int, rates: Rates) -> bool:
+    return cores_used(flow.nodes[i], rates) < rates.cores
+
+
+def _gain(
+    flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
+) -> float:
+    """Seconds saved; 0 where a kernel on one core would be given away for little."""
+    alone_s = max((cost_s[i] for i in (first, second) if _on_one_core(flow, i, rates)), default=0.0)
+    if first == second or not alone_s:
+        return 0.0
+    saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)
+    return saved_s if saved_s > max(LEAST_GAIN_S, share * alone_s) else 0.0
+
+
+def _waits_for(flow: Dataflow, i: int) -> Iterator[int]:
+    """The kernels that `i` waits for, those behind nodes that are no kernels included."""
+    seen: set[int] = set()
+    stack = list(flow.deps[i])
+    while stack:
+        d = stack.pop()
+        if d in seen:
+            continue
+        seen.add(d)
+        if flow.is_kernel[d]:
+            yield d
+        else:
+            stack += flow.deps[d]

@@ -95,12 +95,12 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
 
 
 def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
-    """The step in the planner's order; with tensors moved only where it would not fit otherwise."""
-    ordered = optimizer.plan(None, ordered=True)
-    if limit is None or ordered.planned_peak_bytes <= parse_limit(limit, optimizer.baseline_peak_bytes):
-        return ordered
-    plan = optimizer.plan(limit)
-    return ordered if plan.changes_nothing else plan
+    """The step kernel by kernel in the planner's order; with tensors moved only where it would not fit otherwise."""
+    plan = optimizer.plan(None, ordered=True)
+    if limit is not None and plan.planned_peak_bytes > parse_limit(limit, optimizer.baseline_peak_bytes):
+        limited = optimizer.plan(limit)
+        plan = plan if limited.changes_nothing else limited
+    return replace(plan, beside=())
 
 
 @contextlib.contextmanager

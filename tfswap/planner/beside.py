@@ -31,10 +31,14 @@ WINDOW = 32
 
 def bring_together(flow: Dataflow, order: Sequence[int], cost_s: Sequence[float], rates: Rates) -> list[int]:
     """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later."""
+
+    @functools.cache
+    def waits_for(i: int) -> frozenset[int]:
+        return frozenset(_waits_for(flow, i))
+
     made = list(order)
+    paired: set[int] = set()
     if any(_on_one_core(flow, i, rates) for i in order):
-        paired: set[int] = set()
-        waits_for = functools.cache(lambda i: frozenset(_waits_for(flow, i)))
         for share in GOOD_SHARES:
             gain = functools.partial(_gain, flow, cost_s=cost_s, rates=rates, share=share)
             made = _paired(flow, made, gain, waits_for, paired)

@@ -131,6 +131,7 @@ class Planner:
         costs: Costs | None = None,
     ):
         self.flow = flow
+        self.device = device
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
         self.solvers = SOLVERS[solver][frozenset(tactics)]
@@ -155,6 +156,8 @@ class Planner:
 
     def _brought_together(self, order: list[int]) -> list[int]:
         """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
+        if self.device.inter_op_threads < 2:
+            return order
         made = bring_together(self.flow, order, self.cost_s, self.rates)
         if made == order:
             return order
@@ -208,7 +211,8 @@ class Planner:
 
     def draft(self, choice: Choice) -> Draft:
         """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
-        choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
+        if self.device.inter_op_threads > 1:
+            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
         return Draft(choice, self._timing(choice))
 
     def _timing(self, choice: Choice) -> Timing:

@@ -59,6 +59,28 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     ),
 }
 """By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
+RESTARTS: dict[frozenset[str], tuple[evict.Prices, ...]] = {
+    frozenset({"recompute"}): (
+        evict.Prices(copy=NEVER, distance=1.0),
+        evict.Prices(copy=NEVER, distance=0.25),
+        *(evict.Prices(copy=NEVER, draw=draw) for draw in range(1, 7)),
+    ),
+    frozenset({"swap", "recompute"}): (
+        evict.Prices(copy=4.0, distance=1.0),
+        evict.Prices(copy=0.5, distance=1.0),
+        evict.Prices(copy=0.25, distance=0.25),
+        evict.Prices(copy=2.0, distance=0.25),
+        evict.Prices(copy=0.5, draw=1),
+        evict.Prices(copy=2.0, distance=1.0, draw=2),
+        evict.Prices(copy=0.1, draw=3),
+        evict.Prices(copy=4.0, distance=0.25, draw=4),
+        evict.Prices(copy=0.25, distance=1.0, draw=5),
+        evict.Prices(copy=1.0, draw=6),
+        evict.Prices(copy=0.5, distance=0.25, draw=7),
+        evict.Prices(copy=8.0, draw=8),
+    ),
+}
+"""What the default solvers are joined by on steps so small that there is time left."""
 KERNELS_SWEPT = 200_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
@@ -130,6 +152,8 @@ class Planner:
         solver: str = "default",
         costs: Costs | None = None,
     ):
+        self._drafts: dict[tuple[tuple[object, ...], ...], Draft] = {}  # by what was drafted
+        self._judged: dict[int, tuple[Draft, Candidate]] = {}  # by identity of the draft, which it keeps alive
         self.flow = flow
         self.device = device
         self.resident = resident
@@ -151,6 +175,9 @@ class Planner:
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
         ]
         self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
+        spare = sweeps // count - len(self.ladders)
+        restarts = RESTARTS.get(frozenset(tactics), ()) if solver == "default" else ()
+        self.ladders += [_Ladder(self, self.problems[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
         self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
         self.unmoved = [self.judge(Choice(p.order, [])) for p in self.problems]
 
@@ -210,10 +237,16 @@ class Planner:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
     def draft(self, choice: Choice) -> Draft:
-        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
-        if self.device.inter_op_threads > 1:
-            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
-        return Draft(choice, self._timing(choice))
+        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some.
+
+        Neighbouring rungs often are one choice, and then one draft.
+        """
+        key = tuple(map(tuple, choice))
+        if key not in self._drafts:
+            if self.device.inter_op_threads > 1:
+                choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
+            self._drafts[key] = Draft(choice, self._timing(choice))
+        return self._drafts[key]
 
     def _timing(self, choice: Choice) -> Timing:
         return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates)
@@ -223,9 +256,12 @@ class Planner:
         return self.judge_draft(self.draft(choice))
 
     def judge_draft(self, draft: Draft) -> Candidate:
-        choice, memory = self._within_own_peak(draft.choice)
-        timing = draft.timing if choice.beside == draft.choice.beside else self._timing(choice)
-        return Candidate(choice, memory, timing, promised(memory.peak_bytes))
+        if id(draft) not in self._judged:
+            choice, memory = self._within_own_peak(draft.choice)
+            timing = draft.timing if choice.beside == draft.choice.beside else self._timing(choice)
+            found = Candidate(choice, memory, timing, promised(memory.peak_bytes))
+            self._judged[id(draft)] = draft, found
+        return self._judged[id(draft)][1]
 
     def _within_own_peak(self, choice: Choice) -> tuple[Choice, Memory]:
         """`choice`, with those kernels one after another that would raise its peak side by side."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -250,6 +251,7 @@ class Uses:
         for position, i in enumerate(order):
             for update in flow.updates[i]:
                 self.ended[update.old] = position
+        self._factors: dict[int, dict[tuple[int, int], float]] = {}
         self.after: dict[tuple[int, int], Wait] = {}
         self.until: dict[tuple[int, int], Wait] = {}
         self.dependents: dict[int, list[Wait]] = {}
@@ -301,6 +303,13 @@ class Uses:
         """Those of `takeable` of the kernel at `position` that nothing saves in this order as it is."""
         groups = self.takeable[self.problem.order[position]]
         return [vs for vs in groups if all(self.positions[v][-1] > position for v in vs)]
+
+    def factors(self, draw: int) -> dict[tuple[int, int], float]:
+        """By wait, as (value, position of the second use), a factor drawn at random around 1; none for draw 0."""
+        if draw not in self._factors:
+            random = Random(draw)
+            self._factors[draw] = {wait: math.exp(random.gauss(0.0, 1.0)) for wait in self.until} if draw else {}
+        return self._factors[draw]
 
     def is_dead(self, v: int, position: int) -> bool:
         """Whether nothing at or after `position` reads `v`."""

@@ -28,7 +28,9 @@ from tfswap.passes.order import apply_order
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner import evict, furthest, ordering
+from tfswap.planner import planner as planning
 from tfswap.planner.plan import Absence, Plan, fingerprint
+from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory, simulate_time
@@ -440,6 +442,40 @@ def test_what_runs_again_takes_over_what_was_made_for_it_only():
     assert choice is not None
     assert [flow.nodes[i].name for i in choice.order] == ["a", "b", "s", "big", "t", "a", "b", "d"]
     assert live_peak(flow, *choice) <= target
+
+
+RESTARTED = [Layer("dense"), Layer("relu"), Layer("dense", 1), Layer("scale", 1), Layer("scale", 2)]
+
+
+def fastest_within(planner: Planner, share: float) -> float:
+    """Of all rungs whose live bytes are within a share of the unmoved step's, the least seconds."""
+    limit = planner.problems[0].live_peak_bytes * share
+    drafts = [ladder.draft(rung) for ladder in planner.ladders for rung in range(len(ladder.targets))]
+    return min(d.timing.total_s for d in drafts if d and live_peak(planner.flow, *d.choice[:2]) <= limit)
+
+
+def test_restarts_find_what_one_order_of_prices_misses(monkeypatch):
+    graph, device = training_step(RESTARTED, 2048, 256), DeviceModel("gpu")
+    many = fastest_within(Optimizer(graph, device).planner, 0.69)
+    monkeypatch.setattr(planning, "RESTARTS", {})
+    assert many < 0.8 * fastest_within(Optimizer(graph, device).planner, 0.69)
+
+
+def test_large_steps_are_not_restarted(monkeypatch):
+    graph = training_step(RESTARTED, 512, 64)
+    assert len(optimizer_of(graph).planner.ladders) > len(planning.BOTH)
+    monkeypatch.setattr(planning, "KERNELS_SWEPT", 20 * planning.MIN_SWEEPS)
+    assert len(optimizer_of(graph).planner.ladders) <= len(planning.BOTH)
+
+
+def test_rungs_that_are_one_choice_are_judged_once(monkeypatch):
+    judged: list[object] = []
+    planner = optimizer_of(parse_graph(LONG)).planner
+    whole = planning.judge_memory
+    monkeypatch.setattr(planning, "judge_memory", lambda *args: judged.append(args[1]) or whole(*args))
+    planner.floor_bytes()
+    assert judged
+    assert all(one != other for i, one in enumerate(judged) for other in judged[:i])
 
 
 def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():

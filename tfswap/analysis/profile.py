@@ -14,12 +14,11 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from tfswap.analysis.devices import Rates
 from tfswap.errors import InvalidModel
-from tfswap.files import write_whole
+from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Node
 
 FORMAT_VERSION = 1
@@ -118,8 +117,4 @@ class Profile:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
         """The profile saved at `path`. Raises InvalidModel when there is none, naming the path."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidModel(f"no profile can be read from {os.fspath(path)!r}: {error}") from error
-        return cls.from_json(text)
+        return read_saved(path, "profile", cls.from_json)

@@ -145,12 +145,7 @@ def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
         options.saved_model_dir,
         limits=options.limits,
         device=options.device,
-        profile=options.profile,
-        function=options.function,
-        batch_size=options.batch_size,
-        input_shapes=options.input_shapes,
-        tactics=options.tactics,
-        host_memory_limit=options.host_memory_limit,
+        **_of_the_step(options),
     )
     text = str(curve)
     for path, save in ((options.png, curve.save_png), (options.html, curve.save_html)):
@@ -170,12 +165,7 @@ def _fit(options: argparse.Namespace, progress: Progress) -> Result:
         vary=options.vary,
         multiple_of=options.multiple_of,
         device=options.device,
-        profile=options.profile,
-        function=options.function,
-        batch_size=options.batch_size,
-        input_shapes=options.input_shapes,
-        tactics=options.tactics,
-        host_memory_limit=options.host_memory_limit,
+        **_of_the_step(options),
     )
     return json.loads(found.to_json()), str(found)
 
@@ -210,18 +200,19 @@ def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir
         options.saved_model_dir,
         output_dir,
         memory_limit=options.memory_limit,
-        function=options.function,
-        batch_size=options.batch_size,
-        input_shapes=options.input_shapes,
-        tactics=options.tactics,
-        host_memory_limit=options.host_memory_limit,
         plan=options.plan,
         mode=mode,
-        profile=options.profile,
+        **_of_the_step(options),
     )
     progress.stage("looking for the smallest limit")
     report.floor_bytes  # noqa: B018 - computed here, under the progress line
     return report
+
+
+def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
+    """What the flags of `_add_model_flags` say."""
+    names = ("function", "batch_size", "input_shapes", "tactics", "host_memory_limit", "profile")
+    return {name: getattr(options, name) for name in names}
 
 
 def _render(function: str, report: Any) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tfswap.analysis.cost import Costs
@@ -18,12 +17,12 @@ from tfswap.analysis.devices import Machine
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.arguments import as_profile, check
+from tfswap.frontends.arguments import check
 from tfswap.frontends.function import OptimizedFunction, as_tf_function
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
 from tfswap.frontends.profile import restored
-from tfswap.frontends.simulate import target_machine
+from tfswap.frontends.simulate import target
 from tfswap.frontends.training_step import TrainingStep, find_step, sized_arguments
 from tfswap.planner.planner import Candidate
 from tfswap.report.fit import Fit
@@ -78,16 +77,13 @@ def max_batch(
     """
     if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
         raise TfswapError(f"multiple_of is {multiple_of!r}: give a positive int")
-    on, costs = target_machine(device, as_profile(profile))
-    options = check(memory_limit, tactics, host_memory_limit, None, "analyze").options
+    on, options, costs = target(device, profile, tactics, host_memory_limit)
     limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
     if limit_bytes is None:
         raise TfswapError(
             'memory_limit is not given and the device has no limit of its own: say what may be used, such as "6GiB", '
             "or name a device="
         )
-    if options.host_limit_bytes is None:
-        options = replace(options, host_limit_bytes=on.host_bytes)
     saved = isinstance(step, (str, os.PathLike))
     if saved and batch_size is None and vary is None:
         batch_size = multiple_of  # the batch is what is searched: from the smallest

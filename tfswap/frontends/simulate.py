@@ -14,7 +14,7 @@ from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import as_profile, check
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import TACTICS, Optimizer
+from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
 from tfswap.frontends.training_step import find_step
 from tfswap.planner.planner import Candidate
 from tfswap.report.curve import Curve, Point
@@ -56,16 +56,27 @@ def simulate(
     """
     if isinstance(limits, bool) or not isinstance(limits, int) or limits < 2:
         raise TfswapError(f"limits is {limits!r}: give how many limits to try, 2 or more")
-    on, costs = target_machine(device, as_profile(profile))
-    options = check(None, tactics, host_memory_limit, None, "analyze").options
-    if options.host_limit_bytes is None:
-        options = replace(options, host_limit_bytes=on.host_bytes)
+    on, options, costs = target(device, profile, tactics, host_memory_limit)
     found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes)
     optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
     return sweep(optimizer, found.name, on, limits)
 
 
-def target_machine(name: str | None, profile: Profile | None = None) -> tuple[Machine, Costs]:
+def target(
+    device: str | None,
+    profile: Profile | str | os.PathLike[str] | None,
+    tactics: Sequence[str],
+    host_memory_limit: int | str | None,
+) -> tuple[Machine, Options, Costs]:
+    """What a step is planned for: the machine, what a plan may do and take there, and what things cost on it."""
+    on, costs = _machine(device, as_profile(profile))
+    options = check(None, tactics, host_memory_limit, None, "analyze").options
+    if options.host_limit_bytes is None:
+        options = replace(options, host_limit_bytes=on.host_bytes)
+    return on, options, costs
+
+
+def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]:
     """The machine that a user named, and what things take on it. Raises TfswapError for a name that is not known."""
     if name is not None and profile is not None:
         raise TfswapError(

@@ -12,11 +12,10 @@ import json
 import os
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import cast
 
 from tfswap.errors import InvalidModel
-from tfswap.files import write_whole
+from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.ops import control_flow
 from tfswap.planner.decode import decode
@@ -120,14 +119,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """The plan saved at `path`. Raises InvalidModel when there is none, naming the path."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidModel(f"no plan can be read from {os.fspath(path)!r}: {error}") from error
-        try:
-            return cls.from_json(text)
-        except InvalidModel as error:
-            raise InvalidModel(f"{os.fspath(path)!r}: {error}") from error
+        return read_saved(path, "plan", cls.from_json)
 
 
 def _check_form(plan: Plan) -> None:

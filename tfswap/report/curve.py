@@ -13,6 +13,7 @@ from functools import cached_property
 
 from tfswap.errors import TfswapError
 from tfswap.files import write_whole
+from tfswap.report.markup import fields
 from tfswap.sizes import format_bytes
 
 BAR = 24
@@ -146,7 +147,6 @@ class Curve:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in self.summary())
         body = "".join(
             f"<tr{'' if self.fits(p) else ' class=out'}><td>{format_bytes(p.limit_bytes)}</td>"
             f"<td>{format_bytes(p.peak_bytes)}</td><td>x{p.time_ratio:.2f}</td><td>{format_bytes(p.moved_bytes)}</td>"
@@ -154,7 +154,7 @@ class Curve:
             for p in self.points
         )
         return (
-            f"{_STYLE}<div class=tfswap><table>{head}</table>{self._svg()}<table><tr><th>limit</th><th>peak</th>"
+            f"{_STYLE}<div class=tfswap>{fields(self.summary())}{self._svg()}<table><tr><th>limit</th><th>peak</th>"
             f"<th>time</th><th>moved</th><th>host</th><th></th></tr>{body}</table></div>"
         )
 

@@ -15,6 +15,7 @@ from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import simulate_memory
+from tfswap.report.markup import fields
 from tfswap.sizes import format_bytes
 
 ROWS_SHOWN = 20
@@ -144,14 +145,13 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in self.summary())
         body = "".join(
             f"<tr><td>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td>{html.escape(r.name)}</td>"
             f"<td>{html.escape(r.reason)}</td></tr>"
             for r in self.rows[:ROWS_SHOWN]
         )
         return (
-            f"<table>{head}</table><table><tr><th>bytes</th><th>tactic</th><th>tensor</th><th>reason</th></tr>"
+            f"{fields(self.summary())}<table><tr><th>bytes</th><th>tactic</th><th>tensor</th><th>reason</th></tr>"
             f"{body}</table>"
         )
 

@@ -22,7 +22,7 @@ demo: $(VENV)/plot
 	$(BIN)/python examples/train_under_cap.py --plot train_under_cap.png
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(VENV)/test
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

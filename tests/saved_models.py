@@ -1,10 +1,8 @@
-"""Models that tests save, load and train, each in a process of its own: `python saved_models.py ACTION ...`."""
+"""Models that tests save, load and train, each in a process of its own."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from typing import Any
 
 WIDTH = 256
@@ -132,10 +130,3 @@ def train(path: str, batch: int, reference: bool) -> dict[str, Any]:
         after = model.train_step(x, y)["loss"].numpy()
     digest = hashlib.sha256(b"".join([*(loss.tobytes() for loss in losses), after.tobytes()])).hexdigest()
     return {"peak": peak, "copies": copies, "losses": [float(loss) for loss in losses], "bits": digest}
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "save":
-        save(sys.argv[2], sys.argv[3])
-    else:
-        print(json.dumps(train(sys.argv[2], int(sys.argv[3]), sys.argv[1] == "reference")))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import last_json, run_python
+from processes import on_arena
 
 from tfswap.planner.allocator import (
     ALIGNMENT_BYTES,
@@ -256,7 +256,7 @@ def test_every_address_chunk_and_figure_of_a_random_program_is_the_real_ones(set
     pytest.importorskip("tensorflow")
     # Unsettled, what is asked for must find room in the regions that there are: none may be added.
     head = f"SEED, SETTLED, STEPS, LOAD = {seed}, {settled}, 400, {400 * MIB if settled else 60 * MIB}\n"
-    result = on_a_real_arena(head + HELPERS + REAL)
+    result = on_arena(head + HELPERS + REAL)
     assert result["in_whole"] > 10, "no chunk was handed out whole: the program shows nothing"
     assert result["peak"] > 50 * MIB
 
@@ -334,12 +334,8 @@ print(json.dumps({"regions": [before, len(pairs)], "fits": fits, "shortage": are
 def test_an_arena_that_grows_grows_as_the_real_one(first, cap, load, fits):
     pytest.importorskip("tensorflow")
     head = f"SEED, FIRST, STEPS, LOAD = 3, {first}, 300, {load * MIB}\n"
-    result = on_a_real_arena(head + HELPERS + GROWING, TF_CPU_BFC_MEM_LIMIT_IN_MB=str(cap))
+    result = on_arena(head + HELPERS + GROWING, cap)
     before, after = result["regions"]
     assert after >= before + 3
     assert result["fits"] == fits
     assert result["shortage"] == (not fits)
-
-
-def on_a_real_arena(code: str, **env: str):
-    return last_json(run_python(code, **{"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", **env}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from processes import last_json, run_python
+from processes import on_arena
 
 pytest.importorskip("tensorflow")
 
@@ -93,12 +93,7 @@ class Normed:
 
 
 def run(code: str, cap_mib: int = 512) -> Any:
-    settings = {
-        "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(cap_mib),
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-    }
-    return last_json(run_python(f"CAP = {cap_mib * MIB}\n{PRELUDE}{code}", **settings))
+    return on_arena(f"CAP = {cap_mib * MIB}\n{PRELUDE}{code}", cap_mib)
 
 
 # --- regions ----------------------------------------------------------------------------------------------

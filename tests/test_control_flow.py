@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from processes import last_json, run_python
+from processes import on_arena
 
 pytest.importorskip("tensorflow")
-
-CAPPED = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512",
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # its graph pass merges ops unless a control edge stands between: other bits
-}
 
 # What the step decides when it runs is bounded: the plan may be higher than the peak, and is never lower.
 EXACT = ("while_loop", "scan", "map_fn", "cond", "conditional_update", "lstm", "gru", "loss_scale")
@@ -22,9 +16,7 @@ NEAR = 0.005
 
 
 def run(program: str, limit: str) -> dict[str, Any]:
-    code = "import sys; sys.path.insert(0, 'tests'); import json, control_flow; "
-    code += f"print(json.dumps(control_flow.main({program!r}, {limit!r})))"
-    return last_json(run_python(code, **CAPPED))
+    return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
 
 
 @pytest.mark.parametrize("program", (*EXACT, *BOUNDED))

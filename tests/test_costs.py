@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from graphs import Layer, training_step
-from processes import last_json, run_python
+from processes import on_arena
 
 from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, unordered_seconds, work_seconds
 from tfswap.analysis.device import DeviceModel
@@ -286,29 +286,18 @@ def test_kernels_are_those_of_the_gpu_where_it_has_any():
 # --- a step that runs --------------------------------------------------------------------------------------------
 
 PROFILED = """
-import json, sys
-sys.path.insert(0, "tests")
+import json
 import tensorflow as tf
 import tfswap
+from nets import Net
 
-weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.05) for i in range(6)]
+net = Net(6, width=256)
+step = tf.function(net.step)
 images = tf.random.stateless_normal([512, 256], seed=(9, 9))
-
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        h = x
-        for w in weights:
-            h = tf.nn.relu(h @ w)
-        loss = tf.reduce_mean(h * h)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(0.1 * g)
-    return loss
-
-before = [w.numpy().tobytes() for w in weights]
+before = [w.numpy().tobytes() for w in net.weights]
 plain = tfswap.profile(step, images, steps=2)
 decorated = tfswap.profile(tfswap.optimize(step, memory_limit="70%"), images, steps=2)
-kept = [w.numpy().tobytes() for w in weights] == before
+kept = [w.numpy().tobytes() for w in net.weights] == before
 planned = tfswap.optimize(step, memory_limit="70%", profile=plain)
 planned(images)
 ops = {k.op for k in plain.kernels}
@@ -326,8 +315,7 @@ print(json.dumps({
 
 def test_a_step_is_profiled_and_planned_with_what_was_measured():
     pytest.importorskip("tensorflow")
-    capped = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "1024", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    found = last_json(run_python(PROFILED, **capped))
+    found = on_arena(PROFILED, 1024)
     assert found["kept"], "the variables have their old values back"
     assert {"MatMul", "Relu", "ReluGrad"} <= set(found["ops"])
     assert found["matmuls"] == 6 + 6 + 5

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import saved_models
 from graphs import Layer, training_step
-from processes import last_json, run_python
+from processes import on_arena
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
@@ -122,26 +122,16 @@ CONFIRMED = """
 import json
 import tensorflow as tf
 import tfswap
+from nets import Net
 
 slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
-weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.05) for i in range(8)]
-
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        h = x
-        for w in weights:
-            h = tf.nn.relu(h @ w)
-        loss = tf.reduce_mean(h * h)
-    for w, g in zip(weights, tape.gradient(loss, weights)):
-        w.assign_sub(0.1 * g)
-    return loss
-
-before = [w.numpy().tobytes() for w in weights]
+net = Net(8, width=256)
+step = tf.function(net.step)
+before = [w.numpy().tobytes() for w in net.weights]
 tf.config.experimental.reset_memory_stats("CPU:0")
 found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=64)
 peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-kept = [w.numpy().tobytes() for w in weights] == before
+kept = [w.numpy().tobytes() for w in net.weights] == before
 curve = tfswap.simulate(step, tf.TensorSpec([found.size, 256]), limits=2)
 print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "kept": kept,
                   "peak": peak, "plain_peak": curve.baseline_peak_bytes}))
@@ -150,8 +140,7 @@ print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirme
 
 def test_the_largest_batch_of_a_function_runs():
     pytest.importorskip("tensorflow")
-    capped = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "200", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    found = last_json(run_python(CONFIRMED, **capped))
+    found = on_arena(CONFIRMED, 200)
     assert found["confirmed"] and found["kept"]
     assert found["size"] > 1.5 * found["plain"] > 0
     assert 16 << 20 < found["peak"] <= 24 << 20 < found["plain_peak"]  # it ran, and kept the limit

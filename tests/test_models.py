@@ -10,15 +10,10 @@ import functools
 from typing import Any
 
 import pytest
-from processes import last_json, run_python
+from processes import on_arena
 
 pytest.importorskip("tensorflow")
 
-CAPPED = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "1024",
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # its graph pass merges ops unless a control edge stands between: other bits
-}
 SLOW_COPIES = {"TFSWAP_COPY_BANDWIDTH": "200e6", "TFSWAP_COPY_LATENCY_US": "2000"}
 MODELS = ("vgg", "mobilenet", "transformer")
 LIMITS = ("80%", "floor")
@@ -34,9 +29,8 @@ def run(model: str, limit: str, **env: str) -> dict[str, Any]:
 
 @functools.cache
 def _run(model: str, limit: str, env: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    code = "import sys; sys.path.insert(0, 'tests'); import json, models; "
-    code += f"print(json.dumps(models.main({model!r}, {limit!r})))"
-    return last_json(run_python(code, **CAPPED, **dict(env)))
+    code = f"import json, models; print(json.dumps(models.main({model!r}, {limit!r})))"
+    return on_arena(code, 1024, **dict(env))
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import last_json, run_python
+from processes import last_json, on_arena, run_forked
 
 tf = pytest.importorskip("tensorflow")
 
@@ -221,7 +221,7 @@ def test_a_saved_model_with_the_ops_runs_elsewhere(tmp_path):
     module = tf.Module()
     module.step = tf.function(there_and_back, input_signature=[tf.TensorSpec([None, 4])])
     tf.saved_model.save(module, str(tmp_path))
-    run = run_python(f"""
+    run = run_forked(f"""
         import json
         import tensorflow as tf
         import tfswap.ops
@@ -273,8 +273,6 @@ def test_other_variants_are_refused():
 # ---------------------------------------------------------------------------------------------------
 # Device memory, on a capped BFC arena as GPUs have it
 
-ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256"}
-
 ARENA_PRELUDE = """
 import json
 import tensorflow as tf
@@ -290,7 +288,7 @@ tf.zeros([56, MIB])
 
 
 def run_in_arena(code: str):
-    return last_json(run_python(ARENA_PRELUDE + textwrap.dedent(code), **ARENA))
+    return on_arena(ARENA_PRELUDE + textwrap.dedent(code), 256)
 
 
 def test_release_gives_the_buffer_back_and_swap_in_takes_it():
@@ -623,7 +621,7 @@ def test_copies_that_end_while_the_step_is_cancelled():
 def test_one_inter_op_thread_is_enough():
     """Waiting ops hold no thread, so that a step can't block itself, however busy the others are."""
     seen = last_json(
-        run_python("""
+        run_forked("""
         import json
         import numpy as np
         import tensorflow as tf

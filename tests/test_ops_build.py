@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from processes import ROOT, last_json, run_python, start_python
+from processes import ROOT, last_json, run_forked, run_python, start_python
 
 tf = pytest.importorskip("tensorflow")
 
@@ -75,7 +75,7 @@ def test_two_processes_build_once_and_without_warnings(tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "missing", "no manifest"])
 def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
     assert links(tmp_path) == 1
     if damage == "truncated":
         os.truncate(library, library.stat().st_size // 2)
@@ -85,29 +85,29 @@ def test_a_damaged_library_is_built_again(tmp_path, quick_compiler, damage):
         library.unlink()
     else:
         (library.parent / build.MANIFEST_NAME).unlink()
-    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
+    assert last_json(run_forked(IMPORT_AND_SWAP, **env))[0] == 1
     assert links(tmp_path) == 2
-    run_python(IMPORT_AND_SWAP, **env)
+    run_forked(IMPORT_AND_SWAP, **env)
     assert links(tmp_path) == 2
 
 
 def test_a_library_that_does_not_load_is_built_once_more(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    library = Path(last_json(run_python(IMPORT_AND_SWAP, **env))[1])
+    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
     manifest_path = library.parent / build.MANIFEST_NAME
     manifest = json.loads(manifest_path.read_text())
     library.write_bytes(b"loadable somewhere else")
     manifest["library_sha256"] = build._sha256(library.read_bytes())
     manifest_path.write_text(json.dumps(manifest))
-    assert last_json(run_python(IMPORT_AND_SWAP, **env))[0] == 1
+    assert last_json(run_forked(IMPORT_AND_SWAP, **env))[0] == 1
     assert links(tmp_path) == 2
 
 
 def test_a_filled_cache_needs_no_compiler(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    run_python(IMPORT_AND_SWAP, **env)
+    run_forked(IMPORT_AND_SWAP, **env)
     shutil.rmtree(tmp_path / "bin", ignore_errors=True)
-    seen = last_json(run_python(IMPORT_AND_SWAP, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
+    seen = last_json(run_forked(IMPORT_AND_SWAP, **{**env, "CXX": "", "PATH": str(tmp_path / "bin")}))
     assert seen[0] == 1
     assert links(tmp_path) == 1
 
@@ -124,10 +124,10 @@ else:
 
 
 def test_without_a_compiler_the_message_says_what_to_install(tmp_path):
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
+    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="", PATH=str(tmp_path))
     assert "found no C++ compiler" in run.stdout
     assert "apt-get install g++" in run.stdout
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
+    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path), CXX="/no/such/g++")
     assert "CXX='/no/such/g++' is not on the PATH" in run.stdout
 
 
@@ -141,7 +141,7 @@ def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
         exit 3
         """,
     )
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
+    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX=str(failing))
     assert "could not build its ops (exit status 3)" in run.stdout
     assert "error: this can't be" in run.stdout
     assert "Set CXX to a compiler that knows C++17" in run.stdout
@@ -151,7 +151,7 @@ def test_a_failed_compilation_shows_the_compilers_words(tmp_path):
 def test_a_cache_that_cant_be_written_is_named(tmp_path, quick_compiler):
     (tmp_path / "file").write_text("")
     cache = str(tmp_path / "file" / "cache")
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
+    run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=cache, CXX=str(quick_compiler))
     assert f"can't write to {cache}" in run.stdout
     assert "TFSWAP_CACHE_DIR" in run.stdout
 
@@ -203,7 +203,7 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
     handed_out = f'case "$out" in *libtfswap_codecs.so) cp {codecs} "$out" ;; *) cp {ops.load().path} "$out" ;; esac ;;'
     quick_compiler.write_text(text.replace(f'cp {ops.load().path} "$out" ;;', handed_out))
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
-    built, held, in_use, mapped = last_json(run_python(CODECS, **env))
+    built, held, in_use, mapped = last_json(run_forked(CODECS, **env))
     assert built == [False, True]
     assert links(tmp_path) == 2
     assert held >= 1000 * 5
@@ -259,7 +259,7 @@ def test_the_names_are_those_registered():
 
 
 def test_the_environment_throttles():
-    run = run_python(
+    run = run_forked(
         """
         import json
         import tfswap.ops as ops
@@ -270,7 +270,7 @@ def test_the_environment_throttles():
         TFSWAP_COPY_LATENCY_US="15",
     )
     assert last_json(run) == [2.5e9, 15.0]
-    run = run_python(FAIL_TO_IMPORT, TFSWAP_COPY_BANDWIDTH="12GB/s")
+    run = run_forked(FAIL_TO_IMPORT, TFSWAP_COPY_BANDWIDTH="12GB/s")
     assert "TFSWAP_COPY_BANDWIDTH='12GB/s' must be a number of bytes per second" in run.stdout
 
 

@@ -698,7 +698,6 @@ print(json.dumps([hashlib.sha256("".join(texts).encode()).hexdigest(), swapped])
 
 
 def test_plans_do_not_depend_on_the_hash_seed():
-    code = f"import sys; sys.path.insert(0, 'tests')\n{DETERMINISM}"
-    found = {json.dumps(last_json(run_python(code, PYTHONHASHSEED=seed))) for seed in ("0", "1", "77")}
+    found = {json.dumps(last_json(run_python(DETERMINISM, PYTHONHASHSEED=seed))) for seed in ("0", "1", "77")}
     assert len(found) == 1
     assert json.loads(found.pop())[1] > 0

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from processes import last_json, run_python
+from processes import on_arena
 
 pytest.importorskip("tensorflow")
 
-CAPPED = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512",
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # its graph pass merges ops unless a control edge stands between: other bits
-}
-
 
 def test_values_and_peaks_of_random_programs():
-    code = "import sys, random_programs; sys.argv[1:] = ['0', '8']; random_programs.main()"
-    entries = last_json(run_python(f"import sys; sys.path.insert(0, 'tests'); {code}", **CAPPED))
+    entries = on_arena("import sys, random_programs; sys.argv[1:] = ['0', '8']; random_programs.main()")
     assert [e for e in entries if "peak" not in e] == [], "refused at the floor that it named"
     assert [(e["seed"], e["share"]) for e in entries if not e["same"]] == [], "values differ"
     assert [(e["seed"], e["limit"], e["peak"]) for e in entries if e["peak"] > e["limit"]] == [], "over the limit"

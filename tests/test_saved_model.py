@@ -6,47 +6,31 @@ import filecmp
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ROOT
+from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 
 BATCH = 4096
-ENVIRONMENT = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "PYTHONPATH": str(ROOT),
-}
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "tests" / "saved_models.py"), *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return out
+def train(model: Path, reference: bool = False) -> dict[str, Any]:
+    arguments = f"{str(model)!r}, {BATCH}, {reference}"
+    return on_arena(f"import json, saved_models; print(json.dumps(saved_models.train({arguments})))", ARENA_MIB)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    saving = {name: start("save", name, str(folder / name)) for name in ("plain", "keras")}
-    for process in saving.values():
-        finish(process)
-    return {name: folder / name for name in saving}
+    names = ("plain", "keras")
+    for name in names:
+        run_forked(f"import saved_models; saved_models.save({name!r}, {str(folder / name)!r})")
+    return {name: folder / name for name in names}
 
 
 @pytest.fixture
@@ -60,16 +44,12 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rewritten_model_trains_under_the_limit_with_the_same_bits(
     models: dict[str, Path], tmp_path: Path, name: str, limits: tuple[str, ...]
 ) -> None:
-    reference = start("reference", str(models[name]), str(BATCH))
+    expected = train(models[name], reference=True)
     analysis = optimize(models[name], tmp_path, memory_limit=None, mode="analyze")
-    reports, running = {}, {}
     for limit in limits:
         wanted = analysis.floor_bytes if limit == "floor" else limit
-        reports[limit] = optimize(models[name], tmp_path / limit, memory_limit=wanted)
-        running[limit] = start("train", str(tmp_path / limit), str(BATCH))
-    expected = json.loads(finish(reference))
-    for limit, report in reports.items():
-        got = json.loads(finish(running[limit]))
+        report = optimize(models[name], tmp_path / limit, memory_limit=wanted)
+        got = train(tmp_path / limit)
         assert got["losses"] == expected["losses"]
         assert got["bits"] == expected["bits"]
         plan = tfswap.Plan.load(tmp_path / limit / "tfswap_plan.json")

@@ -1,0 +1,63 @@
+"""A network to train in tests, and how values are compared: bit by bit, with the same tf.function under no Grappler."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import tfswap
+from tfswap.exporters.function import grappler_off
+from tfswap.oplib import names
+
+WIDTH = 128
+LIMIT = "75%"
+
+
+class Net:
+    """A stack of dense layers, with the step that trains it."""
+
+    def __init__(self, layers: int = 6, seed: int = 0, width: int = WIDTH):
+        self.weights = [
+            tf.Variable(tf.random.stateless_normal([width, width], seed=(i, seed)) * 0.1) for i in range(layers)
+        ]
+
+    def loss(self, x, scale=1.0):
+        h = x
+        for weight in self.weights:
+            h = tf.nn.relu(tf.sin(h @ weight))
+        return tf.reduce_mean(h) * scale
+
+    def step(self, x, scale=1.0):
+        with tf.GradientTape() as tape:
+            loss = self.loss(x, scale)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+
+def batch(rows: int = 1024, seed: int = 7):
+    return tf.random.stateless_normal([rows, WIDTH], seed=(seed, seed))
+
+
+def bits(structure) -> list[bytes]:
+    arrays = [np.asarray(t) for t in tf.nest.flatten(structure) if t is not None]
+    return [repr(a.tolist()).encode() if a.dtype == object else a.tobytes() for a in arrays]
+
+
+def unoptimised(function, *args, **kwargs):
+    with grappler_off():
+        return function(*args, **kwargs)
+
+
+def swaps(concrete) -> int:
+    return sum(op.type in names.ALL for op in concrete.graph.get_operations())
+
+
+def pool_in_use() -> int:
+    import tfswap.ops
+
+    return tfswap.ops.stats().pool_in_use_bytes
+
+
+def called(net):
+    return tfswap.optimize(tf.function(net.step), memory_limit=LIMIT)

@@ -1,0 +1,177 @@
+"""Optimized functions inside other functions, in saved objects, strategies and Keras."""
+
+from __future__ import annotations
+
+import traceback
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from nets import LIMIT, WIDTH, Net, batch, bits, called, unoptimised  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+
+pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
+
+# --- inside other functions, and other ways to it -----------------------------------------------------------
+
+
+def test_it_can_be_called_inside_another_tf_function():
+    net, twin = Net(), Net()
+    step, reference = called(net), tf.function(twin.step)
+
+    @tf.function
+    def outer(x):
+        total = tf.constant(0.0)
+        for _ in tf.range(3):
+            total += step(x)
+        return total
+
+    @tf.function
+    def outer_reference(x):
+        total = tf.constant(0.0)
+        for _ in tf.range(3):
+            total += reference(x)
+        return total
+
+    assert bits(outer(batch())) == bits(unoptimised(outer_reference, batch()))
+    assert bits(net.weights) == bits(twin.weights)
+    assert step.plan().absences
+
+
+def test_autograph_leaves_it_as_it_is():
+    frames = []
+
+    def body(x):
+        frames.append([frame.name for frame in traceback.extract_stack()])
+        return tf.reduce_sum(x)
+
+    step = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+    tf.function(lambda x: step(x)).get_concrete_function(tf.TensorSpec([4]))
+    assert "__call__" in frames[0]
+    assert "tf____call__" not in frames[0]
+
+
+class Model(tf.Module):
+    """Holds one optimized function as an attribute, and one as a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.weights = self.net.weights
+        self.held = tfswap.optimize(tf.function(self.net.step), memory_limit=LIMIT)
+
+    @tfswap.optimize(memory_limit=LIMIT)
+    @tf.function(input_signature=[tf.TensorSpec([None, WIDTH])])
+    def step(self, x):
+        return {"loss": self.net.step(x)}
+
+
+def test_an_object_that_holds_one_can_be_saved(tmp_path):
+    model, twin = Model(), Net()
+    reference = tf.function(twin.step)
+    for function in (model.step, model.held):
+        function(batch())
+        unoptimised(reference, batch())
+    tf.saved_model.save(model, tmp_path / "model", signatures=model.step)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    assert b"Tfswap" not in (tmp_path / "model" / "saved_model.pb").read_bytes(), "saved as it was traced"
+    expected = bits(unoptimised(reference, batch()))
+    assert bits(unoptimised(loaded.held, batch())) == expected
+    assert bits(model.held(batch())) == expected
+    report = tfswap.optimize_graph(
+        tmp_path / "model", tmp_path / "rewritten", memory_limit=LIMIT, function="step", batch_size=1024
+    )
+    assert report.swapped
+    again = tfswap.optimize(loaded.step, memory_limit="80%")
+    assert bits(again(batch())) == bits(unoptimised(reference, batch()))
+    assert not again.plan().changes_nothing
+
+
+@pytest.mark.parametrize("strategy", ["OneDeviceStrategy", "MirroredStrategy"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_strategy_of_one_device_runs_it(strategy, inside):
+    device = {"OneDeviceStrategy": "CPU:0", "MirroredStrategy": ["CPU:0"]}[strategy]
+    strategy = getattr(tf.distribute, strategy)(device)
+    with strategy.scope():
+        net = Net()
+        step = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT)
+    run = tf.function(lambda x: strategy.run(step, (x,))) if inside else lambda x: strategy.run(step, (x,))
+    reference = tf.function(Net().step)
+    for _ in range(2):
+        assert bits(run(batch())) == bits(unoptimised(reference, batch()))
+    assert step.plan().absences
+    assert step.report().swapped
+
+
+def keras_model(layers=6):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(layers)]
+    return keras.Sequential([keras.Input((WIDTH,)), *dense])
+
+
+def dataset(rows=4096, **options):
+    data = tf.random.stateless_normal([rows, WIDTH], seed=(1, 2))
+    return tf.data.Dataset.from_tensor_slices((data, data)).batch(1024, **options)
+
+
+FIT = {"epochs": 2, "verbose": 0, "shuffle": False}
+
+
+def test_keras_fit_with_its_train_step_optimised():
+    plain, model = keras_model(), keras_model()
+    for each in (plain, model):
+        each.compile("adam", "mse", jit_compile=False)
+    model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
+    data = dataset(drop_remainder=True)
+    expected = plain.fit(data, **FIT).history["loss"]
+    assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
+    assert model.train_step.plan().absences
+    assert np.isfinite(model.train_on_batch(*next(iter(data))))
+
+
+def test_keras_fit_with_an_own_train_step():
+    import keras
+
+    class Trained(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = keras_model()
+
+        def call(self, x, training=False):
+            return self.net(x)
+
+        @tfswap.optimize(memory_limit="80%")
+        def train_step(self, data):
+            return super().train_step(data)
+
+    plain, model = keras_model(), Trained()
+    for each in (plain, model):
+        each.compile("adam", "mse", jit_compile=False)
+    data = dataset(drop_remainder=True)
+    expected = plain.fit(data, **FIT).history["loss"]
+    assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
+    assert model.train_step.plan().absences
+
+
+@pytest.mark.parametrize(
+    ("jit", "batches", "says"),
+    [
+        (
+            True,
+            {"drop_remainder": True},
+            r"train_step is called by .* jit_compile=True.*compile\(..., jit_compile=False",
+        ),
+        (False, {}, r"made at .*test_optimize_called.py.*drop_remainder=True"),
+    ],
+)
+def test_what_keras_must_be_told_is_said(jit, batches, says):
+    model = keras_model()
+    model.compile("adam", "mse", jit_compile=jit)
+    model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
+    with pytest.raises(tfswap.UnsupportedGraph, match=says):
+        model.fit(dataset(rows=4000, **batches), **FIT)

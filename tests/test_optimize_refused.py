@@ -1,0 +1,217 @@
+"""What `tfswap.optimize` refuses, and which limits it keeps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+
+pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
+
+# --- what can't be optimised ----------------------------------------------------------------------------------
+
+
+def test_jit_compile_is_refused():
+    with pytest.raises(tfswap.UnsupportedGraph, match="jit_compile=True"):
+        tfswap.optimize(tf.function(Net().step, jit_compile=True), memory_limit=LIMIT)
+
+
+def test_jit_compile_around_it_or_inside_it_is_refused():
+    net = Net()
+    before = bits(net.weights)
+    step = called(net)
+    with pytest.raises(tfswap.UnsupportedGraph, match="called by a function with jit_compile=True"):
+        tf.function(lambda x: step(x), jit_compile=True)(batch())
+    inner = tf.function(net.step, jit_compile=True)
+    with pytest.raises(tfswap.UnsupportedGraph, match="compiled by XLA"):
+        tfswap.optimize(tf.function(lambda x: inner(x)), memory_limit=LIMIT)(batch())
+    assert bits(net.weights) == before
+
+
+def auto_clustering(on):
+    tf.config.optimizer.set_jit("autoclustering" if on else False)
+
+
+def mixed_precision(on):
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision": on})
+
+
+@pytest.mark.parametrize(
+    ("rewriter", "says"), [(auto_clustering, "tf.config.optimizer.set_jit"), (mixed_precision, "auto_mixed_precision")]
+)
+@pytest.mark.parametrize("limit", [LIMIT, "500%"])
+def test_what_would_rewrite_it_afterwards_is_refused(rewriter, says, limit):
+    net = Net()
+    before = bits(net.weights)
+    rewriter(True)
+    try:
+        with pytest.raises(tfswap.UnsupportedGraph, match=says):
+            tfswap.optimize(tf.function(net.step), memory_limit=limit)(batch())
+    finally:
+        rewriter(False)
+    assert bits(net.weights) == before
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: 3, "optimize needs a .*, not 3"),
+        (lambda: tf.Module, "optimize needs a .*, not .*Module"),
+        (
+            lambda: tf.function(Net().step).get_concrete_function(batch()),
+            "got a ConcreteFunction.*give the tf.function",
+        ),
+        (lambda: called(Net()), "step is optimized already"),
+    ],
+)
+def test_what_is_no_function_is_refused(make, says):
+    with pytest.raises(tfswap.TfswapError, match=says):
+        tfswap.optimize(make(), memory_limit=LIMIT)
+
+
+def with_numpy(net, tell):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = net.loss(tell(tf.numpy_function(lambda a: 2 * a, [x], tf.float32)))  # this line is named
+        for weight, gradient in zip(net.weights, tape.gradient(loss, net.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+def set_shape(tensor):
+    tensor.set_shape([1024, WIDTH])
+    return tensor
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_size_that_tensorflow_can_t_infer_can_be_told(nested):
+    def told(net, tell):
+        if nested:
+            net.loss = tf.function(net.loss)
+        return tf.function(with_numpy(net, tell))
+
+    expected = bits(unoptimised(tf.function(with_numpy(Net(), tf.identity)), batch()))
+    with pytest.raises(
+        tfswap.UnsupportedGraph, match=r"PyFunc.*made at .*test_optimize_refused.py:\d+.*tf.ensure_shape"
+    ) as error:
+        tfswap.optimize(told(Net(), tf.identity), memory_limit=LIMIT)(batch())
+    line = int(re.search(r"test_optimize_refused.py:(\d+)", str(error.value))[1])
+    assert "this line is named" in Path(__file__).read_text().splitlines()[line - 1]
+    for tell in (lambda y: tf.ensure_shape(y, [1024, WIDTH]), set_shape):
+        step = tfswap.optimize(told(Net(), tell), memory_limit=LIMIT)
+        assert bits(step(batch())) == expected
+        assert step.plan().absences
+
+
+def test_a_step_without_a_backward_pass_is_planned_like_any_other():
+    """It is the function that the user decorated; only in a file can the wrong one have been named."""
+    net = Net()
+    forward, reference = tfswap.optimize(tf.function(net.loss), memory_limit="105%"), tf.function(net.loss)
+    assert bits(forward(batch())) == bits(unoptimised(reference, batch()))
+    assert forward.plan().order
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as error:
+        tfswap.optimize(tf.function(net.loss), memory_limit=1000)(batch())
+    tfswap.optimize(tf.function(net.loss), memory_limit=error.value.floor_bytes)(batch())
+
+
+# --- limits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["six", "-3GiB", 0, -1, "0%", 1.5, True, "3 parsecs", b"1GiB", 10**40])
+def test_a_malformed_limit_is_refused_when_decorating(limit):
+    with pytest.raises(tfswap.TfswapError, match="memory_limit"):
+        tfswap.optimize(tf.function(Net().step), memory_limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode is 'fast'; it can be 'optimize' or 'analyze'"),
+        ({"on_exceeded": "ignore"}, "on_exceeded"),
+        ({"mode": None}, "mode is None"),
+        ({"on_exceeded": []}, r"on_exceeded is \[\]"),
+        ({"tactics": ("swap", "magic")}, "'magic'"),
+        ({"tactics": "swap"}, "tactics is 'swap', a str: give a list of names"),
+        ({"tactics": None}, "tactics is None"),
+        ({"tactics": [b"swap"]}, "tactics has b'swap', a bytes"),
+        ({"host_memory_limit": True}, "host_memory_limit is True, a bool"),
+        ({"host_memory_limit": "much"}, "'much'"),
+        ({"host_memory_limit": "50%"}, "share"),
+    ],
+)
+def test_a_malformed_option_is_refused_when_decorating(options, message):
+    with pytest.raises(tfswap.TfswapError, match=message):
+        tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT, **options)
+
+
+def test_a_limit_is_needed_where_the_allocator_has_none():
+    step = tfswap.optimize(tf.function(Net().step))
+    with pytest.raises(tfswap.TfswapError, match="memory_limit is not given"):
+        step(batch())
+
+
+def test_below_the_floor_nothing_runs_and_at_it_the_step_does():
+    net = Net()
+    before = bits(net.weights)
+    step = tfswap.optimize(tf.function(net.step), memory_limit="1KiB")
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as error:
+        step(batch())
+    assert bits(net.weights) == before
+    assert error.value.limit_bytes == 1024
+    floor = error.value.floor_bytes
+    tfswap.optimize(tf.function(net.step), memory_limit=floor)(batch())
+    with pytest.raises(tfswap.InfeasibleMemoryLimit):
+        tfswap.optimize(tf.function(net.step), memory_limit=floor - 1)(batch())
+
+
+def test_host_memory_limit():
+    free = called(Net())
+    free(batch())
+    host = free.plan().host_bytes
+    assert host > 0
+    enough = tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT, host_memory_limit=host)
+    enough(batch())
+    assert enough.plan().absences == free.plan().absences
+    net = Net()
+    before = bits(net.weights)
+    little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024, tactics=("swap",))
+    with pytest.raises(tfswap.InfeasibleMemoryLimit, match=r"1\.0 KiB of host memory") as error:
+        little(batch())
+    assert bits(net.weights) == before
+    assert error.value.floor_bytes > free.plan().limit_bytes
+
+
+def test_ordering_alone():
+    net, twin = Net(), Net()
+    step = tfswap.optimize(tf.function(net.step), memory_limit="100%", tactics=())
+    assert bits(step(batch())) == bits(unoptimised(tf.function(twin.step), batch()))
+    assert step.plan().order
+    assert swaps(step.get_concrete_function(batch())) == 0
+
+
+def test_a_limit_that_the_step_keeps_by_itself_leaves_it_to_tensorflow():
+    """To Grappler too. With Grappler off for the process the limit changes no bit."""
+    net, twin = Net(), Net()
+    generous, reference = tfswap.optimize(tf.function(net.step), memory_limit="500%"), tf.function(twin.step)
+    assert bits(generous(batch())) == bits(reference(batch()))
+    assert generous.plan().changes_nothing
+    assert generous.get_concrete_function(batch()) is generous._function.get_concrete_function(batch())
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        runs = []
+        for limit in ("500%", "110%", "100%", LIMIT):
+            net = Net()
+            step = tfswap.optimize(tf.function(net.step), memory_limit=limit)
+            runs.append((bits(step(batch())), bits(net.weights)))
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    assert runs == [runs[0]] * 4

@@ -1,0 +1,247 @@
+"""Optimized steps that fail, that threads share, that other tensors crowd."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from processes import on_arena
+
+tf = pytest.importorskip("tensorflow")
+
+from nets import LIMIT, Net, batch, bits, called, pool_in_use, unoptimised  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+
+pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
+
+# --- failure ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_leaves_no_host_memory_and_can_run_again():
+    net, twin = Net(), Net()
+
+    def body(net):
+        def step(x, fail):
+            with tf.GradientTape() as tape:
+                loss = net.loss(x)
+                with tf.control_dependencies([tf.debugging.assert_equal(fail, False, "told to fail")]):
+                    loss = tf.identity(loss)
+            for weight, gradient in zip(net.weights, tape.gradient(loss, net.weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        return step
+
+    step = tfswap.optimize(tf.function(body(net)), memory_limit=LIMIT)
+    reference = tf.function(body(twin))
+    yes, no = tf.constant(True), tf.constant(False)
+    for fail in (no, yes, no, yes, no):
+        if fail:
+            before = bits(net.weights)
+            with pytest.raises(tf.errors.InvalidArgumentError, match="told to fail"):
+                step(batch(), fail)
+            assert bits(net.weights) == before
+            assert pool_in_use() == 0
+        else:
+            assert bits(step(batch(), fail)) == bits(unoptimised(reference, batch(), fail))
+    assert step.plan().absences
+    assert bits(net.weights) == bits(twin.weights)
+
+
+def test_an_error_while_tracing_is_the_user_s_own():
+    def body(x):
+        raise ValueError("of the user")
+
+    step = tfswap.optimize(tf.function(body), memory_limit=LIMIT)
+    with pytest.raises(ValueError, match="of the user"):
+        step(batch())
+
+
+def test_a_wrong_argument_is_tensorflow_s_own_error():
+    step = tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT)
+    with pytest.raises(TypeError):
+        step(batch(), no_such_argument=1)
+
+
+def test_threads_at_once():
+    """Each thread's result is that of its own argument; the function is planned once."""
+    net = Net()
+    forward = tfswap.optimize(tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0)), memory_limit="100%")
+    reference = tf.function(lambda x: tf.reduce_sum(tf.sin(net.loss(x)) + x * 0.0))
+    expected = [bits(unoptimised(reference, batch(seed=s))) for s in range(4)]
+    results: dict[int, list] = {}
+    plans = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        start.wait()
+        found = [bits(forward(batch(seed=seed))) for _ in range(5)]
+        results[seed] = found
+        plans.append(forward.plan())
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {s: [expected[s]] * 5 for s in range(4)}
+    assert len(set(map(id, plans))) == 1
+
+
+def test_threads_that_train_take_turns():
+    """Whatever the order of the threads, the steps are the same ones, each done once."""
+    net, twin = Net(), Net()
+    step, reference = called(net), tf.function(twin.step)
+    expected = [bits(unoptimised(reference, batch())) for _ in range(12)]
+    losses = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(3):
+            losses.append(bits(step(batch())))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(losses) == sorted(expected)
+    assert bits(net.weights) == bits(twin.weights)
+
+
+# --- on an arena with a cap ---------------------------------------------------------------------------------
+
+CAPPED = """
+import json, logging, os
+import tensorflow as tf
+import tfswap
+from nets import Net
+WIDTH = 256
+slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
+del slab
+tf.config.experimental.reset_memory_stats("CPU:0")
+net = Net(8, width=WIDTH)
+weights, body = net.weights, net.step
+"""
+
+
+def capped(code: str):
+    return on_arena(CAPPED + code)
+
+
+def test_without_a_limit_the_allocator_s_own_counts():
+    """It can't be met unoptimised: the step needs 600 MiB of 512."""
+    found = capped("""
+step = tfswap.optimize(tf.function(body))
+x = tf.random.stateless_normal([36 << 10, WIDTH], seed=(1, 1))
+losses = [float(step(x)) for _ in range(3)]
+print(json.dumps([step.plan().limit_bytes, step.plan().baseline_peak_bytes, losses,
+                  tf.config.experimental.get_memory_info("CPU:0")["peak"]]))
+""")
+    limit, baseline, losses, peak = found
+    assert limit == 512 << 20 < baseline
+    assert peak <= limit
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_what_comes_into_the_arena_later_is_planned_around():
+    found = capped("""
+x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+try:
+    tfswap.optimize(tf.function(body), memory_limit="1MiB")(x)
+except tfswap.InfeasibleMemoryLimit as error:
+    limit = error.floor_bytes + (20 << 20)
+step = tfswap.optimize(tf.function(body), memory_limit=limit, on_exceeded="raise")
+step(x)
+first = step.plan()
+more = tf.zeros([8 << 20], tf.uint8)
+tf.config.experimental.reset_memory_stats("CPU:0")
+for _ in range(3):
+    step(x)
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps([limit, peak, len(first.absences), len(step.plan().absences)]))
+""")
+    limit, peak, before, after = found
+    assert peak <= limit
+    assert 0 < before < after
+
+
+def test_threads_on_one_arena_keep_the_limit_and_one_plan():
+    limit, peak, plans, losses = capped("""
+import threading
+x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+step = tfswap.optimize(tf.function(body), memory_limit="70%", on_exceeded="raise")
+losses, plans, start = [], set(), threading.Barrier(4)
+tf.config.experimental.reset_memory_stats("CPU:0")
+def work():
+    start.wait()
+    for _ in range(3):
+        losses.append(float(step(x)))
+        plans.add(id(step.plan()))
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps([step.plan().limit_bytes, peak, len(plans), losses]))
+""")
+    assert peak <= limit
+    assert plans == 1
+    assert len(set(losses)) == len(losses) == 12
+
+
+def test_a_step_that_was_left_as_it_is_is_planned_when_it_passes_its_limit_after_all():
+    before, after, said = capped("""
+import tfswap.frontends.function
+records = []
+handler = logging.Handler()
+handler.emit = lambda record: records.append(record.getMessage())
+logging.getLogger("tfswap").addHandler(handler)
+extra, held = 0, []
+def more(a):
+    held.append(tf.zeros([extra], tf.uint8))  # what no plan can know of
+    return a
+def step(x):
+    return body(tf.ensure_shape(tf.numpy_function(more, [x], tf.float32), x.shape))
+x = tf.random.stateless_normal([8 << 10, WIDTH], seed=(1, 1))
+step = tfswap.optimize(tf.function(step), memory_limit="115%")
+step(x)
+first = step.plan()
+tf.config.experimental.reset_memory_stats("CPU:0")
+extra = first.baseline_peak_bytes * 4 // 10
+step(x)
+said, extra = list(records), 0
+held.clear()
+step(x)
+print(json.dumps([first.changes_nothing, step.plan().changes_nothing, said]))
+""")
+    assert before
+    assert not after
+    assert any("over its limit" in message for message in said)
+
+
+def test_a_rewritten_concrete_function_can_be_a_signature(tmp_path):
+    """Then the file needs tfswap.ops. The gate that the planning process held its first call back with is open."""
+    losses = capped(f"""
+import tfswap.ops
+module = tf.Module()
+module.weights = weights
+step = tfswap.optimize(tf.function(lambda x: {{"loss": body(x)}}), memory_limit="70%", tactics=["swap"])
+x = tf.ones([4 << 10, WIDTH])
+step(x)
+concrete = step.get_concrete_function(x)
+tf.saved_model.save(module, {str(tmp_path / "model")!r}, signatures=concrete)
+losses = [float(step(x)["loss"])]
+assert step.plan().absences
+print(json.dumps(losses))
+""")
+    loaded = capped(f"""
+import tfswap.ops
+loaded = tf.saved_model.load({str(tmp_path / "model")!r})
+before = tfswap.ops.stats().out_copies
+losses = [float(loaded.signatures["serving_default"](tf.ones([4 << 10, WIDTH]))["loss"])]
+assert tfswap.ops.stats().out_copies > before
+print(json.dumps(losses))
+""")
+    assert loaded == losses

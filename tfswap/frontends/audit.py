@@ -18,13 +18,13 @@ from tfswap.passes.verify import VerificationError
 def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
     """Call the rewritten ConcreteFunction and raise VerificationError if TensorFlow ran another graph.
 
-    When graph collection is already on it is the user's, and is left alone: then there is no audit. Nor is
-    there one while a graph is being built, when nothing runs.
+    There is no audit while a graph is being built, when nothing runs. TensorFlow does not tell whether the user's
+    program collects graphs too: what it has collected is thrown away, and its collection ends with this call.
     """
     from tensorflow.python.eager import context
 
     state = context.context()
-    if not state.executing_eagerly() or getattr(state, "_collect_graphs", False):
+    if not state.executing_eagerly():
         return function._call_flat(inputs, captured_inputs=function.captured_inputs)
     state.enable_graph_collection()
     state.export_run_metadata()  # what was collected earlier, and never asked for, is not this function's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from processes import last_json, run_python
+from processes import on_arena
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
@@ -284,19 +284,13 @@ print(json.dumps({"beside": len(plan.beside), "planned": plan.planned_peak_bytes
                   "measured": measured, "same": same and losses == expected, "absences": len(plan.absences)}))
 """
 
-ARENA = {
-    "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    "TF_CPU_BFC_MEM_LIMIT_IN_MB": "1000",
-    "TF_ENABLE_ONEDNN_OPTS": "0",
-    "TF_NUM_INTRAOP_THREADS": "2",
-    "TF_NUM_INTEROP_THREADS": "2",
-}
+TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 
 
 @pytest.mark.parametrize(("limit", "busy"), [('"100%"', 0), ('"60%"', 0), ('"60%"', 3)])
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(limit, busy):
     code = ATTENTION.replace("LIMIT", limit).replace("BUSY", str(busy))
-    run = last_json(run_python("import tfswap.exporters.function" + code, **ARENA))
+    run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
     assert run["beside"] >= 3
     assert bool(run["absences"]) == (limit == '"60%"')
     assert run["same"]
@@ -342,4 +336,4 @@ print(json.dumps(results))
 
 
 def test_a_wait_ends_when_the_step_is_cancelled_or_nothing_comes():
-    assert last_json(run_python(WAITING, **ARENA)) == {"alone": 1, "cancelled": True, "held": 1}
+    assert on_arena(WAITING, 1000, **TWO_THREADS) == {"alone": 1, "cancelled": True, "held": 1}

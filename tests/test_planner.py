@@ -677,6 +677,8 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
     assert Plan.load(path) == plan
     assert json.loads(path.read_text())["order"] == ["a", "b", "c"]
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, "who may read other files may read this one"
     with pytest.raises(InvalidModel, match="nowhere"):
         Plan.load(tmp_path / "nowhere.json")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,13 +16,12 @@ Read = TypeVar("Read")
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path`, whole or not at all. Raises OSError."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=target.name, suffix=".tmp")
+    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")  # with the permissions that new files get
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

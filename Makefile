@@ -5,7 +5,8 @@
 #   make lint    ruff and pyright
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
-# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested.
+# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested. Two tests run at a
+# time; PYTEST_ARGS="-n 0" has one.
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test lint format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -22,10 +23,7 @@ demo: $(VENV)/plot
 	$(BIN)/python examples/train_under_cap.py --plot train_under_cap.png
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(PYTEST_ARGS)
-
-test-slow: $(VENV)/test
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .

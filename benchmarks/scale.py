@@ -9,9 +9,9 @@ The table: bottleneck ResNets on small images (`planning_time.deep_resnet`, thre
 a process of its own, then imported, analysed, planned for `--limit`, rewritten and exported as `tfswap.optimize` does
 it; nothing runs. Times are CPU seconds of the whole process, TensorFlow's tracing included: all of these run on one
 core, and other work on the machine changes CPU seconds little. "MiB more" is how far the process's peak of physical
-memory grew past what it held after tracing, which "traced" gives. Checked: the plan takes under `--plan_s`,
-planning and rewriting together less than tracing, `--more_gib` at most, and the growth from each size to the next is
-that of n log n, with a fifth for noise. Exit status 1 where that does not hold.
+memory grew past what it held after tracing, which "traced" gives. Checked: for the largest, the plan takes under
+`--plan_s`, planning and rewriting together less than tracing, and `--more_gib` at most; from each size to the next the
+total grows no faster than n log n, with a fifth for noise. Exit status 1 where that does not hold.
 
 The simulation: ResNets as SuperNeurons has them (PPoPP'18: stages of 6, 32, n and 6 bottleneck blocks, 224x224,
 batch 16), with batch normalisation and momentum, planned for a Tesla K40c of 12 GB with 64 GB of host memory
@@ -161,11 +161,11 @@ def table(layers: Sequence[int], args: argparse.Namespace) -> list[dict[str, Any
     for one in sorted(layers):
         row = spawn("--child=plan", f"--layers={one}", f"--limit={args.limit}")
         s = row["stages_s"]
-        row["broken"] = [
-            *["the plan takes too long"] * (s["plan"] > args.plan_s),
-            *["longer than tracing"] * (row["total_s"] > row["tracing_s"]),
-            *["more memory"] * (row["more_mib"] > args.more_gib * 1024),
-        ]
+        row["broken"] = []
+        if one == max(layers):
+            row["broken"] += ["the plan takes too long"] * (s["plan"] > args.plan_s)
+            row["broken"] += ["longer than tracing"] * (row["total_s"] > row["tracing_s"])
+            row["broken"] += ["more memory"] * (row["more_mib"] > args.more_gib * 1024)
         if rows:
             small, large = (r["nodes"] * math.log(r["nodes"]) for r in (rows[-1], row))
             row["growth"] = row["total_s"] / rows[-1]["total_s"] / (large / small)

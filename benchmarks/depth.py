@@ -186,6 +186,8 @@ def main() -> int:
     else:
         rows = search(False, 1, args)
         base = rows[-1]
+        if not base["fits"]:
+            parser.exit(1, "not even size 1 fits unoptimised: raise --cap_mib\n")
         if args.wide:
             rows += search(True, base["size"], args)
             held = rows[-1]["fits"]

@@ -175,7 +175,7 @@ def test_a_plan_keeps_apart_what_would_raise_its_peak():
     tight = "".join(line for line in roomy.splitlines(keepends=True) if "%r" not in line) + "fetches %s, %t\n"
     for text, count in ((roomy, 1), (tight, 0)):  # r has x and three more beside it; in tight q and k would, a held
         unmoved = Optimizer(parse_graph(text), TWO_CORES).planner.unmoved
-        assert {len(candidate.choice.beside) for candidate in unmoved} == {count}
+        assert {len(judged.within.choice.beside) for judged in unmoved} == {count}
 
 
 # --- graphs -------------------------------------------------------------------------------------------------

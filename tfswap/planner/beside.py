@@ -1,8 +1,8 @@
 """Which kernels run side by side: a kernel that one core is enough for leaves the others idle.
 
 A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
-where that order is kept (passes/swap.py says how): the first asks for its output's buffer alone, before the second
-starts, and what the two read is let go when both have ended. Meng et al. and the other papers order GPU kernels, which
+where that order is kept (passes/swap.py says how): the first has asked for all its memory before the second starts,
+and what the two read is let go when both have ended. Meng et al. and the other papers order GPU kernels, which
 run one after another anyway: this is for CPUs.
 
 Not handled: kernels with temporaries as the first of two, since they would be freed at a time that nobody knows.
@@ -23,8 +23,9 @@ from tfswap.planner.simulate import beside_seconds
 
 LEAST_GAIN_S = 150e-6
 """What two kernels side by side must save: three more nodes and a change of threads take a third of it."""
-GOOD_SHARES = (0.9, 0.3)
-"""And of the longer that leaves cores idle, since it may meet a better partner: those that match are paired first."""
+GOOD_SHARES = (1.8, 0.6)
+"""And so much of the time for which either leaves cores idle alone: it may meet a better partner, and those that match
+are paired first."""
 WINDOW = 32
 """So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
 
@@ -38,16 +39,16 @@ def bring_together(flow: Dataflow, order: Sequence[int], cost_s: Sequence[float]
 
     made = list(order)
     paired: set[int] = set()
-    if any(_on_one_core(flow, i, rates) for i in order):
-        for share in GOOD_SHARES:
-            gain = functools.partial(_gain, flow, cost_s=cost_s, rates=rates, share=share)
-            made = _paired(flow, made, gain, waits_for, paired)
+    for share in GOOD_SHARES:
+        gain = functools.partial(_gain, flow, cost_s=cost_s, rates=rates, share=share)
+        made = _paired(flow, made, cost_s, gain, waits_for, paired)
     return made
 
 
 def _paired(
     flow: Dataflow,
     order: Sequence[int],
+    cost_s: Sequence[float],
     gain: Callable[[int, int], float],
     waits_for: Callable[[int], frozenset[int]],
     paired: set[int],
@@ -65,27 +66,27 @@ def _paired(
             ran.update((later[first], first))
             continue
         best, gain_s, sooner = -1, 0.0, True
-        if first not in paired and _can_lead(flow, first):
+        if cost_s[first] > LEAST_GAIN_S and first not in paired and _can_lead(flow, first):
             held_up = False  # whether a kernel in between needs `first`
             for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
                     continue
-                ready = ran.issuperset(waits_for(second))
-                saved_s = gain(first, second)
-                free = second not in paired and first not in waits_for(second) and (ready or not held_up)
-                if saved_s > gain_s and free and _can_follow(flow, second):
-                    best, gain_s, sooner = second, saved_s, ready
-                held_up = held_up or first in waits_for(second)
+                needs = waits_for(second)
+                if cost_s[second] > LEAST_GAIN_S and second not in paired and first not in needs:
+                    ready = ran.issuperset(needs)
+                    saved_s = gain(first, second) if ready or not held_up else 0.0
+                    if saved_s > gain_s and _can_follow(flow, second):
+                        best, gain_s, sooner = second, saved_s, ready
+                held_up = held_up or first in needs
         if best >= 0:
             paired.update((first, best))
         if best >= 0 and not sooner:
             later[best] = first
             waiting.add(first)
             continue
-        for kernel in (first, best):
-            if kernel >= 0:
-                made.append(kernel)
-                ran.add(kernel)
+        together = (first,) if best < 0 else (first, best)
+        made += together
+        ran.update(together)
     return made
 
 
@@ -99,7 +100,8 @@ def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates:
     for position, second in enumerate(choice.order):
         first = choice.order[position - 1] if position else second
         if (
-            _gain(flow, first, second, cost_s, rates)
+            min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
+            and _gain(flow, first, second, cost_s, rates)
             and not {first, second} & ran
             and position not in busy
             and (not found or found[-1] < position - 1)
@@ -127,12 +129,11 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
 
 
 def _can_lead(flow: Dataflow, i: int) -> bool:
-    made = [v for _, v in flow.makes[i]]
     return (
         _can_follow(flow, i)
         and flow.events[i] == (("out", 0),)
         and not any(candidates for _, candidates in flow.forwards[i])
-        and all(flow.values[v].nbytes for v in made)
+        and all(flow.values[v].nbytes for _, v in flow.makes[i])
         and any(flow.values[v].producer != PERSISTENT for v in flow.reads[i])
     )
 
@@ -141,19 +142,15 @@ def _can_follow(flow: Dataflow, i: int) -> bool:
     return is_pure(flow.nodes[i].op) and not flow.updates[i] and i not in flow.inexact_kernels
 
 
-def _on_one_core(flow: Dataflow, i: int, rates: Rates) -> bool:
-    return cores_used(flow.nodes[i], rates) < rates.cores
-
-
 def _gain(
     flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
 ) -> float:
     """Seconds saved; 0 where a kernel on one core would be given away for little."""
-    alone_s = max((cost_s[i] for i in (first, second) if _on_one_core(flow, i, rates)), default=0.0)
-    if first == second or not alone_s:
+    idle_s = max(cost_s[i] * (1 - cores_used(flow.nodes[i], rates) / rates.cores) for i in (first, second))
+    if first == second or not idle_s:
         return 0.0
     saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)
-    return saved_s if saved_s > max(LEAST_GAIN_S, share * alone_s) else 0.0
+    return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
 
 
 def _waits_for(flow: Dataflow, i: int) -> Iterator[int]:

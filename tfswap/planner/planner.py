@@ -11,6 +11,7 @@ several ladders, one for each way to place the copies and, for steps of few and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,8 +153,7 @@ class Planner:
         solver: str = "default",
         costs: Costs | None = None,
     ):
-        self._drafts: dict[tuple[tuple[object, ...], ...], Draft] = {}  # by what was drafted
-        self._judged: dict[int, tuple[Draft, Candidate]] = {}  # by identity of the draft, which it keeps alive
+        self._judged: dict[tuple[tuple[object, ...], ...], Judged] = {}  # by what was chosen
         self.flow = flow
         self.device = device
         self.resident = resident
@@ -162,7 +162,7 @@ class Planner:
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = [self.costs.seconds(node) for node in flow.nodes]
-        orders = [self._brought_together(order) for order in rank_orders(flow, self.cost_s)]
+        orders = rank_orders(flow, self.cost_s)
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
@@ -171,6 +171,7 @@ class Planner:
         solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
         count = min(MAX_RUNGS, max(MIN_SWEEPS, sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
+        orders = [self._brought_together(order) for order in orders]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep) for order in orders
         ]
@@ -179,7 +180,7 @@ class Planner:
         restarts = RESTARTS.get(frozenset(tactics), ()) if solver == "default" else ()
         self.ladders += [_Ladder(self, self.problems[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
         self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
-        self.unmoved = [self.judge(Choice(p.order, [])) for p in self.problems]
+        self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
 
     def _brought_together(self, order: list[int]) -> list[int]:
         """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
@@ -194,25 +195,28 @@ class Planner:
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
         """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits."""
         if limit_bytes is None:
-            return self.unmoved[0]
-        for found in self.unmoved:
-            if found.peak_bytes <= limit_bytes:
-                return found
+            return self.unmoved[0].fitting(NEVER)
         best: Candidate | None = None
+        for judged in self.unmoved:
+            found = judged.fitting(limit_bytes)
+            if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
+                best = found
+            if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
+                return best  # to move something takes time
         slower = max(SLOWER, self.coarseness)
         for ladder in self.ladders:
             for rung, target in enumerate(ladder.targets):
                 if target > limit_bytes * self.coarseness:
                     continue  # it peaks above the limit
-                draft = ladder.draft(rung)
-                if draft is None:
+                judged = ladder.judged(rung)
+                if judged is None:
                     continue
-                if best is not None and draft.timing.total_s > best.timing.total_s * slower:
+                if best is not None and judged.draft.timing.total_s > best.timing.total_s * slower:
                     break  # those below are slower still
-                if best is not None and draft.timing.total_s >= best.timing.total_s:
+                if best is not None and judged.draft.timing.total_s >= best.timing.total_s:
                     continue
-                found = ladder.candidate(rung)
-                if found is None or found.peak_bytes > limit_bytes or not self._host_fits(found):
+                found = judged.fitting(limit_bytes)
+                if found is None or not self.host_fits(found):
                     continue
                 if best is None or found.timing.total_s < best.timing.total_s:
                     best = found
@@ -220,65 +224,93 @@ class Planner:
 
     def floor_bytes(self) -> int:
         """The smallest limit that a rung reaches."""
-        best = min(found.peak_bytes for found in self.unmoved)
+        best = min(judged.apart.peak_bytes for judged in self.unmoved)
         for ladder in self.ladders:
             for rung, target in reversed(tuple(enumerate(ladder.targets))):
                 if target > best * self.coarseness:
                     break
-                found = ladder.candidate(rung)
-                if found is not None and target <= found.peak_bytes * self.coarseness and self._host_fits(found):
+                judged = ladder.judged(rung)
+                if judged is None:
+                    continue
+                found = judged.apart
+                if target <= found.peak_bytes * self.coarseness and self.host_fits(found):
                     best = min(best, found.peak_bytes)
         return best
 
     def schedule(self, candidate: Candidate) -> list[Step]:
         return build_schedule(*candidate.choice)
 
-    def _host_fits(self, candidate: Candidate) -> bool:
+    def host_fits(self, candidate: Candidate) -> bool:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes
 
     def draft(self, choice: Choice) -> Draft:
-        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some.
+        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
+        if self.device.inter_op_threads > 1:
+            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
+        return Draft(choice, self.timing(choice))
 
-        Neighbouring rungs often are one choice, and then one draft.
-        """
+    def judged(self, choice: Choice) -> Judged:
+        """What is known of any choice, whoever made it: neighbouring rungs often are one choice."""
         key = tuple(map(tuple, choice))
-        if key not in self._drafts:
-            if self.device.inter_op_threads > 1:
-                choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
-            self._drafts[key] = Draft(choice, self._timing(choice))
-        return self._drafts[key]
+        if key not in self._judged:
+            self._judged[key] = Judged(self, self.draft(choice))
+        return self._judged[key]
 
-    def _timing(self, choice: Choice) -> Timing:
+    def timing(self, choice: Choice) -> Timing:
         return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates)
 
-    def judge(self, choice: Choice) -> Candidate:
-        """Memory and time of any choice, whoever made it."""
-        return self.judge_draft(self.draft(choice))
 
-    def judge_draft(self, draft: Draft) -> Candidate:
-        if id(draft) not in self._judged:
-            choice, memory = self._within_own_peak(draft.choice)
-            timing = draft.timing if choice.beside == draft.choice.beside else self._timing(choice)
-            found = Candidate(choice, memory, timing, promised(memory.peak_bytes))
-            self._judged[id(draft)] = draft, found
-        return self._judged[id(draft)][1]
+class Judged:
+    """A draft, and what the allocator makes of it: as it is, and with fewer kernels side by side."""
 
-    def _within_own_peak(self, choice: Choice) -> tuple[Choice, Memory]:
-        """`choice`, with those kernels one after another that would raise its peak side by side."""
-        apart = choice._replace(beside=())
-        lowest = judge_memory(self.flow, build_schedule(*apart), self.resident)
+    def __init__(self, planner: Planner, draft: Draft):
+        self.draft = draft
+        self._planner = planner
+
+    def fitting(self, limit_bytes: float) -> Candidate | None:
+        """The fastest within the limit, of three that don't depend on it."""
+        if self.beside is not None and self.beside.peak_bytes <= limit_bytes:
+            return self.beside
+        return self.within if self.apart.peak_bytes <= limit_bytes else None
+
+    @cached_property
+    def apart(self) -> Candidate:
+        """With all kernels one after another."""
+        return self._candidate(self.draft.choice._replace(beside=()))
+
+    @cached_property
+    def beside(self) -> Candidate | None:
+        """With all those side by side that can be; None where there are none."""
+        return self._beside(math.inf)
+
+    @cached_property
+    def within(self) -> Candidate:
+        """With those side by side that don't raise the peak."""
+        return self._beside(self.apart.memory.peak_bytes) or self.apart
+
+    def _beside(self, most_bytes: float) -> Candidate | None:
+        choice = self.draft.choice
         for _ in range(BESIDE_TRIES):
             if not choice.beside:
                 break
-            steps = build_schedule(*choice)
-            memory = judge_memory(self.flow, steps, self.resident)
-            if memory.peak_bytes <= lowest.peak_bytes:
-                return choice, memory
-            leads = [n for n, step in enumerate(steps) if step.kind == LEAD]
-            most = [max(memory.during_bytes[n : n + 2]) for n in leads]
-            kept = tuple(p for p, b in zip(choice.beside, most, strict=True) if b <= lowest.peak_bytes)
+            found = self._candidate(choice)
+            memory = found.memory
+            if memory.peak_bytes <= most_bytes:
+                return found
+            leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
+            kept = tuple(
+                position
+                for position, n in zip(choice.beside, leads, strict=True)
+                if max(memory.during_bytes[n : n + 2]) <= most_bytes
+            )
             choice = choice._replace(beside=kept if kept != choice.beside else ())
-        return apart, lowest
+        return None
+
+    def _candidate(self, choice: Choice) -> Candidate:
+        planner = self._planner
+        memory = judge_memory(planner.flow, build_schedule(*choice), planner.resident)
+        timing = self.draft.timing if choice == self.draft.choice else planner.timing(choice)
+        return Candidate(choice, memory, timing, promised(memory.peak_bytes))
 
 
 class _Ladder:
@@ -294,8 +326,7 @@ class _Ladder:
         self.solve = solve
         self.count = count
         self._choices: dict[int, Choice | None] = {}  # by target
-        self._drafts: dict[int, Draft | None] = {}
-        self._candidates: dict[int, Candidate] = {}
+        self._judged: dict[int, Judged | None] = {}
 
     @cached_property
     def targets(self) -> list[int]:
@@ -315,15 +346,9 @@ class _Ladder:
             self._choices[target] = self.solve(self.problem, target)
         return self._choices[target]
 
-    def draft(self, rung: int) -> Draft | None:
+    def judged(self, rung: int) -> Judged | None:
         """None where the solver does not meet the target; it may meet lower ones all the same."""
-        if rung not in self._drafts:
+        if rung not in self._judged:
             choice = self._choice(self.targets[rung])
-            self._drafts[rung] = None if choice is None else self.planner.draft(choice)
-        return self._drafts[rung]
-
-    def candidate(self, rung: int) -> Candidate | None:
-        draft = self.draft(rung)
-        if draft is not None and rung not in self._candidates:
-            self._candidates[rung] = self.planner.judge_draft(draft)
-        return self._candidates.get(rung)
+            self._judged[rung] = None if choice is None else self.planner.judged(choice)
+        return self._judged[rung]

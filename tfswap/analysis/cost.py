@@ -232,7 +232,7 @@ _WORK: dict[str, Work] = {
 def work_seconds(node: Node, rates: Rates) -> float:
     """Seconds of the work of one run of `node`, on the cores that it is spread over."""
     alone = max(_parts(node, rates)) * rates.cores
-    return min(alone, max(alone / _spread_over(node, rates), GRAIN_S))
+    return min(alone, max(alone / spread_over(node, rates), GRAIN_S))
 
 
 def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
@@ -247,10 +247,10 @@ def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
 
 def cores_used(node: Node, rates: Rates) -> float:
     """How many of the machine's cores a run of `node` keeps busy."""
-    return 1.0 if work_seconds(node, rates) <= GRAIN_S else _spread_over(node, rates)
+    return 1.0 if work_seconds(node, rates) <= GRAIN_S else spread_over(node, rates)
 
 
-def _spread_over(node: Node, rates: Rates) -> float:
+def spread_over(node: Node, rates: Rates) -> float:
     """The cores that a large kernel of this op gains by."""
     return max(1.0, _work(node).spread * rates.cores)
 

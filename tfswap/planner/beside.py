@@ -11,9 +11,10 @@ Not handled: kernels with temporaries as the first of two, since they would be f
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tfswap.analysis.cost import cores_used
+from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_pure
@@ -94,22 +95,21 @@ def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates:
     """Positions in the choice's order whose kernels can run beside the one before, and gain by it."""
     if rates.cores < 2:
         return ()
+    order = choice.order
+    runs = Counter(order)
     busy = blocked(choice.intervals)
-    ran: set[int] = set()
     found: list[int] = []
-    for position, second in enumerate(choice.order):
-        first = choice.order[position - 1] if position else second
+    for position in range(1, len(order)):
+        first, second = order[position - 1], order[position]
         if (
             min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
-            and _gain(flow, first, second, cost_s, rates)
-            and not {first, second} & ran
+            and runs[first] == runs[second] == 1
             and position not in busy
             and (not found or found[-1] < position - 1)
+            and _gain(flow, first, second, cost_s, rates)
             and can_run_beside(flow, first, second)
         ):
             found.append(position)
-        if position:
-            ran.add(first)
     return tuple(found)
 
 
@@ -146,7 +146,7 @@ def _gain(
     flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
 ) -> float:
     """Seconds saved; 0 where a kernel on one core would be given away for little."""
-    idle_s = max(cost_s[i] * (1 - cores_used(flow.nodes[i], rates) / rates.cores) for i in (first, second))
+    idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
     if first == second or not idle_s:
         return 0.0
     saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)

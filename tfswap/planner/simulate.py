@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tfswap.analysis.cost import cores_used
+from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
@@ -467,7 +467,7 @@ class Timing:
 
 def beside_seconds(flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates) -> float:
     """Seconds of two kernels side by side: of their work on all cores, and no less than the longer takes alone."""
-    work_s = sum(cost_s[i] * cores_used(flow.nodes[i], rates) for i in (first, second))
+    work_s = sum(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
     return max(work_s / rates.cores, cost_s[first], cost_s[second])
 
 

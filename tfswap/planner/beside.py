@@ -102,7 +102,8 @@ def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates:
     for position in range(1, len(order)):
         first, second = order[position - 1], order[position]
         if (
-            min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
+            len(flow.events[first]) == 1  # what rules out most comes first
+            and min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
             and runs[first] == runs[second] == 1
             and position not in busy
             and (not found or found[-1] < position - 1)

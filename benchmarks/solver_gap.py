@@ -165,8 +165,8 @@ def live_bytes(problem: Problem, choice: Choice) -> int:
 def rungs(planner: Planner) -> list[tuple[int, float]]:
     """(live bytes, seconds) of all rungs of all ladders, and of the step as it is."""
     problem = planner.problems[0]
-    drafts = [ladder.draft(n) for ladder in planner.ladders for n in range(len(ladder.targets))]
-    choices = [Choice(problem.order, [])] + [draft.choice for draft in drafts if draft is not None]
+    judged = [ladder.judged(n) for ladder in planner.ladders for n in range(len(ladder.targets))]
+    choices = [Choice(problem.order, [])] + [found.draft.choice for found in judged if found is not None]
     return [(live_bytes(problem, choice), seconds(problem, choice)) for choice in choices]
 
 

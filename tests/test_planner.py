@@ -450,8 +450,9 @@ RESTARTED = [Layer("dense"), Layer("relu"), Layer("dense", 1), Layer("scale", 1)
 def fastest_within(planner: Planner, share: float) -> float:
     """Of all rungs whose live bytes are within a share of the unmoved step's, the least seconds."""
     limit = planner.problems[0].live_peak_bytes * share
-    drafts = [ladder.draft(rung) for ladder in planner.ladders for rung in range(len(ladder.targets))]
-    return min(d.timing.total_s for d in drafts if d and live_peak(planner.flow, *d.choice[:2]) <= limit)
+    rungs = [ladder.judged(rung) for ladder in planner.ladders for rung in range(len(ladder.targets))]
+    drafts = [judged.draft for judged in rungs if judged is not None]
+    return min(d.timing.total_s for d in drafts if live_peak(planner.flow, *d.choice) <= limit)
 
 
 def test_restarts_find_what_one_order_of_prices_misses(monkeypatch):

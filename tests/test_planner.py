@@ -244,6 +244,9 @@ def test_alive_at_peak_names_what_counts():
     flow = facts(CHAIN)
     memory = simulate_memory(flow, build_schedule(named(flow, "a b c d"), ()), detail=True)
     assert sorted(flow.values[v].tensor.node.name for v in memory.alive_at_peak) == ["a", "b", "c", "x"]
+    flow = analyse_dataflow(training_step([Layer("dense"), Layer("dense")], 4, 256), CPU)  # mostly weights
+    memory = simulate_memory(flow, build_schedule(ordering.choose_order(flow, costs(flow)), ()), detail=True)
+    assert sum(flow.values[v].nbytes for v in memory.alive_at_peak) <= memory.peak_bytes  # the variable counts once
 
 
 def test_time_on_three_lanes():

@@ -11,7 +11,7 @@ Not handled: nodes that one Session.run fetches besides `fetches` run the old wa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def optimize_meta_graph_def(
     feeds = [found.inputs[k].name for k in sorted(found.inputs)]
     wanted = [found.outputs[k].name for k in sorted(found.outputs)]
     wanted += [n for n in (*train, *fetches) if n not in wanted]
-    made = optimize_graph_def(meta_graph.graph_def, feeds, wanted, request, bind)
+    made = optimize_graph_def(meta_graph.graph_def, feeds, wanted, request, bind, named=_names_in(meta_graph))
     result = type(meta_graph)()
     result.CopyFrom(meta_graph)
     result.graph_def.CopyFrom(made.graph_def)
@@ -76,12 +76,34 @@ def optimize_meta_graph_def(
     return OptimizedGraph(made.graph_def, made.report, made.plan, result)
 
 
+def _names_in(meta_graph: Any) -> Iterator[str]:
+    """What a MetaGraphDef knows of its graph by name: whoever imports it looks these tensors and nodes up."""
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.framework import variable_pb2
+
+    for signature in meta_graph.signature_def.values():
+        for info in (*signature.inputs.values(), *signature.outputs.values()):
+            yield info.name
+    saver = meta_graph.saver_def
+    yield from (saver.filename_tensor_name, saver.save_tensor_name, saver.restore_op_name)
+    for collection in meta_graph.collection_def.values():
+        yield from collection.node_list.value
+        for content in collection.bytes_list.value:
+            try:
+                variable = variable_pb2.VariableDef.FromString(content)
+            except DecodeError:
+                continue  # a collection of something else
+            yield from (variable.variable_name, variable.initializer_name)
+            yield from (variable.initial_value_name, variable.snapshot_name)
+
+
 def optimize_graph_def(
     graph_def: Any,
     feeds: Sequence[str],
     fetches: Sequence[str],
     request: Request,
     bind: Bind,
+    named: Iterable[str] = (),
 ) -> OptimizedGraph:
     """Plan the step that `fetches` are of, and put the rewritten one in its place.
 
@@ -89,8 +111,10 @@ def optimize_graph_def(
         feeds: names of fed nodes ("x" or "x:0").
         fetches: names of tensors ("loss:0") and ops ("train").
         bind: gives the fed nodes full shapes.
+        named: tensors and nodes that must be found in the result too.
     """
     step = _Step(graph_def, feeds, fetches)
+    step.name(named)
     with named_as_damage("the graph"):
         graph = step.read(bind)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
@@ -113,9 +137,15 @@ class _Step:
         self.nodes = {n.name: n for n in graph_def.node}
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
         self.fetches = list(fetches)
+        self.named: set[str] = set()
         self.fetched = list(dict.fromkeys(self._node_name(f, "fetches") for f in fetches))
         if CALL in self.nodes:
             raise InvalidModel("this graph has been rewritten by tfswap already: start from the original")
+
+    def name(self, names: Iterable[str]) -> None:
+        """Keep what is called so, beside the step's own, for whoever looks it up."""
+        nodes = (name.removeprefix("^").partition(":")[0] for name in names)
+        self.named = {node for node in nodes if node in self.nodes}
 
     def _node_name(self, name: str, where: str) -> str:
         node, _, index = name.removeprefix("^").partition(":")
@@ -266,6 +296,7 @@ class _Step:
         live = self._live()
         replaced = set(replaced)
         seen = {n for n in self.nodes if n not in live or n in self.feeds or self._stays(n)} | arguments
+        seen |= self.named - replaced
         pending = list(seen)
         while pending:
             for source in self._sources(pending.pop()):

@@ -442,7 +442,8 @@ def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
             for v in touched:
                 if v not in flow.fetched and last_read.get((v, nth[v]), -1) <= n:
                     alive.discard(v)
-    persistent = {v for v, value in enumerate(flow.values) if value.producer == PERSISTENT}
+    updated = {u.new for us in flow.updates for u in us}  # a variable counts once, however often it is written
+    persistent = {v for v, value in enumerate(flow.values) if value.producer == PERSISTENT and v not in updated}
     return sorted(alive | persistent, key=lambda v: (-flow.values[v].nbytes, v))
 
 

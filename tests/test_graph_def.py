@@ -252,6 +252,14 @@ def test_a_damaged_graph_is_refused(graph_def: Any) -> None:
         optimize(broken)
 
 
+def test_a_graph_that_is_damaged_beside_the_step_is_refused(graph_def: Any) -> None:
+    broken = type(graph_def)()
+    broken.CopyFrom(graph_def)
+    broken.node.add(name="beside", op="NoOp").input.append("^nowhere")
+    with pytest.raises(InvalidModel, match="'beside' reads 'nowhere'"):
+        optimize(broken)
+
+
 def test_a_rewritten_graph_is_not_rewritten_again(graph_def: Any) -> None:
     with pytest.raises(InvalidModel, match="already"):
         optimize(optimize(graph_def).graph_def)

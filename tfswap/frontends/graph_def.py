@@ -135,6 +135,12 @@ class _Step:
     def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str]):
         self.graph_def = graph_def
         self.nodes = {n.name: n for n in graph_def.node}
+        for name in self.nodes:
+            strange = next((source for source in self._sources(name) if source not in self.nodes), None)
+            if strange is not None:
+                raise InvalidModel(
+                    f"the graph is damaged: {name!r} reads {strange!r}, which is not there. Export it anew."
+                )
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
         self.fetches = list(fetches)
         self.named: set[str] = set()

@@ -232,7 +232,8 @@ def added_by_grappler(first_call: Callable[[], Any]) -> int:
 
 def resident_bytes(key: str) -> int:
     """A line of /proc/self/status: VmRSS, what is in physical memory; VmHWM, the most that was."""
-    return int(re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[key].removesuffix("kB")) * 1024
 
 
 def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:

@@ -24,7 +24,6 @@ import argparse
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import time
@@ -33,16 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import planning_time
+from peers import MIB, resident_bytes
 
 MIB = 2**20
 LAYERS = (50, 152, 500, 1001, 1517, 2500)
 STAGE_WIDTHS = (64, 128, 256, 512)
 NOISE = 1.2
-
-
-def resident_mib(key: str) -> float:
-    """A line of /proc/self/status: VmRSS, what is in physical memory; VmHWM, the most that was."""
-    return int(re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
 
 
 def plan_one(layers: int, limit: str) -> dict[str, Any]:
@@ -56,7 +51,7 @@ def plan_one(layers: int, limit: str) -> dict[str, Any]:
     concrete = step.get_concrete_function(*arguments)
     tracing_s = time.process_time() - started
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
-    before = resident_mib("VmRSS")
+    before = resident_bytes("VmRSS")
     stages, nodes = planning_time.staged(concrete, arguments, limit, clock=time.process_time)
     return {
         "layers": layers,
@@ -66,7 +61,7 @@ def plan_one(layers: int, limit: str) -> dict[str, Any]:
         "stages_s": stages,
         "total_s": sum(stages.values()),
         "traced_mib": before,
-        "more_mib": resident_mib("VmHWM") - before,
+        "more_mib": (resident_bytes("VmHWM") - before) / MIB,
     }
 
 

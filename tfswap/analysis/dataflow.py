@@ -120,19 +120,22 @@ class Dataflow:
         """
         if not self.bounded:
             return (self,)
-        events = list(self.events)
+        events, rest = list(self.events), dict(self.temp_forwards)
         for i in self.bounded:
             events[i] = tuple(event for event in events[i] if event[0] == "out")
-        rest = {i: taken for i, taken in self.temp_forwards.items() if i not in set(self.bounded)}
+            rest.pop(i, None)
         return self, replace(self, events=events, temp_forwards=rest, bounded=[])
+
+    @cached_property
+    def persistent(self) -> list[int]:
+        """Values that are there before the step: arguments, constants, and variables in their first version."""
+        updated = {u.new for us in self.updates for u in us}
+        return [v for v, value in enumerate(self.values) if value.producer == PERSISTENT and v not in updated]
 
     @property
     def persistent_bytes(self) -> int:
         """Rounded bytes of variables, arguments and constants."""
-        updated = {u.new for us in self.updates for u in us}
-        return sum(
-            round_up(v.nbytes) for i, v in enumerate(self.values) if v.producer == PERSISTENT and i not in updated
-        )
+        return sum(round_up(self.values[v].nbytes) for v in self.persistent)
 
 
 def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True) -> Dataflow:

@@ -14,6 +14,8 @@ from tfswap.ir.ops import calls_functions
 from tfswap.oplib import names
 from tfswap.passes.verify import VerificationError
 
+OURS = names.ALL | names.BESIDE
+
 
 def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
     """Call the rewritten ConcreteFunction and raise VerificationError if TensorFlow ran another graph.
@@ -56,7 +58,7 @@ def _compare(planned: Any, ran: dict[str, Any]) -> int:
     # Lowered or inlined calls: what stands in for their bodies has their control edges.
     lowered = {n.name for n in planned.node if calls_functions(n.op) and n.name in ran and ran[n.name].op != n.op}
     for node in planned.node:
-        ours = node.op in names.ALL | names.BESIDE or node.name.startswith(names.AGAIN)
+        ours = node.op in OURS or node.name.startswith(names.AGAIN)
         if not ours and not any(i.startswith("^") for i in node.input):
             continue
         executed = ran.get(node.name)

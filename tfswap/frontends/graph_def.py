@@ -113,8 +113,7 @@ def optimize_graph_def(
         bind: gives the fed nodes full shapes.
         named: tensors and nodes that must be found in the result too.
     """
-    step = _Step(graph_def, feeds, fetches)
-    step.name(named)
+    step = _Step(graph_def, feeds, fetches, named)
     with named_as_damage("the graph"):
         graph = step.read(bind)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
@@ -130,9 +129,9 @@ def optimize_graph_def(
 
 
 class _Step:
-    """The part of a GraphDef that some fetches need."""
+    """The part of a GraphDef that some fetches need. What is `named` stays beside it, for whoever looks it up."""
 
-    def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str]):
+    def __init__(self, graph_def: Any, feeds: Sequence[str], fetches: Sequence[str], named: Iterable[str]):
         self.graph_def = graph_def
         self.nodes = {n.name: n for n in graph_def.node}
         for name in self.nodes:
@@ -143,15 +142,10 @@ class _Step:
                 )
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
         self.fetches = list(fetches)
-        self.named: set[str] = set()
+        self.named = self.nodes.keys() & {name.removeprefix("^").partition(":")[0] for name in named}
         self.fetched = list(dict.fromkeys(self._node_name(f, "fetches") for f in fetches))
         if CALL in self.nodes:
             raise InvalidModel("this graph has been rewritten by tfswap already: start from the original")
-
-    def name(self, names: Iterable[str]) -> None:
-        """Keep what is called so, beside the step's own, for whoever looks it up."""
-        nodes = (name.removeprefix("^").partition(":")[0] for name in names)
-        self.named = {node for node in nodes if node in self.nodes}
 
     def _node_name(self, name: str, where: str) -> str:
         node, _, index = name.removeprefix("^").partition(":")

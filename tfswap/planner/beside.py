@@ -18,6 +18,7 @@ from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_pure
+from tfswap.planner.plan import Absence
 from tfswap.planner.problem import Choice
 from tfswap.planner.schedule import Interval
 from tfswap.planner.simulate import beside_seconds
@@ -96,37 +97,40 @@ def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates:
     if rates.cores < 2:
         return ()
     order = choice.order
-    runs = Counter(order)
-    busy = blocked(choice.intervals)
+    can_overlap = overlaps(flow, order, choice.intervals)
     found: list[int] = []
     for position in range(1, len(order)):
         first, second = order[position - 1], order[position]
         if (
             len(flow.events[first]) == 1  # what rules out most comes first
             and min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
-            and runs[first] == runs[second] == 1
-            and position not in busy
             and (not found or found[-1] < position - 1)
             and _gain(flow, first, second, cost_s, rates)
-            and can_run_beside(flow, first, second)
+            and can_overlap(position)
         ):
             found.append(position)
     return tuple(found)
 
 
-def blocked(intervals: Iterable[Interval]) -> set[int]:
-    """Positions at which something is away for no longer than from one kernel to the next."""
-    return {a.release for a in intervals if a.release in (a.back, a.use)}
+def overlaps(flow: Dataflow, order: Sequence[int], absences: Iterable[Interval | Absence]) -> Callable[[int], bool]:
+    """Whether the kernel at a position may run beside the one before it, in this order with these absences.
+
+    Both run once, neither needs the other, and nothing is away for no longer than from the one to the other.
+    """
+    runs = Counter(order)
+    back_at_once = {a.release for a in absences if a.release in (a.back, a.use)}
+
+    def can_overlap(position: int) -> bool:
+        first, second = order[position - 1], order[position]
+        once = runs[first] == runs[second] == 1
+        return once and position not in back_at_once and can_run_beside(flow, first, second)
+
+    return can_overlap
 
 
 def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
     """Whether `second` may start as soon as `first` has its output's buffer, the order of requests being the same."""
-    return (
-        first != second
-        and _can_lead(flow, first)
-        and _can_follow(flow, second)
-        and first not in set(_waits_for(flow, second))
-    )
+    return _can_lead(flow, first) and _can_follow(flow, second) and first not in set(_waits_for(flow, second))
 
 
 def _can_lead(flow: Dataflow, i: int) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.errors import InvalidModel
-from tfswap.planner.beside import can_run_beside
+from tfswap.planner.beside import overlaps
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.problem import Problem
 
@@ -89,20 +89,13 @@ def _require_order(plan: Plan, problem: Problem) -> list[int]:
 
 def _require_beside(plan: Plan, problem: Problem, order: list[int]) -> None:
     """Kernels run side by side where nothing comes between them, and neither needs the other."""
-    busy = {a.release for a in plan.absences if a.release in (a.back, a.use)}
-    seconds = set(plan.beside)
-    ran: set[int] = set()
-    for position, i in enumerate(order):
-        if position in seconds:
-            first = order[position - 1]
-            again = not ran.isdisjoint((first, i))
-            if position in busy or again or not can_run_beside(problem.flow, first, i):
-                raise InvalidModel(
-                    f"this plan runs {plan.order[position]!r} beside {plan.order[position - 1]!r}, and these two can't "
-                    f"overlap there. {REMEDY}"
-                )
-        if position:
-            ran.add(order[position - 1])
+    can_overlap = overlaps(problem.flow, order, plan.absences)
+    for position in plan.beside:
+        if not can_overlap(position):
+            raise InvalidModel(
+                f"this plan runs {plan.order[position]!r} beside {plan.order[position - 1]!r}, and these two can't "
+                f"overlap there. {REMEDY}"
+            )
 
 
 def _require_gaps(absences: list[Absence], buffers: list[list[int]]) -> None:

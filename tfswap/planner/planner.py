@@ -158,7 +158,6 @@ class Planner:
         self.device = device
         self.resident = resident
         self.host_limit_bytes = host_limit_bytes
-        self.solvers = SOLVERS[solver][frozenset(tactics)]
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = [self.costs.seconds(node) for node in flow.nodes]

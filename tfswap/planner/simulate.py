@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tfswap.analysis.cost import spread_over
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow, Update
+from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, Step
@@ -135,12 +135,11 @@ class Replay:
         self.forwarded: list[tuple[int, int]] = []
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
-        updated = {u.new for us in flow.updates for u in us}
-        for v, value in enumerate(flow.values):
-            if value.producer == PERSISTENT and v not in updated:
-                constant = value.tensor.node in flow.constants
-                there = resident.chunks and (resident.instantiated or not constant)
-                self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
+        for v in flow.persistent:
+            value = flow.values[v]
+            constant = value.tensor.node in flow.constants
+            there = resident.chunks and (resident.instantiated or not constant)
+            self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> None:
@@ -442,9 +441,7 @@ def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:
             for v in touched:
                 if v not in flow.fetched and last_read.get((v, nth[v]), -1) <= n:
                     alive.discard(v)
-    updated = {u.new for us in flow.updates for u in us}  # a variable counts once, however often it is written
-    persistent = {v for v, value in enumerate(flow.values) if value.producer == PERSISTENT and v not in updated}
-    return sorted(alive | persistent, key=lambda v: (-flow.values[v].nbytes, v))
+    return sorted(alive.union(flow.persistent), key=lambda v: (-flow.values[v].nbytes, v))
 
 
 @dataclass

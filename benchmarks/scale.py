@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import planning_time
-from peers import MIB, resident_bytes
+from peers import resident_bytes
 
 MIB = 2**20
 LAYERS = (50, 152, 500, 1001, 1517, 2500)

@@ -32,7 +32,7 @@ ALL: Final = frozenset(
 # () -> (count: variant). How many allocations the arena has made.
 COUNT_ALLOCATIONS: Final = "Tfswap>CountAllocations"
 
-# (count: variant) -> (). Waits until the arena has made one more.
+# (count: variant) -> (); attr allocations: int. Waits until the arena has made so many more.
 AWAIT_ALLOCATION: Final = "Tfswap>AwaitAllocation"
 
 # (tensors...) -> (); attr T: their types. Keeps them until it runs.

@@ -16,6 +16,7 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
+from tfswap.planner.beside import requests
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
 
@@ -73,7 +74,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
                     graph.replace_input(node, position, tensor)
             if kind == LEAD:
                 lead = subject
-                chain += _started(graph, node)
+                chain += _started(graph, node, requests(flow, subject))
                 continue
             if lead is not None:
                 chain += (node, _held(graph, flow, lead))
@@ -97,13 +98,19 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
     return chain
 
 
-def _started(graph: Graph, first: Node) -> tuple[Node, Node, Node]:
-    """`first`, with what lets the chain go on as soon as it has the buffer of its output (csrc/core/beside_ops.cc)."""
+def _started(graph: Graph, first: Node, allocations: int) -> tuple[Node, Node, Node]:
+    """`first`, with what lets the chain go on as soon as it has its memory (csrc/core/beside_ops.cc)."""
     stem = f"tfswap/beside/{first.name}"
     count = graph.add(
         names.COUNT_ALLOCATIONS, graph.unique_name(f"{stem}/count"), outputs=(VARIANT,), device=first.device
     )
-    wait = graph.add(names.AWAIT_ALLOCATION, graph.unique_name(f"{stem}/await"), (count.out(),), device=first.device)
+    wait = graph.add(
+        names.AWAIT_ALLOCATION,
+        graph.unique_name(f"{stem}/await"),
+        (count.out(),),
+        attrs={"allocations": allocations},
+        device=first.device,
+    )
     return count, first, wait
 
 

@@ -135,6 +135,10 @@ class Arena:
             self.peak_bytes = self.in_use_bytes
         return address
 
+    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
+        """Whether two series of requests got the same addresses: what asks for both says what that means."""
+        return before == after
+
     def free(self, address: int) -> None:
         """Take back the chunk at `address`; -1, an empty request's, is ignored."""
         if address < 0:

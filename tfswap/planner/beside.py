@@ -5,7 +5,8 @@ where that order is kept (passes/swap.py says how): the first has asked for all 
 and what the two read is let go when both have ended. Meng et al. and the other papers order GPU kernels, which
 run one after another anyway: this is for CPUs.
 
-Not handled: kernels with temporaries as the first of two, since they would be freed at a time that nobody knows.
+The first may have temporaries, which go when it ends, before the second has asked for its memory if that is slow to
+start: then the second's buffers must lie in the same place either way, which the simulator tries out.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def _paired(
         if first in ran or first in waiting:
             continue
         if first in later:
-            made += (later[first], first)
+            made += _smaller_first(flow, later[first], first)
             ran.update((later[first], first))
             continue
         best, gain_s, sooner = -1, 0.0, True
         if cost_s[first] > LEAST_GAIN_S and first not in paired and _can_lead(flow, first):
+            bare = len(flow.events[first]) == 1
             held_up = False  # whether a kernel in between needs `first`
             for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
@@ -77,7 +79,8 @@ def _paired(
                 if cost_s[second] > LEAST_GAIN_S and second not in paired and first not in needs:
                     ready = ran.issuperset(needs)
                     saved_s = gain(first, second) if ready or not held_up else 0.0
-                    if saved_s > gain_s and _can_follow(flow, second):
+                    fits = _can_follow(flow, second) and (bare or _takes_nothing_over(flow, second))
+                    if saved_s > gain_s and fits:
                         best, gain_s, sooner = second, saved_s, ready
                 held_up = held_up or first in needs
         if best >= 0:
@@ -86,10 +89,21 @@ def _paired(
             later[best] = first
             waiting.add(first)
             continue
-        together = (first,) if best < 0 else (first, best)
+        together = (first,) if best < 0 else _smaller_first(flow, first, best)
         made += together
         ran.update(together)
     return made
+
+
+def _smaller_first(flow: Dataflow, first: int, second: int) -> tuple[int, int]:
+    """Less is then let go at a time that nobody knows, and less likely a place for what the other asks for."""
+    if _can_lead(flow, second) and _temporary_bytes(flow, second) < _temporary_bytes(flow, first):
+        return second, first
+    return first, second
+
+
+def _temporary_bytes(flow: Dataflow, i: int) -> int:
+    return sum(n for event, n in flow.events[i] if event == "temp")
 
 
 def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates) -> tuple[int, ...]:
@@ -130,17 +144,36 @@ def overlaps(flow: Dataflow, order: Sequence[int], absences: Iterable[Interval |
 
 def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
     """Whether `second` may start as soon as `first` has its output's buffer, the order of requests being the same."""
-    return _can_lead(flow, first) and _can_follow(flow, second) and first not in set(_waits_for(flow, second))
+    return (
+        first != second
+        and _can_lead(flow, first)
+        and _can_follow(flow, second)
+        and (len(flow.events[first]) == 1 or _takes_nothing_over(flow, second))
+        and first not in set(_waits_for(flow, second))
+    )
+
+
+def requests(flow: Dataflow, i: int) -> int:
+    """How many allocations a kernel makes that takes nothing over."""
+    made = dict(flow.makes[i])
+    return sum(bool(flow.values[made[n]].nbytes if event == "out" else n) for event, n in flow.events[i])
 
 
 def _can_lead(flow: Dataflow, i: int) -> bool:
     return (
         _can_follow(flow, i)
-        and flow.events[i] == (("out", 0),)
-        and not any(candidates for _, candidates in flow.forwards[i])
-        and all(flow.values[v].nbytes for _, v in flow.makes[i])
+        and _takes_nothing_over(flow, i)
+        and [event for event, _ in flow.events[i]].count("out") == len(flow.makes[i]) == 1
+        and flow.events[i][0] == ("out", 0)
+        and requests(flow, i) == len(flow.events[i])
         and any(flow.values[v].producer != PERSISTENT for v in flow.reads[i])
     )
+
+
+def _takes_nothing_over(flow: Dataflow, i: int) -> bool:
+    """Whether all that a kernel asks for is new, and is let go when it has ended."""
+    given = any(candidates for _, candidates in flow.forwards[i]) or i in flow.temp_forwards
+    return not given and all(event in ("out", "temp") for event, _ in flow.events[i])
 
 
 def _can_follow(flow: Dataflow, i: int) -> bool:

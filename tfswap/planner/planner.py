@@ -86,7 +86,7 @@ KERNELS_SWEPT = 200_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
-BESIDE_TRIES = 3
+BESIDE_TRIES = 6
 COARSE_KERNELS, SLOWER = 200, 1.1
 """How far a rung's peak and time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
@@ -294,13 +294,13 @@ class Judged:
                 break
             found = self._candidate(choice)
             memory = found.memory
-            if memory.peak_bytes <= most_bytes:
+            if memory.peak_bytes <= most_bytes and not memory.raced:
                 return found
             leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
             kept = tuple(
                 position
                 for position, n in zip(choice.beside, leads, strict=True)
-                if max(memory.during_bytes[n : n + 2]) <= most_bytes
+                if n not in memory.raced and max(memory.during_bytes[n : n + 2]) <= most_bytes
             )
             choice = choice._replace(beside=kept if kept != choice.beside else ())
         return None

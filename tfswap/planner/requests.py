@@ -14,6 +14,10 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.allocator import Arena, round_up
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.sizes import MAX_BYTES
+
+UNKNOWN = MAX_BYTES
+"""A peak that no limit allows."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +27,25 @@ class Requests:
     Attributes:
         extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
             release of what the n-th request got.
+        same: of each of them the requests that must get the same places, or what comes after them is not known.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
 
     extremes: tuple[tuple[int, ...], ...]
+    same: tuple[tuple[tuple[int, int], ...], ...]
     resident_bytes: int
 
     def peak_bytes(self, resident: Resident) -> int:
-        """The step's peak in an arena with this content; its constants are taken to be there."""
+        """The step's peak in an arena with this content; its constants are taken to be there.
+
+        UNKNOWN where it depends on which of two kernels side by side is faster.
+        """
         more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
-        return more_bytes + max(_replay(events, resident.arena()) for events in self.extremes)
+        replays = zip(self.extremes, self.same, strict=True)
+        return more_bytes + max(_replay(events, same, resident.arena()) for events, same in replays)
 
 
-def _replay(events: Sequence[int], arena: Arena) -> int:
+def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int:
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
     for event in events:
@@ -43,6 +53,8 @@ def _replay(events: Sequence[int], arena: Arena) -> int:
             addresses.append(allocate(event))
         else:
             free(addresses[-1 - event])
+    if any(addresses[a] != addresses[b] for a, b in same):
+        return UNKNOWN
     return arena.peak_bytes
 
 
@@ -52,6 +64,7 @@ class _Recorder:
     def __init__(self, in_use_bytes: int):
         self.in_use_bytes = self.peak_bytes = in_use_bytes
         self.events: list[int] = []
+        self.same: list[tuple[int, int]] = []
         self._count = 0
 
     def allocate(self, size_bytes: int) -> int:
@@ -61,6 +74,10 @@ class _Recorder:
         self.events.append(size_bytes)
         self._count += 1
         return self._count - 1
+
+    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
+        self.same += zip(before, after, strict=True)
+        return True
 
     def free(self, address: int) -> None:
         if address >= 0:
@@ -82,9 +99,10 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -
     """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
     fields = {f.name: getattr(resident, f.name) for f in dataclasses.fields(resident)}
     there_bytes = resident.total_bytes if resident.chunks else 0
-    recorded: list[tuple[int, ...]] = []
+    recorded: list[_Recorder] = []
     for extreme in flow.extremes:
         recorder = _Recorder(there_bytes)
         simulate_memory(extreme, steps, resident=_Recorded(**fields, recorder=recorder))
-        recorded.append(tuple(recorder.events))
-    return Requests(tuple(recorded), resident.total_bytes - there_bytes)
+        recorded.append(recorder)
+    events, same = (tuple(r.events) for r in recorded), (tuple(r.same) for r in recorded)
+    return Requests(tuple(events), tuple(same), resident.total_bytes - there_bytes)

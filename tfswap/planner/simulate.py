@@ -9,6 +9,7 @@ Invariant: no solver has a say in it; the same schedule gives the same numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +31,8 @@ class Allocator(Protocol):
 
     def free(self, address: int) -> None: ...
 
+    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool: ...
+
 
 class Ledger:
     """Counts bytes as if memory never fragmented: the live bytes, rounded."""
@@ -48,6 +51,9 @@ class Ledger:
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return len(self._sizes) - 1
 
+    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
+        return True  # it knows no places
+
     def free(self, address: int) -> None:
         if address >= 0:
             self.in_use_bytes -= self._sizes[address]
@@ -65,6 +71,7 @@ class Memory:
         host_peak_bytes: the most held in host memory at once.
         host_bytes: bytes that travel out, and in.
         alive_at_peak: values in device memory at the peak.
+        raced: steps that let a kernel start beside theirs whose buffers' places depend on which of the two is faster.
     """
 
     peak_bytes: int
@@ -76,6 +83,7 @@ class Memory:
     in_bytes: int
     alive_at_peak: list[int]
     forwarded: list[tuple[int, int]]
+    raced: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,7 @@ class Replay:
         self._count_reads()
         self.persistent: dict[int, Buffer] = {}
         self.forwarded: list[tuple[int, int]] = []
+        self.raced: set[int] = set()
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
         for v in flow.persistent:
@@ -196,6 +205,8 @@ class Replay:
                     for _, v in flow.makes[subject]:
                         self.renewed.setdefault(v, 0)
                         del buffers[v]
+                if running and running[0][1] and not self._settled(*running[0], subject):
+                    self.raced.add(number - 1)
                 running.append((subject, self.begin(subject, buffers)))
                 if kind != LEAD:
                     for i, temps in running:
@@ -252,6 +263,28 @@ class Replay:
         while chain[-1] in self._older:
             chain.append(self._older[chain[-1]])
         return chain
+
+    def _settled(self, lead: int, temps: list[int], second: int) -> bool:
+        """Whether a kernel's buffers lie where they do also if the temporaries of the one beside it have gone by then.
+
+        Tried out, and undone: a request in a given state gets the same place again.
+        """
+        allocate, free = self.arena.allocate, self.arena.free
+        sizes = self._request_bytes(second)
+        places: list[list[int]] = []
+        for gone in ((), temps):
+            for address in gone:
+                free(address)
+            places.append([allocate(size) for size in sizes])
+            for address in places[-1]:
+                free(address)
+        temps[:] = [allocate(size) for size in self._request_bytes(lead)[1:]]
+        return self.arena.expect_same(*places)
+
+    def _request_bytes(self, i: int) -> list[int]:
+        """What a kernel asks for that takes nothing over, in order."""
+        made = dict(self.flow.makes[i])
+        return [self.flow.values[made[n]].nbytes if event == "out" else n for event, n in self.flow.events[i]]
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""
@@ -373,13 +406,15 @@ def simulate_memory(
     host_peak, out_bytes, in_bytes = _host_traffic(flow, steps)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     before, during = [b for b, _ in trace], [d for _, d in trace]
-    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded)
+    raced = frozenset(replay.raced)
+    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, raced)
 
 
 def judge_memory(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> Memory:
     """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
-    memories = (simulate_memory(extreme, steps, resident=resident) for extreme in flow.extremes)
-    return max(memories, key=lambda memory: memory.peak_bytes)
+    memories = [simulate_memory(extreme, steps, resident=resident) for extreme in flow.extremes]
+    worst = max(memories, key=lambda memory: memory.peak_bytes)
+    return dataclasses.replace(worst, raced=frozenset().union(*(memory.raced for memory in memories)))
 
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]:

@@ -5,7 +5,7 @@
 // the same:
 //
 //   CountAllocations   before both: how many allocations the arena has made
-//   AwaitAllocation    before the second: the first has made its one
+//   AwaitAllocation    before the second: the first has made all of its own
 //   Hold               after both: what the first reads is let go here, and not while the
 //                      second may not have made its allocations yet
 //
@@ -36,6 +36,7 @@ namespace {
 using tensorflow::AsyncOpKernel;
 using tensorflow::BFCAllocator;
 using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
 REGISTER_OP("Tfswap>CountAllocations")
@@ -48,10 +49,11 @@ How many allocations the device's arena has made so far.
 
 REGISTER_OP("Tfswap>AwaitAllocation")
     .Input("count: variant")
+    .Attr("allocations: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Waits until the device's arena has made an allocation since CountAllocations.
+Waits until the device's arena has made so many allocations since CountAllocations.
 )doc");
 
 REGISTER_OP("Tfswap>Hold")
@@ -84,13 +86,16 @@ class CountAllocationsOp : public OpKernel {
 
 class AwaitAllocationOp : public AsyncOpKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  explicit AwaitAllocationOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("allocations", &allocations_));
+  }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     const Count* count;
     OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 0, &count), done);
     auto* const arena = FindArena(ctx);
-    const Waiting waiting{ctx, arena, count->allocations, Clock::now() + kPatience};
+    const Waiting waiting{ctx, arena, count->allocations + allocations_,
+                          Clock::now() + kPatience};
     // The first kernel starts as soon as a thread takes it up: microseconds as a rule.
     const auto spun = Clock::now() + kSpin;
     do {
@@ -108,8 +113,8 @@ class AwaitAllocationOp : public AsyncOpKernel {
   using Clock = std::chrono::steady_clock;
   static constexpr auto kSpin = std::chrono::microseconds(200);
   static constexpr int64_t kLookAgainMicros = 50;
-  // So late the first kernel will make no allocation any more: the order of allocations is
-  // lost, the step is not.
+  // So late the first kernel will make no more allocations: their order is lost, the step is
+  // not.
   static constexpr auto kPatience = std::chrono::seconds(2);
 
   struct Waiting {
@@ -121,7 +126,7 @@ class AwaitAllocationOp : public AsyncOpKernel {
 
   // Whether the wait is over. The context may be gone once it is.
   static bool Ended(const Waiting& waiting) {
-    if (waiting.arena == nullptr || Allocations(waiting.arena) > waiting.allocations) return true;
+    if (waiting.arena == nullptr || Allocations(waiting.arena) >= waiting.allocations) return true;
     auto* const cancellation = waiting.ctx->cancellation_manager();
     if (cancellation != nullptr && cancellation->IsCancelled()) {
       waiting.ctx->SetStatus(absl::CancelledError(
@@ -143,6 +148,8 @@ class AwaitAllocationOp : public AsyncOpKernel {
           }
         });
   }
+
+  int64_t allocations_;
 };
 
 class HoldOp : public OpKernel {

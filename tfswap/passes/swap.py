@@ -16,7 +16,7 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
-from tfswap.planner.beside import requests
+from tfswap.planner.beside import allocations
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
 
@@ -74,7 +74,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
                     graph.replace_input(node, position, tensor)
             if kind == LEAD:
                 lead = subject
-                chain += _started(graph, node, requests(flow, subject))
+                chain += _started(graph, node, allocations(flow, subject))
                 continue
             if lead is not None:
                 chain += (node, _held(graph, flow, lead))
@@ -98,7 +98,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
     return chain
 
 
-def _started(graph: Graph, first: Node, allocations: int) -> tuple[Node, Node, Node]:
+def _started(graph: Graph, first: Node, requests: int) -> tuple[Node, Node, Node]:
     """`first`, with what lets the chain go on as soon as it has its memory (csrc/core/beside_ops.cc)."""
     stem = f"tfswap/beside/{first.name}"
     count = graph.add(
@@ -108,7 +108,7 @@ def _started(graph: Graph, first: Node, allocations: int) -> tuple[Node, Node, N
         names.AWAIT_ALLOCATION,
         graph.unique_name(f"{stem}/await"),
         (count.out(),),
-        attrs={"allocations": allocations},
+        attrs={"allocations": requests},
         device=first.device,
     )
     return count, first, wait

@@ -116,8 +116,7 @@ def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates:
     for position in range(1, len(order)):
         first, second = order[position - 1], order[position]
         if (
-            len(flow.events[first]) == 1  # what rules out most comes first
-            and min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
+            min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
             and (not found or found[-1] < position - 1)
             and _gain(flow, first, second, cost_s, rates)
             and can_overlap(position)
@@ -153,7 +152,7 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
     )
 
 
-def requests(flow: Dataflow, i: int) -> int:
+def allocations(flow: Dataflow, i: int) -> int:
     """How many allocations a kernel makes that takes nothing over."""
     made = dict(flow.makes[i])
     return sum(bool(flow.values[made[n]].nbytes if event == "out" else n) for event, n in flow.events[i])
@@ -165,7 +164,7 @@ def _can_lead(flow: Dataflow, i: int) -> bool:
         and _takes_nothing_over(flow, i)
         and [event for event, _ in flow.events[i]].count("out") == len(flow.makes[i]) == 1
         and flow.events[i][0] == ("out", 0)
-        and requests(flow, i) == len(flow.events[i])
+        and allocations(flow, i) == len(flow.events[i])
         and any(flow.values[v].producer != PERSISTENT for v in flow.reads[i])
     )
 

@@ -49,7 +49,7 @@ How many allocations the device's arena has made so far.
 
 REGISTER_OP("Tfswap>AwaitAllocation")
     .Input("count: variant")
-    .Attr("allocations: int >= 1")
+    .Attr("allocations: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(

@@ -117,6 +117,60 @@ void PoolKeepsTheLimit() {
   CHECK(pool.reserved_bytes() == 10 * two_mib);
 }
 
+void ClaimsAddUp() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  HostPool::Failure failure;
+  budget.Claim(1, 1000);
+  budget.Claim(1, 1000);  // the same one, twice: counts once
+  budget.Claim(2, 256);
+  CHECK(budget.usage().limit_bytes == 1256);
+  // A limit that is no multiple of anything can be used up.
+  CHECK(pool.Reserve(1000) == HostPool::Failure::kNone);
+  CHECK(budget.usage().reserved_bytes == 1024);
+  budget.Claim(2, 300);
+  void* rest = pool.Allocate(1024, &failure);
+  CHECK(rest != nullptr);
+  CHECK(pool.Allocate(512, &failure) == nullptr);
+  CHECK(failure == HostPool::Failure::kLimit);
+  pool.Free(rest);
+  budget.Claim(3, HostBudget::kUnlimited);
+  CHECK(budget.usage().limit_bytes == HostBudget::kUnlimited);
+  budget.SetLimit(2000);  // what the process has been given holds for all together
+  CHECK(budget.usage().limit_bytes == 2000);
+  budget.Drop(3);
+  CHECK(budget.usage().limit_bytes == 1300);
+  budget.Drop(1);
+  CHECK(budget.usage().limit_bytes == 1300);
+  budget.Drop(1);
+  CHECK(budget.usage().limit_bytes == 300);
+  CHECK(budget.usage().reserved_bytes == 0);  // what lay unused went back
+  budget.Drop(2);
+  budget.Drop(2);
+  CHECK(budget.usage().limit_bytes == 2000);
+}
+
+// Two pieces that fit into what there is in all, but into none of the blocks.
+void AStepsMemoryIsOneBlock() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  HostPool::Failure failure;
+  const size_t two_mib = HostPool::kBlockMultiple;
+  CHECK(pool.Reserve(2 * two_mib) == HostPool::Failure::kNone);
+  void* held = pool.Allocate(two_mib, &failure);
+  CHECK(pool.Reserve(4 * two_mib) == HostPool::Failure::kNone);
+  CHECK(pool.reserved_bytes() == 6 * two_mib);
+  pool.Free(held);
+  budget.SetLimit(5 * two_mib);
+  CHECK(pool.Reserve(5 * two_mib) == HostPool::Failure::kNone);
+  CHECK(pool.reserved_bytes() == 5 * two_mib);
+  void* whole = pool.Allocate(5 * two_mib, &failure);
+  CHECK(whole != nullptr);
+  pool.Free(whole);
+}
+
 void PoolFromManyThreads() {
   HostBudget budget;
   MmapBlockSource source;
@@ -276,6 +330,8 @@ int main() {
   PoolReusesSplitsAndMerges();
   PoolTakesTheBestFit();
   PoolKeepsTheLimit();
+  ClaimsAddUp();
+  AStepsMemoryIsOneBlock();
   PoolFromManyThreads();
   LaneCopiesEveryByte();
   LaneKeepsItsOrder();

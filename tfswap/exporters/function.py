@@ -11,7 +11,7 @@ from tfswap.collector import without_collector
 from tfswap.exporters.function_def import BodyFunctions
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Node
 
 
 @without_collector
@@ -27,10 +27,11 @@ def export_function(graph: Graph, original: Any) -> Any:
 
     source = original.graph
     made = func_graph_module.FuncGraph(f"{source.name}_tfswap")
+    names = _argument_names(graph)
     with made.as_default():
         placeholders = []
         for node, tensor in zip(graph.feeds, source.inputs, strict=True):
-            placeholder = array_ops.placeholder(tensor.dtype, tensor.shape, name=node.name)
+            placeholder = array_ops.placeholder(tensor.dtype, tensor.shape, name=names[node])
             handle_data_util.copy_handle_data(tensor, placeholder)
             placeholders.append(placeholder)
         bodies = BodyFunctions()
@@ -79,6 +80,31 @@ def export_function(graph: Graph, original: Any) -> Any:
     result._arg_keywords = original._arg_keywords
     result._num_positional_args = original._num_positional_args
     return result
+
+
+def _argument_names(graph: Graph) -> dict[Node, str]:
+    """What to call the feeds, so that TensorFlow, which they are made in first, leaves all other names as they are.
+
+    It takes a name for a scope ("a" of the node "a/b" that is there), and then renames a node that is called so.
+    """
+    taken = {node.name for node in graph}
+    scopes = {scope for name in taken for scope in _scopes(name)}
+    names: dict[Node, str] = {}
+    for feed in graph.feeds:
+        name = feed.name
+        if any(scope in taken for scope in _scopes(name)):
+            name = name.replace("/", "_")
+            while name in taken or name in scopes:
+                name += "_"
+        taken.add(name)
+        names[feed] = name
+    return names
+
+
+def _scopes(name: str) -> list[str]:
+    """The scopes that a node is in: "a" and "a/b" for "a/b/c"."""
+    parts = name.split("/")
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
 
 
 _users: Counter[str] = Counter()

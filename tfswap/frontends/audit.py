@@ -1,84 +1,179 @@
-"""Did TensorFlow run what was planned? Checked in the graphs that it says it executed.
+"""Did TensorFlow run what was planned? Checked in the functions that its executor was given.
 
-TensorFlow's optimizers may prune, merge and reorder; a plan that fits on paper is worth nothing if its nodes
-or edges are gone. The first call of a rewritten function is run with graph collection on, and every planned
-node, and every edge between two of them, is looked up in what came out.
+TensorFlow may prune, merge, inline and reorder; a plan that fits on paper is worth nothing if its nodes or edges are
+gone. The gate of a rewritten step (ops/csrc/core/gate_ops.cc) hands over what TensorFlow made the step from, after
+all of its passes and cut up by device: whoever called it, as often as TensorFlow makes it anew, and with no look at the
+graphs that a user's own program collects. Every planned kernel is looked up there, and every edge between two planned
+nodes, in the bodies of loops and conditionals too.
+
+Not seen: what TensorFlow does once more when it makes an executor of such a function. It folds constants, which is
+planned with (analysis/folding.py), and merges equal nodes, of which an order leaves none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tfswap.ir.ops import calls_functions
-from tfswap.oplib import names
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import calls_functions, control_flow, is_const, is_view
+from tfswap.oplib.names import GATE
 from tfswap.passes.verify import VerificationError
 
-OURS = names.ALL | names.BESIDE
+if TYPE_CHECKING:
+    from tensorflow.core.framework import function_pb2
+
+REMEDY = "The limit would not hold. Please report this, with your TensorFlow's version."
 
 
-def audited_call(function: Any, inputs: Sequence[Any]) -> Any:
-    """Call the rewritten ConcreteFunction and raise VerificationError if TensorFlow ran another graph.
+class Audit:
+    """One rewritten step, held against what TensorFlow makes of it.
 
-    There is no audit while a graph is being built, when nothing runs. TensorFlow does not tell whether the user's
-    program collects graphs too: what it has collected is thrown away, and its collection ends with this call.
+    Args:
+        graph: the step as it was planned.
+        gate: the number of its gate.
     """
-    from tensorflow.python.eager import context
 
-    state = context.context()
-    if not state.executing_eagerly():
-        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
-    state.enable_graph_collection()
-    state.export_run_metadata()  # what was collected earlier, and never asked for, is not this function's
-    try:
-        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
-    finally:
-        # Also when the step failed: a closed gate lets nothing run, and the graphs are there all the same.
-        collected = state.export_run_metadata()
-        state.disable_graph_collection()
-        if collected is not None and collected.function_graphs:
-            audit(function.graph.as_graph_def(), [g.post_optimization_graph for g in collected.function_graphs])
+    def __init__(self, graph: Graph, gate: int):
+        self._planned = Expected.of(graph)
+        self._gate = gate
+        self._failure: VerificationError | None = None
+
+    def check(self) -> None:
+        """Look at what has been executed since the last time, if anything.
+
+        Raises:
+            VerificationError: it is not what was planned. From then on every time.
+        """
+        import tfswap.ops
+
+        if executed := tfswap.ops.executed(self._gate):
+            from tensorflow.core.framework import function_pb2
+
+            try:
+                audit(self._planned, function_pb2.FunctionDefLibrary.FromString(executed), self._gate)
+            except VerificationError as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
 
 
-def audit(planned: Any, executed: Sequence[Any]) -> int:
-    """Compare a planned GraphDef with the executed ones; returns the number of edges found.
+@dataclass(frozen=True)
+class Expected:
+    """What has to be found again of a planned graph.
+
+    Attributes:
+        sources: by node, the nodes that it reads or waits for. Without what is fed.
+        kernels: the nodes that have to be there. Without a view or a constant nothing is lost; calls are inlined.
+        bodies: what loops and conditionals run, by node.
+    """
+
+    sources: Mapping[str, frozenset[str]]
+    kernels: frozenset[str]
+    bodies: Mapping[str, tuple[Expected, ...]]
+
+    @staticmethod
+    def of(graph: Graph) -> Expected:
+        feeds = set(graph.feeds)
+        nodes = [node for node in graph if node not in feeds]
+
+        def sources(node: Node) -> frozenset[str]:
+            return frozenset(n.name for n in (*(t.node for t in node.inputs), *node.controls) if n not in feeds)
+
+        def is_kernel(node: Node) -> bool:
+            inlined = calls_functions(node.op) and node not in graph.bodies
+            return not (is_view(node.op) or is_const(node.op) or inlined)
+
+        return Expected(
+            {node.name: sources(node) for node in nodes},
+            frozenset(node.name for node in nodes if is_kernel(node)),
+            {node.name: tuple(map(Expected.of, bodies)) for node, bodies in graph.bodies.items()},
+        )
+
+
+def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int) -> int:
+    """Compare a planned step with its functions as they were executed; returns the number of edges found.
+
+    Args:
+        library: the step's function on each device, and what they call.
 
     Raises:
-        VerificationError: a swap node, a kernel that runs again, or a control edge of the order, did not survive.
+        VerificationError: a kernel or an edge did not survive.
     """
-    ran: dict[str, Any] = {}
-    for graph in executed:
-        for node in graph.node:
-            ran[node.name] = node
-    return _compare(planned, ran)
+    functions = {f.signature.name: f for f in library.function}
+    return _compare(planned, Found(_step_functions(functions, gate)), functions, "")
 
 
-def _compare(planned: Any, ran: dict[str, Any]) -> int:
-    found = 0
-    # Lowered or inlined calls: what stands in for their bodies has their control edges.
-    lowered = {n.name for n in planned.node if calls_functions(n.op) and n.name in ran and ran[n.name].op != n.op}
-    for node in planned.node:
-        ours = node.op in OURS or node.name.startswith(names.AGAIN)
-        if not ours and not any(i.startswith("^") for i in node.input):
+def _step_functions(functions: Mapping[str, Any], gate: int) -> list[Any]:
+    """The step's function on each device: that with the gate, and those that differ from it in their number only."""
+    for name, function in functions.items():
+        if any(node.op == GATE and node.attr["gate"].i == gate for node in function.node_def):
+            family = re.compile(re.escape(name.rstrip("0123456789")) + r"\d+")
+            return [f for n, f in functions.items() if family.fullmatch(n)]
+    raise VerificationError(f"TensorFlow runs a step without its gate {gate}, which holds it in order. {REMEDY}")
+
+
+class Found:
+    """Nodes of executed functions, and what they come after."""
+
+    def __init__(self, functions: Iterable[Any]):
+        self.nodes: dict[str, Any] = {node.name: node for f in functions for node in f.node_def}
+        self._sends = {n.attr["tensor_name"].s: n.name for n in self.nodes.values() if n.op in ("_Send", "_HostSend")}
+        self._memory: dict[str, frozenset[str]] = {}
+
+    def sources(self, name: str) -> set[str]:
+        """What a node reads or waits for; on a device that it hears from, what is sent."""
+        node = self.nodes[name]
+        names = {i.removeprefix("^").partition(":")[0] for i in node.input} & self.nodes.keys()
+        if node.op in ("_Recv", "_HostRecv") and (send := self._sends.get(node.attr["tensor_name"].s)) is not None:
+            names.add(send)
+        return names
+
+    def behind(self, name: str, planned: Mapping[str, object]) -> set[str]:
+        """The planned nodes that `name` comes right after: with no planned node, but any others, in between."""
+        found: set[str] = set()
+        seen: set[str] = set()
+        pending = list(self.sources(name))
+        while pending:
+            source = pending.pop()
+            if source in planned:
+                found.add(source)
+            elif source not in seen:
+                seen.add(source)
+                pending += self.sources(source)
+        return found
+
+    def comes_after(self, name: str, first: str) -> bool:
+        """Whether a path leads from `first` to `name`."""
+        return first in self.behind(name, {first: None})
+
+
+def _compare(planned: Expected, found: Found, functions: Mapping[str, Any], where: str) -> int:
+    edges = 0
+    for name, sources in planned.sources.items():
+        if name not in found.nodes:
+            if name in planned.kernels:
+                raise VerificationError(f"TensorFlow removed the planned node {name!r}{where}. {REMEDY}")
             continue
-        executed = ran.get(node.name)
-        if executed is None:
-            if ours:
-                raise VerificationError(
-                    f"TensorFlow's optimizers removed the planned node {node.name!r}: the limit would not hold. "
-                    "Please report this, with your TensorFlow's version."
-                )
-            continue
-        if node.name in lowered:
-            continue
-        kept = set(executed.input)
-        for source in node.input:
-            if not source.startswith("^") or source[1:] not in ran or source[1:] in lowered:
-                continue
-            if source not in kept and not any(i.partition(":")[0] == source[1:] for i in kept):
-                raise VerificationError(
-                    f"TensorFlow's optimizers removed the planned edge {source[1:]!r} -> {node.name!r}: the limit "
-                    "would not hold. Please report this, with your TensorFlow's version."
-                )
-            found += 1
-    return found
+        behind = found.behind(name, planned.sources)
+        for source in sources & found.nodes.keys():
+            if source not in behind and not found.comes_after(name, source):
+                raise VerificationError(f"TensorFlow removed the planned edge {source!r} -> {name!r}{where}. {REMEDY}")
+            edges += 1
+        if name in planned.bodies:
+            edges += _compare_bodies(name, planned, found.nodes[name], functions)
+    return edges
+
+
+def _compare_bodies(name: str, planned: Expected, node: Any, functions: Mapping[str, Any]) -> int:
+    kind = control_flow(node.op)
+    if kind is None:
+        raise VerificationError(f"TensorFlow made {node.op} of the planned node {name!r}. {REMEDY}")
+    values = [node.attr[attribute] for attribute in kind.functions]
+    called = [f.name for value in values for f in (value.list.func if value.HasField("list") else (value.func,))]
+    edges = 0
+    for function, body in zip(called, planned.bodies[name], strict=True):
+        edges += _compare(body, Found([functions[function]]), functions, f" in {function!r}, which {name!r} runs")
+    return edges

@@ -15,6 +15,7 @@ import functools
 import logging
 import operator
 import os
+import secrets
 import sys
 import threading
 import types
@@ -54,6 +55,7 @@ class OptimizedFunction:
         self._function = function
         self._request = request
         self._on_exceeded = on_exceeded
+        self._owner = secrets.randbits(62)
         self._told: set[str] = set()
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
@@ -168,16 +170,22 @@ class OptimizedFunction:
         return self._step(concrete, arguments).function
 
     def report(self) -> Report:
-        """The report of the latest signature. Raises TfswapError before the first call."""
+        """The report of the latest signature.
+
+        Raises:
+            TfswapError: there has been no call yet; or (VerificationError) TensorFlow has run something else than what
+                was planned, inside of a function that calls this one.
+        """
         return self._require_latest().report
 
     def plan(self) -> Plan:
-        """The plan of the latest signature. Raises TfswapError before the first call."""
+        """The plan of the latest signature. Raises as `report`."""
         return self._require_latest().plan
 
     def _require_latest(self) -> Step:
         if self._latest is None:
             raise TfswapError(f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it")
+        self._latest.audit()
         return self._latest
 
     def _trace(self, args: Any, kwargs: Any) -> Any:
@@ -225,7 +233,7 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes) -> Step:
-        return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded)
+        return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded, self._owner)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

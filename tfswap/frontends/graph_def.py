@@ -18,7 +18,7 @@ from typing import Any
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.offline import OfflineReport, plan_offline
+from tfswap.frontends.offline import OfflineReport, carry_host_limit, plan_offline
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.damage import named_as_damage
@@ -124,6 +124,7 @@ def optimize_graph_def(
     if request.changes_nothing or planned.plan.changes_nothing:
         result.CopyFrom(graph_def)
     else:
+        carry_host_limit([planned], request)
         result.CopyFrom(step.write(planned.graph))
     return OptimizedGraph(result, planned.report, planned.plan)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
+from tfswap.passes.claim import apply_claim
 from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Plan
 from tfswap.planner.simulate import Resident
@@ -81,6 +83,14 @@ def plan_offline(
         raise TfswapError(complaint)
     made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan
     return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
+
+
+def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
+    """Write `host_memory_limit` into rewritten steps, which share it: whatever process runs them keeps it."""
+    made = list(changed)
+    digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
+    for one in made:
+        apply_claim(one.graph, int(digest[:15], 16), one.plan.host_bytes, request.options.host_limit_bytes)
 
 
 def offline_optimizer(

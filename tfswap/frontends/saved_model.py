@@ -20,7 +20,7 @@ from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.arguments import Request, check, names
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.frontends.offline import OfflineReport, Planned, plan_offline
+from tfswap.frontends.offline import OfflineReport, Planned, carry_host_limit, plan_offline
 from tfswap.frontends.pipeline import TACTICS
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.types import Shape
@@ -208,12 +208,14 @@ def _optimize_file(
     with new_folder(file.path, output_dir) as folder:
         planned = _plan_file(file, function, request, sizes)
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
+        carry_host_limit(changed.values(), request)
         for step, made in changed.items():
             _replace_step(file, step, made)
         file.copy(folder)
         if changed:
             file.write(folder)
-            (folder / README_NAME).write_text(_readme(function, changed), encoding="utf-8")
+            text = _readme(function, changed, request.options.host_limit_bytes)
+            (folder / README_NAME).write_text(text, encoding="utf-8")
         main = _largest(planned)
         main.plan.save(folder / PLAN_NAME)
         for step, made in planned.items():
@@ -296,7 +298,7 @@ def _largest(planned: Mapping[str, Planned]) -> Planned:
     return max(planned.values(), key=lambda made: made.plan.baseline_peak_bytes)
 
 
-def _readme(function: str, changed: Mapping[str, Planned]) -> str:
+def _readme(function: str, changed: Mapping[str, Planned], host_limit_bytes: int | None) -> str:
     from tfswap import __version__
 
     lines = [
@@ -320,6 +322,13 @@ def _readme(function: str, changed: Mapping[str, Planned]) -> str:
             f"  peak before    {format_bytes(plan.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
             f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
+            f"  host memory    {format_bytes(plan.host_bytes)}",
+        ]
+    if host_limit_bytes is not None:
+        lines += [
+            "",
+            f"Swapped tensors may take {format_bytes(host_limit_bytes)} of host memory (host_memory_limit). The",
+            "ops keep that limit wherever the model is loaded; other rewritten functions have theirs on top.",
         ]
     lines += ["", f"The plan is in {PLAN_NAME}. Larger inputs than it was made for take more memory.", ""]
     return "\n".join(lines)

@@ -16,15 +16,17 @@ import dataclasses
 import functools
 import gc
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.audit import audited_call
+from tfswap.frontends.audit import Audit
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
 from tfswap.frontends.traffic import TRAFFIC
+from tfswap.passes.claim import apply_claim
 from tfswap.planner.allocator import regions_of
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
@@ -52,6 +54,7 @@ class Step:
         shapes: of its arguments, by position; None where any shape that the trace takes is meant.
         request: what to do to it.
         on_exceeded: "warn" or "raise".
+        owner: of the host memory limit, by number: all steps of one function share it.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
@@ -64,7 +67,7 @@ class Step:
     plan: Plan
     report: Report
 
-    def __init__(self, name: str, concrete: Any, shapes: Shapes, request: Request, on_exceeded: str):
+    def __init__(self, name: str, concrete: Any, shapes: Shapes, request: Request, on_exceeded: str, owner: int):
         self.name = name
         self.shapes = shapes
         self.planned = False
@@ -73,9 +76,11 @@ class Step:
         self._concrete = concrete
         self._request = request
         self._on_exceeded = on_exceeded
+        self._owner = owner
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what a run took and no plan knew of
-        self._audited = False
+        # Of all functions made and still in use, by their graphs: a trace of the user's may call an earlier one.
+        self._audits: weakref.WeakKeyDictionary[Any, Audit] = weakref.WeakKeyDictionary()
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
         self._requests: Requests | None = None
@@ -123,12 +128,19 @@ class Step:
         with TRAFFIC.step() as alone:
             return self._watched(inputs, alone)
 
+    def audit(self) -> None:
+        """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
+
+        Raises VerificationError where it is something else.
+        """
+        for audit in list(self._audits.values()):
+            audit.check()
+
     def _call(self, inputs: Sequence[Any]) -> Any:
         function = self.function
-        if not (self._audited or self._request.changes_nothing or self.plan.changes_nothing):
-            self._audited = True
-            return audited_call(function, inputs)
-        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        result = function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        self.audit()
+        return result
 
     # --- planning -----------------------------------------------------------------------------------------
 
@@ -154,13 +166,9 @@ class Step:
                 fits, plan = False, optimizer.plan(None, ordered=True)
             if self._request.changes_nothing or plan.changes_nothing:
                 break
+            function, gate = self._make(optimizer, plan, closed=live)
             if not live:
-                function = self._make(optimizer, plan)
                 break
-            import tfswap.ops
-
-            gate = tfswap.ops.closed_gate()
-            function = self._make(optimizer, plan, gate)
             resident = self._instantiate(function, inputs)
             requests = optimizer.requests(plan, resident)
             peak = requests.peak_bytes(resident)
@@ -188,9 +196,9 @@ class Step:
             self._complain(complaint)
         self.report = dataclasses.replace(optimizer.report(plan), _floor=self._floor_bytes)
         self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
-        self._live, self._audited, self._resident_bytes, self._peaks = live, live, resident.total_bytes, {}
+        self._live, self._resident_bytes, self._peaks = live, resident.total_bytes, {}
         self.planned = True
-        if gate is not None:
+        if live and gate is not None:
             import tfswap.ops
 
             optimizer.suppose(resident)  # the floor that the report names is one in this arena
@@ -273,20 +281,36 @@ class Step:
         _named_floors.add((self._optimizer.fingerprint, floor))
         return floor
 
-    def _make(self, optimizer: Optimizer, plan: Plan, gate: int | None = None) -> Any:
-        """The function that carries out `plan`."""
+    def _make(self, optimizer: Optimizer, plan: Plan, *, closed: bool) -> tuple[Any, int]:
+        """The function that carries out `plan`, and its gate."""
         import tfswap.ops
         from tfswap.exporters.function import export_function
 
-        if plan.absences:
-            try:
-                tfswap.ops.reserve(plan.host_bytes)
-            except MemoryError as error:
-                raise TfswapError(
-                    f"{self.name}: no {format_bytes(plan.host_bytes)} of host memory for swapped tensors: "
-                    f"{error}. Ask for a higher memory_limit, or free host memory."
-                ) from error
-        return export_function(optimizer.rewrite(plan, gate), self._concrete)
+        gate = tfswap.ops.new_gate(closed=closed)
+        graph = optimizer.rewrite(plan, gate)
+        limit_bytes = self._request.options.host_limit_bytes
+        swaps = apply_claim(graph, self._owner, plan.host_bytes, limit_bytes)
+        function = export_function(graph, self._concrete)
+        weakref.finalize(function.graph, tfswap.ops.forget_gate, gate)
+        if swaps:
+            tfswap.ops.claim_host(self._owner, limit_bytes)  # before its kernels do, for what is reserved here
+            weakref.finalize(function.graph, tfswap.ops.drop_host, self._owner)
+            self._reserve(plan.host_bytes)
+        self._audits[function.graph] = Audit(graph, gate)
+        return function, gate
+
+    def _reserve(self, host_bytes: int) -> None:
+        """Take the host memory of swapped tensors now, so that what can't be had is told before anything runs."""
+        import tfswap.ops
+
+        if _device()[1].kind != "cpu":
+            return  # pinned memory is the device's own, and its kernels reserve it
+        try:
+            tfswap.ops.reserve(host_bytes)
+        except MemoryError as error:
+            raise TfswapError(
+                f"{self.name}: no {format_bytes(host_bytes)} of host memory for swapped tensors: {error}"
+            ) from error
 
     def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
@@ -300,7 +324,8 @@ class Step:
             if position >= len(inputs):
                 tfswap.ops.own_buffer(captured[position - len(inputs)])
         with contextlib.suppress(tf.errors.AbortedError):
-            audited_call(function, inputs)
+            function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        self._audits[function.graph].check()
         return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
 
     def _within(self, peak_bytes: int) -> bool:

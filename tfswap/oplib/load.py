@@ -171,10 +171,15 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]
     c.tfswap_set_host_limit.restype = None
     c.tfswap_host_limit.restype = ctypes.c_uint64
-    c.tfswap_close_gate.argtypes = [ctypes.c_int64]
-    c.tfswap_close_gate.restype = None
-    c.tfswap_open_gate.argtypes = [ctypes.c_int64]
-    c.tfswap_open_gate.restype = None
+    c.tfswap_claim_host.argtypes = [ctypes.c_int64, ctypes.c_uint64]
+    c.tfswap_claim_host.restype = None
+    c.tfswap_drop_host.argtypes = [ctypes.c_int64]
+    c.tfswap_drop_host.restype = None
+    for change_gate in (c.tfswap_watch_gate, c.tfswap_close_gate, c.tfswap_open_gate, c.tfswap_forget_gate):
+        change_gate.argtypes = [ctypes.c_int64]
+        change_gate.restype = None
+    c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
+    c.tfswap_take_executed.restype = ctypes.c_uint64
     c.tfswap_arena_layout.argtypes = [ctypes.c_int64]
     c.tfswap_arena_layout.restype = ctypes.c_uint64
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]

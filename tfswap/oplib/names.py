@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# (tensor: T) -> (handle: variant); attr T. Starts the copy to the host.
+# (tensor: T) -> (handle: variant); attrs T, and of one node per step step_bytes, step_limit, owner (ints): the host
+# memory that the step takes and may take, and whose limit that is. Starts the copy to the host.
 SWAP_OUT: Final = "Tfswap>SwapOut"
 
 # (handle: variant) -> (); no attrs. Waits for that copy and frees the device tensor. Has no output:

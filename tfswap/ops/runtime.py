@@ -54,6 +54,8 @@ class SwapStats:
         pool_in_use_bytes: host memory held by handles and copies now.
         pool_reserved_bytes: host memory taken from the system now.
         pool_peak_bytes: the most that was in use.
+        pool_limit_bytes: the most that may be taken: what `configure` allows, and no more than all that use the pool
+            may take together. 2**64 - 1 for no limit.
         spilled_bytes: put there by sparse encodings that were denser than planned.
     """
 
@@ -68,6 +70,7 @@ class SwapStats:
     pool_in_use_bytes: int
     pool_reserved_bytes: int
     pool_peak_bytes: int
+    pool_limit_bytes: int
     spilled_bytes: int
 
 
@@ -120,8 +123,8 @@ def configuration() -> Configuration:
 def reserve(host_bytes: int) -> None:
     """Takes host memory for a plan's swapped tensors now, in one block, instead of step by step.
 
-    Does nothing when the pool holds that much already. CPU pool only: a GPU's pinned pool grows by
-    itself.
+    Does nothing when the pool has such a block already. CPU pool only: of a GPU's pinned pool the step itself
+    reserves what it needs, when TensorFlow makes it.
 
     Raises:
         ValueError: `host_bytes` is negative.
@@ -132,13 +135,27 @@ def reserve(host_bytes: int) -> None:
     failure = load().c.tfswap_reserve(host_bytes)
     if failure == 0:
         return
-    limit = configuration().host_memory_limit
-    cause = f"host_memory_limit={limit}" if failure == 1 else "the system has no more"
+    now = stats()
+    cause = f"host_memory_limit={now.pool_limit_bytes}" if failure == 1 else "the system has no more"
     raise MemoryError(
         f"tfswap can't reserve {host_bytes} bytes of host memory: {cause} "
-        f"({stats().pool_reserved_bytes} bytes are reserved already). Raise host_memory_limit=, or swap less "
+        f"({now.pool_reserved_bytes} bytes are reserved already). Raise host_memory_limit=, or swap less "
         "(a higher memory_limit=)."
     )
+
+
+def claim_host(owner: int, limit: int | None) -> None:
+    """Says that `owner` uses the host pool, and may take so many bytes; None for no limit.
+
+    The pool's limit is the sum over all owners. A claim may be repeated, counts once, and ends when as many
+    claims were dropped. The kernels of a rewritten step claim by themselves, as long as they are there.
+    """
+    load().c.tfswap_claim_host(owner, _UNLIMITED if limit is None else limit)
+
+
+def drop_host(owner: int) -> None:
+    """Ends one claim of that owner."""
+    load().c.tfswap_drop_host(owner)
 
 
 def stats() -> SwapStats:
@@ -175,16 +192,37 @@ def own_buffer(resource: object) -> None:
     load().ops.tfswap_own_buffer(resource=resource)
 
 
-def closed_gate() -> int:
-    """A new gate, by its number. Random: a function that another process saved may bring its own gate here."""
+def new_gate(*, closed: bool) -> int:
+    """A gate for a step, by its number. Random: a function that another process saved may bring its own gate here."""
     gate = secrets.randbits(62)
-    load().c.tfswap_close_gate(gate)
+    c = load().c
+    c.tfswap_watch_gate(gate)
+    if closed:
+        c.tfswap_close_gate(gate)
     return gate
 
 
 def open_gate(gate: int) -> None:
     """Lets the step behind this gate run, from now on."""
     load().c.tfswap_open_gate(gate)
+
+
+def forget_gate(gate: int) -> None:
+    """Nobody asks about the step behind this gate any more."""
+    load().c.tfswap_forget_gate(gate)
+
+
+def executed(gate: int) -> bytes:
+    """What TensorFlow made the step behind this gate from, a FunctionDefLibrary: its function on each device, and what
+    these call. Empty where it has not been made since the last time.
+    """
+    take = load().c.tfswap_take_executed
+    room, buffer = 0, None
+    while size := take(gate, buffer, room):
+        if buffer is not None and size <= room:
+            return buffer.raw[:size]
+        room, buffer = size, ctypes.create_string_buffer(size)
+    return b""
 
 
 def arena_layout(gate: int) -> int:

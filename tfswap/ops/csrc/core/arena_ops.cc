@@ -8,25 +8,15 @@
 //                  each time.
 //   OwnBuffer      a variable that shares its buffer (with a cached zero, say) gets one of
 //                  its own, so that AssignInPlace finds it so
-//   Gate           the first node of a planned step. While it is closed the step fails before
-//                  any kernel has run: TensorFlow has then made the step's kernels and
-//                  constants, and the arena can be looked at as the step will find it
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
-#include <string>
-#include <unordered_map>
-#include <unordered_set>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "arena.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
-#include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -68,19 +58,6 @@ REGISTER_OP("Tfswap>OwnBuffer")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
 Gives a variable a buffer that nothing else holds, with the same content.
-)doc");
-
-REGISTER_OP("Tfswap>Gate")
-    .Attr("gate: int")
-    .Attr("bodies: list(func) = []")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Fails with Aborted while the gate of that number is closed (tfswap_close_gate), which it is
-in the process that plans the step. Where a saved function is loaded it is open.
-
-bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
-  and constants of these functions when they first run; here they are made with the gate.
 )doc");
 
 REGISTER_OP("Tfswap>AssignInPlace")
@@ -157,81 +134,6 @@ class OwnBufferOp : public OpKernel {
   }
 };
 
-class Gates {
- public:
-  static Gates& Get() {
-    static Gates* const gates = new Gates;
-    return *gates;
-  }
-
-  void Close(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    closed_.insert(gate);
-  }
-
-  void Open(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    closed_.erase(gate);
-  }
-
-  // Remembers which arena the steps behind this gate use; none (nullptr) for other memory.
-  void Found(int64_t gate, tensorflow::BFCAllocator* arena) {
-    std::lock_guard<std::mutex> lock(mu_);
-    arenas_[gate] = arena;
-  }
-
-  tensorflow::BFCAllocator* Arena(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    const auto found = arenas_.find(gate);
-    return found == arenas_.end() ? nullptr : found->second;
-  }
-
-  bool IsOpen(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    return closed_.count(gate) == 0;
-  }
-
- private:
-  std::mutex mu_;
-  std::unordered_set<int64_t> closed_;
-  std::unordered_map<int64_t, tensorflow::BFCAllocator*> arenas_;  // they live as long as the process
-};
-
-class GateOp : public OpKernel {
- public:
-  explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
-    MakeBodies(ctx);
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    // Once open it stays so: no lock from then on.
-    if (open_) return;
-    Gates::Get().Found(gate_, FindArena(ctx));
-    open_ = Gates::Get().IsOpen(gate_);
-    OP_REQUIRES(ctx, open_,
-                absl::AbortedError(absl::StrCat("tfswap: gate ", gate_, " is closed")));
-  }
-
- private:
-  // Makes the functions as the kernels that run them do (functional_ops.cc), so that those
-  // find them made.
-  static void MakeBodies(OpKernelConstruction* ctx) {
-    std::vector<tensorflow::NameAttrList> bodies;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
-    tensorflow::FunctionLibraryRuntime::InstantiateOptions options;
-    options.create_kernels_eagerly = true;
-    for (const tensorflow::NameAttrList& body : bodies) {
-      tensorflow::FunctionLibraryRuntime::Handle handle;
-      OP_REQUIRES_OK(ctx, ctx->function_library()->Instantiate(
-                              body.name(), tensorflow::AttrSlice(&body.attr()), options, &handle));
-    }
-  }
-
-  int64_t gate_;
-  std::atomic<bool> open_{false};
-};
-
 class AssignInPlaceOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -280,31 +182,6 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
     OwnBufferOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), GateOp);
 
 }  // namespace
 }  // namespace tfswap
-
-extern "C" __attribute__((visibility("default"))) void tfswap_close_gate(int64_t gate) {
-  tfswap::Gates::Get().Close(gate);
-}
-
-extern "C" __attribute__((visibility("default"))) void tfswap_open_gate(int64_t gate) {
-  tfswap::Gates::Get().Open(gate);
-}
-
-// A number that differs, as good as surely, between two layouts of the arena behind a gate: a
-// hash (FNV-1a) over its chunks. 0 where there is no arena.
-extern "C" __attribute__((visibility("default"))) uint64_t tfswap_arena_layout(int64_t gate) {
-  auto* const arena = tfswap::Gates::Get().Arena(gate);
-  if (arena == nullptr) return 0;
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
-  const tensorflow::MemoryDump map = arena->RecordMemoryMap();
-  for (const auto& chunk : map.chunk()) {
-    mix(chunk.address());
-    mix(static_cast<uint64_t>(chunk.size()) << 1 | (chunk.in_use() ? 1 : 0));
-  }
-  return hash;
-}

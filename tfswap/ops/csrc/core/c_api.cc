@@ -46,17 +46,16 @@ struct TfswapStats {
 
 // UINT64_MAX: no limit. Blocks that hold nothing are given back when they are more
 // than the new limit allows.
-TFSWAP_C_API void tfswap_set_host_limit(uint64_t bytes) {
-  Runtime& runtime = Runtime::Get();
-  runtime.budget().SetLimit(bytes);
-  if (runtime.budget().usage().reserved_bytes > bytes) {
-    runtime.pool().ReleaseUnusedBlocks();
-  }
+TFSWAP_C_API void tfswap_set_host_limit(uint64_t bytes) { Runtime::Get().budget().SetLimit(bytes); }
+
+TFSWAP_C_API uint64_t tfswap_host_limit() { return Runtime::Get().budget().set_limit(); }
+
+// As HostBudget::Claim and Drop.
+TFSWAP_C_API void tfswap_claim_host(int64_t owner, uint64_t bytes) {
+  Runtime::Get().budget().Claim(owner, bytes);
 }
 
-TFSWAP_C_API uint64_t tfswap_host_limit() {
-  return Runtime::Get().budget().usage().limit_bytes;
-}
+TFSWAP_C_API void tfswap_drop_host(int64_t owner) { Runtime::Get().budget().Drop(owner); }
 
 // 0: done. 1: the host limit forbids it. 2: the system has no more memory.
 TFSWAP_C_API int tfswap_reserve(uint64_t bytes) {

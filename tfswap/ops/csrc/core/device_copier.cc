@@ -70,7 +70,11 @@ class PinnedBlockSource : public BlockSource {
   Allocator* const allocator_;
 };
 
-HostPool* PinnedPool(Allocator* allocator) {
+HostPool* PinnedPool(tensorflow::DeviceBase* device) {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  Allocator* const allocator = device->GetAllocator(attributes);
   static std::mutex* const mu = new std::mutex;
   static auto* const pools = new std::map<Allocator*, HostPool*>;
   std::lock_guard<std::mutex> lock(*mu);
@@ -109,14 +113,10 @@ class GpuCopier : public DeviceCopier {
       : device_(static_cast<tensorflow::Device*>(ctx->device())),
         context_(ctx->op_device_context()) {
     context_->Ref();
-    tensorflow::AllocatorAttributes pinned;
-    pinned.set_on_host(true);
-    pinned.set_gpu_compatible(true);
-    pool_ = PinnedPool(device_->GetAllocator(pinned));
   }
   ~GpuCopier() override { context_->Unref(); }
 
-  HostPool* pool() override { return pool_; }
+  HostPool* pool() override { return PinnedPool(device_); }
 
   void CopyOut(const Tensor* from, void* host, Done done) override {
     auto pinned = std::make_shared<Tensor>(Borrow(host, *from));
@@ -152,7 +152,6 @@ class GpuCopier : public DeviceCopier {
 
   tensorflow::Device* const device_;
   tensorflow::DeviceContext* const context_;
-  HostPool* pool_;
 };
 
 }  // namespace
@@ -162,8 +161,12 @@ std::shared_ptr<DeviceCopier> CpuCopierFactory::Make(OpKernelContext*) {
   return *copier;
 }
 
+HostPool* CpuCopierFactory::Pool(tensorflow::DeviceBase*) { return &Runtime::Get().pool(); }
+
 std::shared_ptr<DeviceCopier> GpuCopierFactory::Make(OpKernelContext* ctx) {
   return std::make_shared<GpuCopier>(ctx);
 }
+
+HostPool* GpuCopierFactory::Pool(tensorflow::DeviceBase* device) { return PinnedPool(device); }
 
 }  // namespace tfswap

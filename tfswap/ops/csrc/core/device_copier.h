@@ -35,11 +35,14 @@ class DeviceCopier {
 // Copies on tfswap's own threads.
 struct CpuCopierFactory {
   static std::shared_ptr<DeviceCopier> Make(tensorflow::OpKernelContext* ctx);
+  // As DeviceCopier::pool().
+  static HostPool* Pool(tensorflow::DeviceBase* device);
 };
 
 // Copies on the streams that TensorFlow keeps for the purpose.
 struct GpuCopierFactory {
   static std::shared_ptr<DeviceCopier> Make(tensorflow::OpKernelContext* ctx);
+  static HostPool* Pool(tensorflow::DeviceBase* device);
 };
 
 }  // namespace tfswap

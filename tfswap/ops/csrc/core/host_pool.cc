@@ -1,6 +1,7 @@
 #include "host_pool.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
@@ -13,6 +14,8 @@ void* MmapBlockSource::Allocate(size_t bytes) {
   // One huge page more than asked for, then the ends cut off: mmap aligns to
   // 4 KiB, and a huge page must start at a multiple of its own size.
   const size_t align = HostPool::kBlockMultiple;
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  bytes = (bytes + page - 1) / page * page;
   void* raw = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -41,16 +44,69 @@ bool MmapBlockSource::Populate(void* block, size_t bytes) {
 }
 
 void HostBudget::SetLimit(uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    set_limit_ = bytes;
+  }
+  Trim();
+}
+
+uint64_t HostBudget::set_limit() const {
   std::lock_guard<std::mutex> lock(mu_);
-  usage_.limit_bytes = bytes;
+  return set_limit_;
+}
+
+void HostBudget::Claim(int64_t owner, uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    Owner& claimed = owners_[owner];
+    claimed.bytes = std::max(claimed.bytes, bytes);
+    ++claimed.claims;
+  }
+  Trim();
+}
+
+void HostBudget::Drop(int64_t owner) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto claimed = owners_.find(owner);
+    if (claimed == owners_.end() || --claimed->second.claims > 0) return;
+    owners_.erase(claimed);
+  }
+  Trim();
+}
+
+uint64_t HostBudget::LimitLocked() const {
+  if (owners_.empty()) return set_limit_;
+  uint64_t sum = 0;
+  for (const auto& owner : owners_) {
+    if (owner.second.bytes >= set_limit_ || sum >= set_limit_ - owner.second.bytes) return set_limit_;
+    sum += owner.second.bytes;
+  }
+  return sum;
+}
+
+void HostBudget::Trim() {
+  const Usage now = usage();
+  if (now.reserved_bytes <= now.limit_bytes) return;
+  std::lock_guard<std::mutex> lock(pools_mu_);
+  for (HostPool* pool : pools_) pool->ReleaseUnusedBlocks();
+}
+
+void HostBudget::Join(HostPool* pool) {
+  std::lock_guard<std::mutex> lock(pools_mu_);
+  pools_.push_back(pool);
+}
+
+void HostBudget::Leave(HostPool* pool) {
+  std::lock_guard<std::mutex> lock(pools_mu_);
+  pools_.erase(std::remove(pools_.begin(), pools_.end(), pool), pools_.end());
 }
 
 bool HostBudget::TryReserve(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (usage_.reserved_bytes > usage_.limit_bytes ||
-      bytes > usage_.limit_bytes - usage_.reserved_bytes) {
-    return false;
-  }
+  const uint64_t limit = LimitLocked();
+  if (usage_.reserved_bytes > limit || bytes > limit - usage_.reserved_bytes) return false;
   usage_.reserved_bytes += bytes;
   return true;
 }
@@ -73,10 +129,17 @@ void HostBudget::ResetPeak() {
 
 HostBudget::Usage HostBudget::usage() const {
   std::lock_guard<std::mutex> lock(mu_);
-  return usage_;
+  Usage now = usage_;
+  now.limit_bytes = LimitLocked();
+  return now;
+}
+
+HostPool::HostPool(BlockSource* source, HostBudget* budget) : source_(source), budget_(budget) {
+  budget_->Join(this);
 }
 
 HostPool::~HostPool() {
+  budget_->Leave(this);
   std::lock_guard<std::mutex> lock(mu_);
   ReleaseUnusedBlocksLocked();
   assert(blocks_.empty());
@@ -126,10 +189,15 @@ void HostPool::Free(void* data) {
 
 HostPool::Failure HostPool::Reserve(size_t bytes) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (ReservedBytesLocked() >= bytes) return Failure::kNone;
+  bytes = RoundUp(bytes);
+  const auto holds = [bytes](const auto& block) { return block.second >= bytes; };
+  if (std::any_of(blocks_.begin(), blocks_.end(), holds)) return Failure::kNone;
   // Blocks with nothing in them only stand in the way of one large block.
   ReleaseUnusedBlocksLocked();
-  return AddBlockLocked(bytes - ReservedBytesLocked(), /*populate=*/true);
+  Failure failure = AddBlockLocked(bytes, /*populate=*/true);
+  const uint64_t there = ReservedBytesLocked();
+  if (failure == Failure::kNone || there == 0) return failure;
+  return there >= bytes ? Failure::kNone : AddBlockLocked(bytes - there, /*populate=*/true);
 }
 
 void HostPool::ReleaseUnusedBlocks() {
@@ -150,8 +218,11 @@ uint64_t HostPool::ReservedBytesLocked() const {
 
 HostPool::Failure HostPool::AddBlockLocked(size_t bytes, bool populate) {
   if (bytes > SIZE_MAX / 2) return Failure::kSystem;
-  const size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
-  if (!budget_->TryReserve(rounded)) return Failure::kLimit;
+  size_t rounded = (bytes + kBlockMultiple - 1) / kBlockMultiple * kBlockMultiple;
+  if (!budget_->TryReserve(rounded)) {
+    rounded = RoundUp(bytes);  // the limit, too, is whatever number the user gave
+    if (!budget_->TryReserve(rounded)) return Failure::kLimit;
+  }
   void* block = source_->Allocate(rounded);
   if (block != nullptr && populate && !source_->Populate(block, rounded)) {
     source_->Free(block, rounded);

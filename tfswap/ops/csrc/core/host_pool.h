@@ -4,8 +4,9 @@
 // pinned allocator for a GPU), hands out 256-byte-aligned pieces by best fit, and
 // merges neighbours when they come back. Blocks are kept from step to step, so a
 // step in its steady state maps nothing. All pools of a process draw on one
-// budget, the user's `host_memory_limit`, which bounds the bytes of *blocks*:
-// that is what the process really takes from the machine.
+// budget, which bounds the bytes of *blocks*: that is what the process really takes
+// from the machine. It is what the steps of this process may take together, each as
+// much as its `host_memory_limit`, and no more than the process has been given.
 //
 // Invariant: every byte of every block is in exactly one piece, free or in use,
 // and no two neighbouring pieces of a block are both free.
@@ -25,6 +26,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "export.h"
 
@@ -35,7 +37,7 @@ namespace tfswap {
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Returns null when the system has no more. `bytes` is a multiple of 2 MiB.
+  // Returns null when the system has no more. `bytes` is a multiple of 256.
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* block, size_t bytes) = 0;
   // Makes the system back the whole block now instead of at first touch, where
@@ -51,7 +53,12 @@ class MmapBlockSource : public BlockSource {
   bool Populate(void* block, size_t bytes) override;
 };
 
+class HostPool;
+
 // What all pools of the process may take together.
+//
+// Invariant: never more is reserved than the limit was at that moment. Where the limit has
+// come down since, blocks with nothing in use have been given back.
 class HostBudget {
  public:
   static constexpr uint64_t kUnlimited = UINT64_MAX;
@@ -63,7 +70,15 @@ class HostBudget {
     uint64_t peak_bytes = 0;      // of in_use_bytes, since the last ResetPeak
   };
 
+  // For the process as a whole.
   void SetLimit(uint64_t bytes);
+  uint64_t set_limit() const;
+
+  // One who uses the pools, and what that may take: the limit is the sum over all of them. A claim may be made
+  // several times, by its owner's number, and counts once, the largest; it ends when as many claims were dropped.
+  TFSWAP_EXPORT void Claim(int64_t owner, uint64_t bytes);
+  TFSWAP_EXPORT void Drop(int64_t owner);
+
   bool TryReserve(uint64_t bytes);
   void Unreserve(uint64_t bytes);
   void AddInUse(int64_t bytes);
@@ -71,8 +86,25 @@ class HostBudget {
   Usage usage() const;
 
  private:
+  friend class HostPool;
+
+  struct Owner {
+    uint64_t bytes = 0;
+    int claims = 0;
+  };
+
+  void Join(HostPool* pool);
+  void Leave(HostPool* pool);
+  uint64_t LimitLocked() const;
+  // Gives back what the limit, which may have come down, does not cover. Without mu_: pools call in here.
+  void Trim();
+
   mutable std::mutex mu_;
+  uint64_t set_limit_ = kUnlimited;
+  std::map<int64_t, Owner> owners_;
   Usage usage_;
+  std::mutex pools_mu_;  // taken before any pool's
+  std::vector<HostPool*> pools_;
 };
 
 class HostPool {
@@ -83,8 +115,7 @@ class HostPool {
 
   enum class Failure { kNone, kLimit, kSystem };
 
-  HostPool(BlockSource* source, HostBudget* budget)
-      : source_(source), budget_(budget) {}
+  HostPool(BlockSource* source, HostBudget* budget);
   // Every piece must have come back.
   ~HostPool();
   HostPool(const HostPool&) = delete;
@@ -94,10 +125,10 @@ class HostPool {
   TFSWAP_EXPORT void* Allocate(size_t bytes, Failure* failure);
   TFSWAP_EXPORT void Free(void* piece);
 
-  // Makes sure that the pool holds at least `bytes` in blocks, the missing part
-  // as one new block, so that a plan's pieces pack into it. The block is populated:
-  // page faults would slow the first step's copies.
-  Failure Reserve(size_t bytes);
+  // Makes sure that the pool has a block of at least `bytes`, so that a plan's pieces
+  // pack into it; where blocks in use leave no room for one, the missing part as one
+  // block. It is populated: page faults would slow the first step's copies.
+  TFSWAP_EXPORT Failure Reserve(size_t bytes);
 
   // Gives blocks with nothing in use back to the source.
   void ReleaseUnusedBlocks();

@@ -53,9 +53,7 @@ std::string Runtime::WhyNoRoom(HostPool::Failure failure, const std::string& nod
            "(a higher memory_limit=, or tactics= without \"swap\").";
   }
   return asked + ", of a limit of " + std::to_string(usage.limit_bytes) +
-         ". Raise host_memory_limit= (memory is taken in multiples of " +
-         std::to_string(HostPool::kBlockMultiple) +
-         " bytes), or swap less (a higher memory_limit=).";
+         ". Raise host_memory_limit=, or swap less (a higher memory_limit=).";
 }
 
 Runtime::Runtime()

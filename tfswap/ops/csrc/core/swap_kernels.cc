@@ -114,6 +114,9 @@ REGISTER_OP("Tfswap>SwapOut")
     .Input("tensor: T")
     .Output("handle: variant")
     .Attr("T: type")
+    .Attr("step_bytes: int = 0")
+    .Attr("step_limit: int = -1")
+    .Attr("owner: int = 0")
     .SetIsStateful()
     .SetShapeFn(SwapOutShape)
     .Doc(R"doc(
@@ -121,6 +124,10 @@ Starts a copy of `tensor` into host memory and returns at once.
 
 The handle keeps `tensor` in device memory until Release. Fails with
 ResourceExhausted when host memory is at its limit.
+step_bytes: Of one node per step: the host memory that the step's tensors take together,
+  which is reserved when the kernel is made. 0 for all others.
+step_limit: Where step_bytes is given, what the step may take; -1 for no limit.
+owner: Of that limit, by number. Steps that share it have the same owner.
 )doc");
 
 REGISTER_OP("Tfswap>Release")
@@ -307,6 +314,22 @@ class SwapOutOp : public OpKernel {
  public:
   explicit SwapOutOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, CheckType(ctx->input_type(0), name()));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("step_bytes", &step_bytes_));
+    if (step_bytes_ <= 0) return;
+    int64_t limit;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("step_limit", &limit));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner_));
+    Runtime::Get().budget().Claim(
+        owner_, limit < 0 ? HostBudget::kUnlimited : static_cast<uint64_t>(limit));
+    const size_t bytes = static_cast<size_t>(step_bytes_);
+    const HostPool::Failure failure = CopierFactory::Pool(ctx->device())->Reserve(bytes);
+    OP_REQUIRES(ctx, failure == HostPool::Failure::kNone,
+                absl::ResourceExhaustedError(
+                    Runtime::Get().WhyNoRoom(failure, name(), bytes, "all that its step swaps")));
+  }
+
+  ~SwapOutOp() override {
+    if (step_bytes_ > 0) Runtime::Get().budget().Drop(owner_);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -336,6 +359,10 @@ class SwapOutOp : public OpKernel {
                       copied->End(std::move(status));
                     });
   }
+
+ private:
+  int64_t step_bytes_ = 0;
+  int64_t owner_ = 0;
 };
 
 class ReleaseOp : public AsyncOpKernel {

@@ -1,0 +1,144 @@
+"""`host_memory_limit`: what the host pool may take, in the process that planned and wherever a file is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from processes import last_json, run_forked
+
+PRELUDE = """
+import gc
+import json
+import tensorflow as tf
+import tfswap
+import tfswap.ops as ops
+from nets import LIMIT, Net, batch
+
+MIB = 2**20
+UNLIMITED = 2**64 - 1
+
+def limit():
+    return ops.stats().pool_limit_bytes
+
+def optimized(host_memory_limit, net=None):
+    step = tf.function((net or Net()).step)
+    return tfswap.optimize(step, memory_limit=LIMIT, host_memory_limit=host_memory_limit)
+"""
+
+
+def run(code):
+    return last_json(run_forked(PRELUDE + code))
+
+
+def test_the_pool_may_take_what_its_functions_may_together():
+    found = run(
+        """
+found = [limit()]
+one, two = optimized(5 * MIB), optimized(6 * MIB)
+one(batch())
+found.append(limit())
+two(batch())
+one(batch(2048))  # another size, the same function
+found.append(limit())
+assert ops.stats().pool_reserved_bytes <= limit()
+free = optimized(None)
+free(batch())
+found.append(limit())
+del free, two
+gc.collect()
+found.append(limit())
+del one
+gc.collect()
+found.append(limit())
+print(json.dumps([n if n == UNLIMITED else n // MIB for n in found]))
+"""
+    )
+    assert found == [2**64 - 1, 5, 11, 2**64 - 1, 5, 2**64 - 1]
+
+
+def test_a_limit_is_used_up_and_not_passed():
+    plan, reserved, peak, steps = run(
+        """
+host = optimized(None)
+host(batch())
+host_bytes = host.plan().host_bytes
+del host
+gc.collect()
+ops.configure(host_memory_limit=0)  # gives back what is there
+ops.configure(host_memory_limit=None)
+ops.reset_stats()
+step = optimized(host_bytes)
+for _ in range(3):
+    step(batch())
+stats = ops.stats()
+print(json.dumps([host_bytes, stats.pool_reserved_bytes, stats.pool_peak_bytes, stats.out_copies]))
+"""
+    )
+    assert 0 < peak <= reserved <= plan
+    assert steps > 0
+
+
+def test_a_process_that_may_take_less_refuses_the_step_before_it_runs():
+    told, kept, ran = run(
+        """
+net = Net()
+step = optimized(None, net)
+before = [w.numpy().tobytes() for w in net.weights]
+ops.configure(host_memory_limit=MIB)
+try:
+    step(batch())
+    told = ""
+except tfswap.TfswapError as error:
+    told = str(error)
+kept = before == [w.numpy().tobytes() for w in net.weights]
+ops.configure(host_memory_limit=None)
+step(batch())
+print(json.dumps([told, kept, before != [w.numpy().tobytes() for w in net.weights]]))
+"""
+    )
+    assert "host memory" in told and "host_memory_limit=1048576" in told and "Raise host_memory_limit=" in told
+    assert kept and ran
+
+
+SAVED = """
+class Model(tf.Module):
+    def __init__(self):
+        self.net = Net()
+        self.weights = self.net.weights
+
+    @tf.function(input_signature=[tf.TensorSpec([1024, 128])])
+    def train_step(self, x):
+        return self.net.step(x)
+
+tf.saved_model.save(Model(), folder + "/model")
+tfswap.optimize_graph(folder + "/model", folder + "/made", memory_limit=LIMIT, host_memory_limit=16 * MIB)
+"""
+
+LOADED = """
+model = tf.saved_model.load(folder + "/made")
+before = limit()
+if allowed:
+    ops.configure(host_memory_limit=allowed)
+try:
+    for _ in range(2):
+        model.train_step(batch())
+    told = ""
+except tf.errors.ResourceExhaustedError as error:
+    told = error.message
+print(json.dumps([before, limit(), told, ops.stats().pool_reserved_bytes]))
+"""
+
+
+def test_a_file_carries_its_limit(tmp_path):
+    folder = f"folder = {str(tmp_path)!r}\n"
+    run_forked(PRELUDE + folder + SAVED)
+    assert "16.0 MiB of host memory (host_memory_limit)" in (tmp_path / "made" / "README.txt").read_text()
+    before, after, told, reserved = run(f"{folder}allowed = None\n{LOADED}")
+    assert (before, after, told) == (2**64 - 1, 16 * 2**20, "")
+    assert 0 < reserved <= after
+    # A process of which less is wanted says so, and what to do.
+    _, after, told, reserved = run(f"{folder}allowed = MIB\n{LOADED}")
+    assert "has no host memory" in told and "of a limit of 1048576" in told and "Raise host_memory_limit=" in told
+    assert reserved <= after == 2**20

@@ -1,0 +1,216 @@
+// The first node of a planned step, and what it finds out about the step behind it.
+//
+//   closed    while its gate is closed the step fails before any kernel has run: TensorFlow has then made the
+//             step's kernels and constants, and the arena can be looked at as the step will find it
+//   executed  the functions that this step was made from, as TensorFlow gave them to the executor: after all of its
+//             passes, partitioned by device. Told once for each time that TensorFlow makes the step, whoever calls it
+//
+// Python names a gate by a number, and calls the functions at the end of this file.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "arena.h"
+#include "export.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+
+REGISTER_OP("Tfswap>Gate")
+    .Attr("gate: int")
+    .Attr("bodies: list(func) = []")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Fails with Aborted while the gate of that number is closed (tfswap_close_gate), which it is
+in the process that plans the step. Where a saved function is loaded it is open.
+
+bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
+  and constants of these functions when they first run; here they are made with the gate.
+)doc");
+
+class Gates {
+ public:
+  static Gates& Get() {
+    static Gates* const gates = new Gates;
+    return *gates;
+  }
+
+  void Watch(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    gates_[gate].watched = true;
+  }
+
+  void Close(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    gates_[gate].closed = true;
+  }
+
+  void Open(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    gates_[gate].closed = false;
+  }
+
+  // Nobody will ask any more. A gate that is closed stays so.
+  void Forget(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = gates_.find(gate);
+    if (found == gates_.end()) return;
+    if (found->second.closed) {
+      found->second.watched = false;
+      found->second.executed.clear();
+    } else {
+      gates_.erase(found);
+    }
+  }
+
+  // Remembers which arena the steps behind this gate use; none (nullptr) for other memory.
+  // Returns whether the gate is open.
+  bool Arrive(int64_t gate, tensorflow::BFCAllocator* arena) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = gates_.find(gate);
+    if (found == gates_.end()) return true;  // another process's
+    found->second.arena = arena;
+    return !found->second.closed;
+  }
+
+  tensorflow::BFCAllocator* Arena(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = gates_.find(gate);
+    return found == gates_.end() ? nullptr : found->second.arena;
+  }
+
+  bool IsWatched(int64_t gate) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = gates_.find(gate);
+    return found != gates_.end() && found->second.watched;
+  }
+
+  // Functions of a step that has just been made, as a FunctionDefLibrary.
+  void SetExecuted(int64_t gate, std::string functions) {
+    std::lock_guard<std::mutex> lock(mu_);
+    gates_[gate].executed = std::move(functions);
+  }
+
+  // Writes them to `to`, where there is room, and forgets them. Returns their size.
+  uint64_t TakeExecuted(int64_t gate, char* to, uint64_t room) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = gates_.find(gate);
+    if (found == gates_.end()) return 0;
+    std::string& functions = found->second.executed;
+    const uint64_t size = functions.size();
+    if (size > 0 && size <= room) {
+      std::memcpy(to, functions.data(), size);
+      std::string().swap(functions);
+    }
+    return size;
+  }
+
+ private:
+  struct Gate {
+    bool closed = false;
+    bool watched = false;
+    tensorflow::BFCAllocator* arena = nullptr;  // lives as long as the process
+    std::string executed;
+  };
+
+  std::mutex mu_;
+  std::unordered_map<int64_t, Gate> gates_;
+};
+
+class GateOp : public OpKernel {
+ public:
+  explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
+    MakeBodies(ctx);
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    // Once open it stays so: no lock from then on.
+    if (open_) return;
+    if (!told_.exchange(true) && Gates::Get().IsWatched(gate_)) Tell(ctx);
+    open_ = Gates::Get().Arrive(gate_, FindArena(ctx));
+    OP_REQUIRES(ctx, open_,
+                absl::AbortedError(absl::StrCat("tfswap: gate ", gate_, " is closed")));
+  }
+
+ private:
+  // Makes the functions as the kernels that run them do (functional_ops.cc), so that those
+  // find them made.
+  static void MakeBodies(OpKernelConstruction* ctx) {
+    std::vector<tensorflow::NameAttrList> bodies;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
+    tensorflow::FunctionLibraryRuntime::InstantiateOptions options;
+    options.create_kernels_eagerly = true;
+    for (const tensorflow::NameAttrList& body : bodies) {
+      tensorflow::FunctionLibraryRuntime::Handle handle;
+      OP_REQUIRES_OK(ctx, ctx->function_library()->Instantiate(
+                              body.name(), tensorflow::AttrSlice(&body.attr()), options, &handle));
+    }
+  }
+
+  // The library that a step's kernels see is the step's own: the function of each device
+  // (process_function_library_runtime.cc) and what these call.
+  void Tell(OpKernelContext* ctx) const {
+    if (ctx->function_library() == nullptr) return;  // a session's graph is no function
+    const auto* const library = ctx->function_library()->GetFunctionLibraryDefinition();
+    Gates::Get().SetExecuted(gate_, library->ToProto().SerializeAsString());
+  }
+
+  int64_t gate_;
+  std::atomic<bool> open_{false};
+  std::atomic<bool> told_{false};
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), GateOp);
+
+}  // namespace
+}  // namespace tfswap
+
+// From now on what is executed behind the gate is kept, for tfswap_take_executed.
+TFSWAP_C_API void tfswap_watch_gate(int64_t gate) { tfswap::Gates::Get().Watch(gate); }
+
+TFSWAP_C_API void tfswap_close_gate(int64_t gate) { tfswap::Gates::Get().Close(gate); }
+
+TFSWAP_C_API void tfswap_open_gate(int64_t gate) { tfswap::Gates::Get().Open(gate); }
+
+TFSWAP_C_API void tfswap_forget_gate(int64_t gate) { tfswap::Gates::Get().Forget(gate); }
+
+// A serialized FunctionDefLibrary, which is written to `to` and forgotten where it is no larger than `room`. Returns
+// its size; 0 when nothing has been executed since the last call.
+TFSWAP_C_API uint64_t tfswap_take_executed(int64_t gate, char* to, uint64_t room) {
+  return tfswap::Gates::Get().TakeExecuted(gate, to, room);
+}
+
+// A number that differs, as good as surely, between two layouts of the arena behind a gate: a
+// hash (FNV-1a) over its chunks. 0 where there is no arena.
+TFSWAP_C_API uint64_t tfswap_arena_layout(int64_t gate) {
+  auto* const arena = tfswap::Gates::Get().Arena(gate);
+  if (arena == nullptr) return 0;
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  const tensorflow::MemoryDump map = arena->RecordMemoryMap();
+  for (const auto& chunk : map.chunk()) {
+    mix(chunk.address());
+    mix(static_cast<uint64_t>(chunk.size()) << 1 | (chunk.in_use() ? 1 : 0));
+  }
+  return hash;
+}

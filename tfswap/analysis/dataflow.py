@@ -53,6 +53,22 @@ class Value(NamedTuple):
     producer: int
 
 
+class Request(NamedTuple):
+    """One of a kernel's dealings with the allocator, in full.
+
+    Attributes:
+        kind: as of `kernels.Event`.
+        subject: the value made, for "out"; which temporary, for "free".
+        nbytes: what is asked for, where no candidate's buffer is taken over. Nothing is, for an output without buffer.
+        candidates: values read.
+    """
+
+    kind: str
+    subject: int
+    nbytes: int
+    candidates: tuple[int, ...]
+
+
 class Update(NamedTuple):
     """A kernel's write to a variable: `old` version becomes `new`, in place or by adopting `adopted`'s buffer."""
 
@@ -111,6 +127,27 @@ class Dataflow:
     def inexact_kernels(self) -> frozenset[int]:
         """`inexact`, to look up."""
         return frozenset(self.inexact)
+
+    @cached_property
+    def requests(self) -> list[tuple[Request, ...]]:
+        """Per node, its events with all that there is to know of each, for those who replay them again and again."""
+        return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]
+
+    def _requests(self, i: int) -> tuple[Request, ...]:
+        made, forwards = dict(self.makes[i]), dict(self.forwards[i])
+        temp_forwards = self.temp_forwards.get(i, {})
+        temporaries = 0
+        found: list[Request] = []
+        for kind, amount in self.events[i]:
+            if kind == "temp":
+                found.append(Request(kind, temporaries, amount, temp_forwards.get(temporaries, ())))
+                temporaries += 1
+            elif kind == "free":
+                found.append(Request(kind, amount, 0, ()))
+            elif kind == "out" and amount in made:
+                v = made.pop(amount)
+                found.append(Request(kind, v, self.values[v].nbytes, forwards.get(v, ())))
+        return (*found, *(Request("out", v, 0, ()) for v in made.values()))
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:

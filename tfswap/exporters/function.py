@@ -20,10 +20,11 @@ def export_function(graph: Graph, original: Any) -> Any:
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
+    from tensorflow.python.eager import graph_only_ops
     from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
     from tensorflow.python.framework import func_graph as func_graph_module
     from tensorflow.python.framework import importer
-    from tensorflow.python.ops import array_ops, handle_data_util
+    from tensorflow.python.ops import handle_data_util
 
     source = original.graph
     made = func_graph_module.FuncGraph(f"{source.name}_tfswap")
@@ -31,7 +32,7 @@ def export_function(graph: Graph, original: Any) -> Any:
     with made.as_default():
         placeholders = []
         for node, tensor in zip(graph.feeds, source.inputs, strict=True):
-            placeholder = array_ops.placeholder(tensor.dtype, tensor.shape, name=names[node])
+            placeholder = graph_only_ops.graph_placeholder(tensor.dtype, tensor.shape, name=names[node])
             handle_data_util.copy_handle_data(tensor, placeholder)
             placeholders.append(placeholder)
         bodies = BodyFunctions()

@@ -194,7 +194,7 @@ class Optimizer:
         peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
-            cores = [cores_used(node, costs.rates) for node in flow.nodes]
+            cores = [cores_used(node, costs.rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
             return peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates)
         ordered_s = sum(costs.seconds(n) for n, k in zip(self.flow.nodes, self.flow.is_kernel, strict=True) if k)
         return peak, profile.unordered * ordered_s

@@ -206,8 +206,8 @@ class Graph:
             twins[node] = Node(node.name, node.op, (), (), node.attrs, node.outputs, node.device)
             twin._nodes[node.name] = twins[node]
         for node, made in twins.items():
-            made.inputs = tuple(Output(twins[i.node], i.index) for i in node.inputs)
-            made.controls = tuple(twins[c] for c in node.controls)
+            made.inputs = tuple([Output(twins[source], index) for source, index in node.inputs])
+            made.controls = tuple([twins[c] for c in node.controls])
         twin.feeds = [twins[n] for n in self.feeds]
         twin.fetches = [Output(twins[f.node], f.index) for f in self.fetches]
         twin.targets = [twins[n] for n in self.targets]
@@ -228,31 +228,30 @@ class Graph:
 
         Raises ValueError, naming some of the nodes, when there is a cycle.
         """
-        rank = {node: i for i, node in enumerate(self)}
-        waiting: dict[Node, int] = {}
-        users: dict[Node, list[Node]] = {node: [] for node in self}
-        ready: list[int] = []
-        nodes = list(self)
-        for node in nodes:
-            sources = {i.node for i in node.inputs}
-            sources.update(node.controls)
-            waiting[node] = len(sources)
-            for source in sources:
-                users[source].append(node)
-            if not sources:
-                ready.append(rank[node])
-        result: list[Node] = []
-        while ready:
-            node = nodes[heapq.heappop(ready)]
-            result.append(node)
-            for user in users[node]:
-                waiting[user] -= 1
-                if not waiting[user]:
-                    heapq.heappush(ready, rank[user])
-        if len(result) != len(nodes):
-            stuck = [n.name for n in nodes if waiting[n]][:5]
+        done: dict[Node, None] = {}
+        waiting: dict[Node, int] = {}  # nodes that were passed over: traced graphs have few
+        users: dict[Node, list[tuple[int, Node]]] = {}  # of those, by what they wait for
+        for rank, node in enumerate(self):
+            missing = {source for source, _ in node.inputs if source not in done}
+            missing.update(source for source in node.controls if source not in done)
+            if missing:
+                waiting[node] = len(missing)
+                for source in missing:
+                    users.setdefault(source, []).append((rank, node))
+                continue
+            ready = [(rank, node)]
+            while ready:
+                _, first = heapq.heappop(ready)
+                done[first] = None
+                for user in users.pop(first, ()):
+                    waiting[user[1]] -= 1
+                    if not waiting[user[1]]:
+                        del waiting[user[1]]
+                        heapq.heappush(ready, user)
+        if waiting:
+            stuck = [node.name for node in waiting][:5]
             raise ValueError(f"the graph has a cycle through or before {', '.join(stuck)}")
-        return result
+        return list(done)
 
     def live_nodes(self) -> set[Node]:
         """Nodes that a fetch or a target needs; the rest never runs."""
@@ -265,7 +264,7 @@ class Graph:
         seen = set(pending)
         while pending:
             node = pending.pop()
-            for source in (*(i.node for i in node.inputs), *node.controls):
+            for source in (*[source for source, _ in node.inputs], *node.controls):
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)

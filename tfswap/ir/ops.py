@@ -11,6 +11,7 @@ check every name against the registry.
 from __future__ import annotations
 
 from enum import Flag, auto
+from functools import cache
 from typing import NamedTuple
 
 
@@ -676,96 +677,115 @@ def traits(op: str) -> Trait:
     return _TRAITS.get(op, _NONE)
 
 
+@cache
 def is_known(op: str) -> bool:
     """Whether the table has this type of op."""
     return op in _TRAITS
 
 
+@cache
 def is_pure(op: str) -> bool:
     """Whether it is certain that the op may run again, move, or be dropped when unused."""
     return Trait.PURE in traits(op)
 
 
+@cache
 def is_view(op: str) -> bool:
     """Whether the op is pure and its output is its input's buffer (Identity, Reshape)."""
     return Trait.VIEW in traits(op)
 
 
+@cache
 def passes_on(op: str) -> bool:
     """Whether each output of the op is the input of that position, shape and all (Identity, EnsureShape)."""
     return Trait.SAME in traits(op)
 
 
+@cache
 def reads_metadata_only(op: str) -> bool:
     """Whether the op needs only shapes or dtypes, so that it never needs a swapped tensor back."""
     return Trait.METADATA in traits(op)
 
 
+@cache
 def is_const(op: str) -> bool:
     """Whether the op is a tensor of the graph itself."""
     return Trait.CONST in traits(op)
 
 
+@cache
 def is_feed(op: str) -> bool:
     """Whether the op stands for a value that the caller gives."""
     return Trait.FEED in traits(op)
 
 
+@cache
 def is_fetch(op: str) -> bool:
     """Whether the op hands a value to the caller."""
     return Trait.FETCH in traits(op)
 
 
+@cache
 def makes_handle(op: str) -> bool:
     """Whether the op's output is a handle to a variable."""
     return Trait.HANDLE in traits(op)
 
 
+@cache
 def reads_variable(op: str) -> bool:
     """Whether the op's result depends on its place among the writes of a variable."""
     return Trait.READS_VARIABLE in traits(op)
 
 
+@cache
 def writes_variable(op: str) -> bool:
     """Whether the op changes a variable."""
     return Trait.WRITES_VARIABLE in traits(op)
 
 
+@cache
 def turns_on_copy_on_read(op: str) -> bool:
     """Whether the op makes every later read and dense update of its variable a copy."""
     return Trait.COPY_ON_READ in traits(op)
 
 
+@cache
 def adopts_value(op: str) -> bool:
     """Whether the op makes a variable take over the buffer of the value that it is given."""
     return Trait.ADOPTS in traits(op)
 
 
+@cache
 def sized_by_value(op: str) -> bool:
     """Whether small inputs can make the op give a large output (Fill, Range)."""
     return Trait.SIZED_BY_VALUE in traits(op)
 
 
+@cache
 def has_small_extras(op: str) -> bool:
     """Whether outputs of unknown size may be taken to be small."""
     return Trait.SMALL_EXTRAS in traits(op)
 
 
+@cache
 def is_folded(op: str) -> bool:
     """Whether TensorFlow computes the op once when all that it reads is constant."""
     return is_pure(op) and Trait.NOT_FOLDED not in traits(op)
 
 
+@cache
 def is_random(op: str) -> bool:
     """Whether the op gives another value each time. Stateless random ops do not."""
     return Trait.RANDOM in traits(op)
 
 
+@cache
 def has_side_effect(op: str) -> bool:
     """Whether the op must run once, and in its place, whoever uses its outputs. Unknown ops count."""
     return not is_known(op) or bool(traits(op) & (Trait.SIDE_EFFECT | Trait.WRITES_VARIABLE | Trait.CALLS))
 
 
+@cache
 def calls_functions(op: str) -> bool:
     """Whether the op runs functions (While, If, Case, calls)."""
     return Trait.CALLS in traits(op)
@@ -776,16 +796,19 @@ def control_flow(op: str) -> ControlFlow | None:
     return _CONTROL_FLOW.get(op)
 
 
+@cache
 def is_frame_op(op: str) -> bool:
     """Whether the op is lowered control flow (Switch, Merge, Enter)."""
     return Trait.FRAME in traits(op)
 
 
+@cache
 def runs_inline(op: str) -> bool:
     """Whether the executor runs the op's kernel on the thread that made it ready."""
     return Trait.INLINE in traits(op)
 
 
+@cache
 def uses_tensor_list(op: str) -> bool:
     """Whether the op makes or reads a tensor list."""
     return Trait.TENSOR_LIST in traits(op)

@@ -7,6 +7,7 @@ and so is the whole shape when even the rank is not; nothing here guesses a size
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 # Bytes of one element. Element types without a fixed size hold their payload outside the arena that
@@ -49,13 +50,15 @@ ELEMENT_BYTES: dict[str, int] = {
 Shape = tuple[int | None, ...] | None
 
 
-class TensorType(NamedTuple):
-    """Element type and shape of one tensor."""
-
+class _TensorType(NamedTuple):
     dtype: str
     shape: Shape
 
-    @property
+
+class TensorType(_TensorType):
+    """Element type and shape of one tensor. Graphs share few distinct ones, so that sizes are computed once."""
+
+    @cached_property
     def num_elements(self) -> int | None:
         """Number of elements, or None where a dimension is unknown."""
         if self.shape is None:
@@ -67,7 +70,7 @@ class TensorType(NamedTuple):
             total *= dim
         return total
 
-    @property
+    @cached_property
     def nbytes(self) -> int | None:
         """Bytes of the elements, unrounded, or None where a dimension is unknown."""
         size = ELEMENT_BYTES.get(self.dtype, 0)

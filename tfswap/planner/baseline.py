@@ -53,7 +53,7 @@ SPIN_S = 200e-6
 WAKE_S = 50e-6
 """From the call that wakes a thread until it looks for work."""
 ORDERED_EDGES = 8
-WOKEN = -1
+WOKEN = START = -1
 
 
 def simulate_baseline(
@@ -80,9 +80,10 @@ class _Program:
     Attributes:
         seconds: per node, what a thread spends on it.
         cheap: per node, whether the thread that makes it ready keeps it.
-        pending: per node, how many edges it waits for.
-        data, control: per node, the nodes that wait for it, by kind of edge, in order.
-        roots: nodes that wait for nothing.
+        pending: per node, how many edges it waits for; one for a node that waits for nothing but the step's start.
+        users: per node, the nodes that wait for it, those behind data edges first; at START those that wait for nothing.
+        unordered: of nodes with so many users that their order is by chance, (node, users by data, by control).
+        ops: per node, its type.
     """
 
     def __init__(self, flow: Dataflow, cost_s: Sequence[float], device: DeviceModel):
@@ -95,18 +96,23 @@ class _Program:
             if kernel:
                 self.seconds[i] += 0.0 if on_gpu else cost_s[i]
         index = {node: i for i, node in enumerate(flow.nodes)}
-        self.data: list[list[int]] = [[] for _ in flow.nodes]
-        self.control: list[list[int]] = [[] for _ in flow.nodes]
+        data: list[list[int]] = [[] for _ in range(len(flow.nodes) + 1)]
+        control: list[list[int]] = [[] for _ in data]
         self.pending = [0] * len(flow.nodes)
         for i, node in enumerate(flow.nodes):
-            if node in flow.constants:
-                continue
-            for edges, sources in ((self.data, (t.node for t in node.inputs)), (self.control, node.controls)):
-                before = {index[source] for source in sources}
-                self.pending[i] += len(before)
-                for source in before:
-                    edges[source].append(i)
-        self.roots = [i for i, count in enumerate(self.pending) if not count]
+            if node not in flow.constants:
+                for edges, sources in ((data, (t.node for t in node.inputs)), (control, node.controls)):
+                    before = {index[source] for source in sources}
+                    self.pending[i] += len(before)
+                    for source in before:
+                        edges[source].append(i)
+            if not self.pending[i]:
+                self.pending[i] = 1
+                control[START].append(i)
+        self.users = [d + c for d, c in zip(data, control, strict=True)]
+        wide = (i for i, users in enumerate(self.users) if len(users) > ORDERED_EDGES)
+        self.unordered = [(i, data[i], control[i]) for i in wide]
+        self.ops = [node.op for node in flow.nodes]
 
 
 class _Run:
@@ -119,10 +125,11 @@ class _Run:
         steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
         self.replay = Replay(flow, steps, resident.arena(), resident)
         _locate(self.replay, resident)
-        self.users = [self._in_order(d, c) for d, c in zip(program.data, program.control, strict=True)]
-        self.roots = self._in_order([], program.roots)
-        error = {op: COST_ERROR ** chance.uniform(-1, 1) for op in dict.fromkeys(node.op for node in flow.nodes)}
-        self.seconds = [s * error[node.op] for s, node in zip(program.seconds, flow.nodes, strict=True)]
+        self.users = list(program.users)
+        for i, data, control in program.unordered:
+            self.users[i] = chance.sample(data, len(data)) + chance.sample(control, len(control))
+        error = {op: COST_ERROR ** chance.uniform(-1, 1) for op in dict.fromkeys(program.ops)}
+        self.seconds = [s * error[op] for s, op in zip(program.seconds, program.ops, strict=True)]
         self.kept: list[deque[int]] = [deque() for _ in range(program.threads)]
         self.queues: list[deque[int]] = [deque() for _ in range(program.threads)]
         self.waiting: list[int] = []
@@ -134,28 +141,20 @@ class _Run:
             self._step()
         return self.replay.arena.peak_bytes
 
-    def _in_order(self, data: list[int], control: list[int]) -> list[int]:
-        """The order in which the nodes behind these edges are made ready."""
-        if len(data) + len(control) <= ORDERED_EDGES:
-            return data + control
-        return self.chance.sample(data, len(data)) + self.chance.sample(control, len(control))
-
     def _step(self) -> None:
         replay, queues, events = self.replay, self.queues, self.events
         is_kernel = self.program.flow.is_kernel
         self.buffers = replay.start()
         self.waiting = list(self.program.pending)
-        self._hand_on(self.roots, 0)
+        self._hand_on(START, 0)
         now, thread = 0.0, 0
         idle_since = dict.fromkeys(range(1, len(queues)), -math.inf)
         while True:
             if not self._go_on(thread, now):
                 idle_since[thread] = now
-            for other, since in list(idle_since.items()):
-                if not any(queues):
-                    break
-                del idle_since[other]
-                if now - since > SPIN_S:
+            while idle_since and any(queues):
+                other = next(iter(idle_since))
+                if now - idle_since.pop(other) > SPIN_S:
                     heapq.heappush(events, (now + WAKE_S, other, WOKEN, []))
                 else:
                     self._go_on(other, now)
@@ -165,12 +164,13 @@ class _Run:
             if i != WOKEN:
                 if is_kernel[i]:
                     replay.finish(i, self.buffers, temporaries)
-                self._hand_on(self._ready_after(i), thread)
+                self._hand_on(i, thread)
         replay.end(self.buffers)
 
     def _go_on(self, thread: int, now: float) -> bool:
         """Start the next node that `thread` finds; False when there is none."""
-        i = self._take(thread)
+        kept = self.kept[thread]
+        i = kept.popleft() if kept else self._take(thread)
         if i is None:
             return False
         temporaries = self.replay.begin(i, self.buffers) if self.program.flow.is_kernel[i] else []
@@ -178,21 +178,14 @@ class _Run:
         heapq.heappush(self.events, (now + took, thread, i, temporaries))
         return True
 
-    def _ready_after(self, i: int) -> list[int]:
-        """The nodes that the end of node `i` makes ready."""
-        waiting = self.waiting
-        ready: list[int] = []
-        for user in self.users[i]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                ready.append(user)
-        return ready
-
-    def _hand_on(self, ready: Iterable[int], thread: int) -> None:
-        """Give each node to the thread that made it ready, or to the pool."""
-        cheap, kept, queue = self.program.cheap, self.kept[thread], self.queues[thread]
+    def _hand_on(self, done: int, thread: int) -> None:
+        """Give each node that the end of `done` makes ready to the thread that did so, or to the pool."""
+        waiting, cheap, kept, queue = self.waiting, self.program.cheap, self.kept[thread], self.queues[thread]
         last = -1
-        for i in ready:
+        for i in self.users[done]:
+            waiting[i] -= 1
+            if waiting[i]:
+                continue
             if cheap[i]:
                 kept.append(i)
                 continue
@@ -203,8 +196,7 @@ class _Run:
             (queue.appendleft if kept else kept.append)(last)
 
     def _take(self, thread: int) -> int | None:
-        if self.kept[thread]:
-            return self.kept[thread].popleft()
+        """The next node that the pool has for `thread`."""
         if self.queues[thread]:
             return self.queues[thread].popleft()
         count = len(self.queues)

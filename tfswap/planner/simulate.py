@@ -48,7 +48,8 @@ class Ledger:
         rounded = round_up(size_bytes)
         self._sizes.append(rounded)
         self.in_use_bytes += rounded
-        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        if self.in_use_bytes > self.peak_bytes:
+            self.peak_bytes = self.in_use_bytes
         return len(self._sizes) - 1
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
@@ -146,34 +147,30 @@ class Replay:
         self.changed = False
         for v in flow.persistent:
             value = flow.values[v]
-            constant = value.tensor.node in flow.constants
-            there = resident.chunks and (resident.instantiated or not constant)
+            there = resident.chunks and (resident.instantiated or value.tensor.node not in flow.constants)
             self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> None:
         """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
-        self.refs = [0] * len(self.flow.values)
+        self.refs = refs = [0] * len(self.flow.values)
         self.late: dict[int, list[int]] = {}
+        late = self.late
         for kind, subject in self.steps:
-            if kind in KERNELS:
-                for v in self.flow.reads[subject]:
-                    self._count(v)
-                if kind == RERUN:
-                    for _, v in self.flow.makes[subject]:
-                        self.late.setdefault(v, []).append(0)
-            elif kind == OUT:  # its own edge first, then the handle that it makes: held until RELEASE
-                self._count(subject)
+            if kind in KERNELS or kind == OUT:
+                # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
+                for v in (subject,) if kind == OUT else self.flow.reads[subject]:
+                    if v in late:
+                        late[v][-1] += 1
+                    else:
+                        refs[v] += 1
+            if kind == RERUN:
+                for _, v in self.flow.makes[subject]:
+                    late.setdefault(v, []).append(0)
             elif kind == AWAIT:
-                self.late.setdefault(subject, []).append(0)
+                late.setdefault(subject, []).append(0)
         for v in self.flow.fetched:
-            self.refs[v] += 1
-
-    def _count(self, value: int) -> None:
-        if value in self.late:
-            self.late[value][-1] += 1
-        else:
-            self.refs[value] += 1
+            refs[v] += 1
 
     def _next_reads(self, value: int) -> int:
         """How often the buffer of `value` that is made now will be read."""
@@ -288,34 +285,34 @@ class Replay:
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""
-        flow = self.flow
-        allocate, free = self.arena.allocate, self.arena.free
-        made = dict(flow.makes[i])
-        forwards = dict(flow.forwards[i])
-        values = flow.values
+        flow, refs, late = self.flow, self.refs, self.late
+        allocate = self.arena.allocate
         temps: list[int] = []
-        temp_forwards = flow.temp_forwards.get(i)
         for update in flow.updates[i]:
             old = buffers[update.old]
             held = update.copies or old.refs > flow.reads[i].count(update.old)
             if update.adopted is None and held:
-                buffers[update.new] = Buffer(allocate(values[update.new].nbytes), self.refs[update.new], 1)
+                buffers[update.new] = Buffer(allocate(flow.values[update.new].nbytes), refs[update.new], 1)
                 old.pins -= 1
                 self.changed = True
-        for event, amount in flow.events[i]:
-            if event == "out":
-                v = made.get(amount)
-                if v is not None:
-                    buffers[v] = self._output(v, forwards.get(v, ()), buffers)
-            elif event == "temp":
-                taken = temp_forwards.get(len(temps), ()) if temp_forwards else ()
-                temps.append(self._temporary(amount, taken, buffers))
-            elif event == "free":
-                free(temps[amount])
-                temps[amount] = -1
-        for v in made.values():
-            if v not in buffers:
-                buffers[v] = Buffer(-1, self._next_reads(v))
+        for kind, subject, nbytes, candidates in flow.requests[i]:
+            if kind == "free":
+                self.arena.free(temps[subject])
+                temps[subject] = -1
+                continue
+            for c in candidates:
+                source = buffers[c]
+                if source.refs == 1 and not source.pins and source.address >= 0:  # nobody but this kernel holds it
+                    address, source.address = source.address, -1
+                    if kind == "out":
+                        self.forwarded.append((subject, c))
+                    break
+            else:
+                address = allocate(nbytes)
+            if kind == "temp":
+                temps.append(address)
+            else:
+                buffers[subject] = Buffer(address, self._next_reads(subject) if subject in late else refs[subject])
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
@@ -325,24 +322,17 @@ class Replay:
             self._commit(update, buffers, self.refs)
         for address in reversed(temps):
             free(address)
-        for v in (*flow.reads[i], *(v for _, v in flow.makes[i])):
+        for v in flow.reads[i]:
             buffer = buffers[v]
-            if flow.values[v].producer != i:
-                buffer.refs -= 1
+            buffer.refs -= 1
             if not buffer.refs and not buffer.pins:
                 free(buffer.address)
                 buffer.address = -1
-
-    def _output(self, v: int, candidates: Sequence[int], buffers: dict[int, Buffer]) -> Buffer:
-        taken, refs = _dying(candidates, buffers), self._next_reads(v)
-        if taken is None:
-            return Buffer(self.arena.allocate(self.flow.values[v].nbytes), refs)
-        self.forwarded.append((v, taken))
-        return Buffer(_take(buffers[taken]), refs)
-
-    def _temporary(self, nbytes: int, candidates: Sequence[int], buffers: dict[int, Buffer]) -> int:
-        taken = _dying(candidates, buffers)
-        return self.arena.allocate(nbytes) if taken is None else _take(buffers[taken])
+        for _, v in flow.makes[i]:
+            buffer = buffers[v]
+            if not buffer.refs and not buffer.pins:  # nobody reads it
+                free(buffer.address)
+                buffer.address = -1
 
     def _commit(self, update: Update, buffers: dict[int, Buffer], counts: list[int]) -> None:
         old = buffers[update.old]
@@ -360,21 +350,6 @@ class Replay:
         old.pins -= 1
         if not old.refs and not old.pins:
             self.arena.free(old.address)
-
-
-def _dying(candidates: Sequence[int], buffers: dict[int, Buffer]) -> int | None:
-    """The first candidate whose buffer nobody but the running kernel holds."""
-    for c in candidates:
-        source = buffers[c]
-        if source.refs == 1 and not source.pins and source.address >= 0:
-            return c
-    return None
-
-
-def _take(buffer: Buffer) -> int:
-    """The address of a buffer, which gives it up."""
-    address, buffer.address = buffer.address, -1
-    return address
 
 
 def simulate_memory(
@@ -419,26 +394,27 @@ def judge_memory(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOT
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]:
     """The most in host memory at once, and the bytes that travel out and in."""
-    size = [round_up(value.nbytes) for value in flow.values]
+    moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind not in KERNELS]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
     copies: dict[int, int] = {}
-    for n, (kind, subject) in enumerate(steps):
+    for n, kind, v in moves:
         if kind == OUT:
-            copies[subject] = copies.get(subject, 0) + 1
+            copies[v] = copies.get(v, 0) + 1
         elif kind == AWAIT:
-            last[subject, copies[subject]] = n
+            last[v, copies[v]] = n
     host = host_peak = out_bytes = in_bytes = 0
     copies = {}
-    for n, (kind, subject) in enumerate(steps):
+    for n, kind, v in moves:
+        nbytes = flow.values[v].nbytes
         if kind == OUT:
-            copies[subject] = copies.get(subject, 0) + 1
-            host += size[subject]
-            out_bytes += flow.values[subject].nbytes
+            copies[v] = copies.get(v, 0) + 1
+            host += round_up(nbytes)
+            out_bytes += nbytes
             host_peak = max(host_peak, host)
         elif kind == IN:
-            in_bytes += flow.values[subject].nbytes
-        elif kind == AWAIT and last[subject, copies[subject]] == n:
-            host -= size[subject]
+            in_bytes += nbytes
+        elif kind == AWAIT and last[v, copies[v]] == n:
+            host -= round_up(nbytes)
     return host_peak, out_bytes, in_bytes
 
 

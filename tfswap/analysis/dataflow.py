@@ -14,6 +14,7 @@ of tensor lists are values of their own: whoever reads the list reads them too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -129,6 +130,15 @@ class Dataflow:
         return frozenset(self.inexact)
 
     @cached_property
+    def users(self) -> list[list[int]]:
+        """Per node, the nodes that `deps` makes wait for it."""
+        users: list[list[int]] = [[] for _ in self.nodes]
+        for i, deps in enumerate(self.deps):
+            for d in deps:
+                users[d].append(i)
+        return users
+
+    @cached_property
     def requests(self) -> list[tuple[Request, ...]]:
         """Per node, its events with all that there is to know of each, for those who replay them again and again."""
         return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]
@@ -228,13 +238,14 @@ class _Builder:
 
     def _node(self, i: int, node: Node) -> None:
         flow = self.flow
+        integers = self.integers
         memory = kernels.kernel_memory(
             node.op,
             node.attrs,
-            [t.type for t in node.inputs],
+            [source.outputs[o] for source, o in node.inputs],
             node.outputs,
             self.device,
-            {p: c for p, t in enumerate(node.inputs) if (c := self.integers.get((t.node, t.index))) is not None},
+            {p: integers[t] for p, t in enumerate(node.inputs) if integers.get(t) is not None},
         )
         record_ = self._record(node)
         if record_ is not None:
@@ -245,7 +256,7 @@ class _Builder:
                 updates=self.used[node].written if node in self.used else (),
                 exact=record_.exact,
             )
-        inputs = [flow.value_of.get((t.node, t.index), -1) for t in node.inputs]
+        inputs = [flow.value_of.get(t, -1) for t in node.inputs]
         if reads_variable(node.op) and not memory.events and inputs and inputs[0] in self.copied_on_read:
             memory = memory._replace(alias=(), events=(("out", 0),))
         free = node in self.feeds or not (memory.events or memory.updates or memory.retains or record_ is not None)
@@ -253,7 +264,7 @@ class _Builder:
             free = False  # a view that waits for something else holds what it views until then
         folded = self._is_folded(node)
         free = free or folded
-        deps = {self.index[t.node] for t in node.inputs}
+        deps = {self.index[source] for source, _ in node.inputs}
         deps.update(self.index[c] for c in node.controls)
         flow.deps.append(tuple(sorted(deps)))
         flow.is_kernel.append(not free)
@@ -292,7 +303,7 @@ class _Builder:
             flow.events.append(())
             flow.updates.append(())
             return
-        reads = tuple(r for v, t in zip(inputs, node.inputs, strict=True) for r in (v, *self._kept(t)) if r >= 0)
+        reads = tuple([r for v, t in zip(inputs, node.inputs, strict=True) for r in (v, *self._kept(t)) if r >= 0])
         flow.reads.append(reads)
         for v in reads:
             if v in self.readers:
@@ -315,14 +326,14 @@ class _Builder:
     def _record(self, node: Node) -> Record | None:
         """What a loop, a conditional or an op of lists does; None for other nodes. Notes what is known of integers."""
         bodies = self.graph.bodies.get(node)
-        known = [self.integers.get((t.node, t.index)) for t in node.inputs]
         if bodies is None and not uses_lists(node):
-            rule = rule_of(node)
-            values = None if rule is None else rule(node, known)
-            if values is not None:
-                self.integers[node, 0] = values
+            if (rule := rule_of(node)) is not None:
+                values = rule(node, [self.integers.get(t) for t in node.inputs])
+                if values is not None:
+                    self.integers[node, 0] = values
             return None
-        contents = [self.contents.get((t.node, t.index)) for t in node.inputs]
+        known = [self.integers.get(t) for t in node.inputs]
+        contents = [self.contents.get(t) for t in node.inputs]
         if bodies is None:
             made = record_list(node, self.device, contents, known)
         else:
@@ -332,7 +343,7 @@ class _Builder:
         return made
 
     def _kept(self, tensor: Output) -> tuple[int, ...]:
-        return self.flow.kept.get((tensor.node, tensor.index), ())
+        return self.flow.kept.get(tensor, ())
 
     def _keep(
         self, i: int, node: Node, made: Record | None, aliases: dict[int, int], makes: list[tuple[int, int]]
@@ -414,17 +425,26 @@ class _Builder:
         for i, deps in enumerate(flow.deps):
             for d in deps:
                 users[d].append(i)
+        forward = True  # whether all edges lead to nodes with a higher index, as they do at first
         for i, updates in enumerate(flow.updates):
-            if not updates:
+            extra = {r for u in updates for r in self.readers[u.old] if r != i}
+            if not extra:
                 continue
-            after = {i}
-            pending = [i]
-            while pending:
-                for user in users[pending.pop()]:
-                    if user not in after:
-                        after.add(user)
-                        pending.append(user)
-            extra = {r for u in updates for r in self.readers[u.old] if r not in after and r != i}
+            if not forward or max(extra) > i:
+                extra -= _reached(i, users)
+                forward = forward and max(extra, default=i) <= i
             flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
             for r in extra:
                 users[r].append(i)
+
+
+def _reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:
+    """The nodes that paths from `start` lead to."""
+    found: set[int] = set()
+    pending = [start]
+    while pending:
+        for user in users[pending.pop()]:
+            if user not in found:
+                found.add(user)
+                pending.append(user)
+    return found

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceModel:
+class DeviceModel(NamedTuple):
     """The facts about a device that change what its kernels ask of the allocator.
 
     Attributes:

@@ -330,17 +330,17 @@ def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:
     small: set[Output] = set()
     unknown = []
     for node in graph.topological():
+        sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
+        if not sizeless:
+            continue
         grows = sized_by_value(node.op) or not (
             has_small_extras(node.op)
             or all(t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs)
         )
-        for tensor in (node.out(i) for i in range(len(node.outputs))):
-            if tensor.type.nbytes is not None:
-                continue
-            if grows:
-                unknown.append(tensor)
-            else:  # arithmetic on shapes: a few integers, whatever they are
-                small.add(tensor)
+        if grows:
+            unknown += sizeless
+        else:  # arithmetic on shapes: a few integers, whatever they are
+            small.update(sizeless)
     if unknown:
         first = unknown[0]
         line = locate(first.node.name)

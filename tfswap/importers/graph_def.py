@@ -53,6 +53,7 @@ def import_graph_def(
     decode = _AttrDecoder()
     by_name: dict[str, Node] = {}
     pending: list[tuple[Node, Any]] = []
+    integers: dict[object, tuple[int, ...] | None] = {}  # small integer constants, by content
     for proto in graph_def.node:
         if proto.op in LOOP_FRAMES:
             raise UnsupportedGraph(
@@ -70,7 +71,11 @@ def import_graph_def(
         node.outputs = _output_types(proto.op, attrs, shapes if isinstance(shapes, tuple) else ())
         by_name[proto.name] = node
         if proto.op == "Const" and node.outputs[0].dtype in ("int32", "int64"):
-            _note_small_constant(graph, node, proto.attr["value"].tensor)
+            content = attrs["value"]
+            if content not in integers:
+                integers[content] = _small_integers(node, proto.attr["value"].tensor)
+            if (values := integers[content]) is not None:
+                graph.small_constants[node] = values
         pending.append((node, proto.input))
     for node, names in pending:
         inputs, controls = [], []
@@ -95,14 +100,16 @@ def import_graph_def(
     return graph
 
 
-def _note_small_constant(graph: Graph, node: Node, tensor: tensor_pb2.TensorProto) -> None:
+def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ...] | None:
+    """What an integer constant holds, flat; None where that is much."""
     count = node.outputs[0].num_elements
     if count is None:
         count = math.prod(d.size for d in tensor.tensor_shape.dim)
-    if count <= SMALL_CONSTANT:
-        from tensorflow.python.framework import tensor_util
+    if count > SMALL_CONSTANT:
+        return None
+    from tensorflow.python.framework import tensor_util
 
-        graph.small_constants[node] = tuple(tensor_util.MakeNdarray(tensor).ravel().tolist())
+    return tuple(tensor_util.MakeNdarray(tensor).ravel().tolist())
 
 
 def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:
@@ -137,15 +144,15 @@ class _AttrDecoder:
         self._seen: dict[bytes, object] = {}
 
     def __call__(self, value: attr_value_pb2.AttrValue) -> object:
+        key = value.SerializeToString(deterministic=True)
+        if key not in self._seen:
+            self._seen[key] = self._decode(value)
+        return self._seen[key]
+
+    def _decode(self, value: attr_value_pb2.AttrValue) -> object:
         kind = value.WhichOneof("value")
         if kind == "tensor":
             return Opaque("tensor", value.tensor.SerializeToString(deterministic=True))
-        key = value.SerializeToString(deterministic=True)
-        if key not in self._seen:
-            self._seen[key] = self._decode(kind, value)
-        return self._seen[key]
-
-    def _decode(self, kind: str | None, value: attr_value_pb2.AttrValue) -> object:
         if kind in ("s", "i", "f", "b"):
             return getattr(value, kind)
         if kind == "type":
@@ -214,6 +221,9 @@ def _output_types(op: str, attrs: dict[str, object], shapes: tuple[Shape, ...]) 
     result = []
     for i, dtype in enumerate(signature.dtypes(attrs)):
         shape = shapes[i] if i < len(shapes) else None
-        key = (str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape))
-        result.append(_types.setdefault(key, TensorType(*key)))
+        kind = _types.get((dtype, shape))
+        if kind is None:
+            kind = TensorType(str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape))
+            kind = _types[dtype, shape] = _types.setdefault(kind, kind)
+        result.append(kind)
     return tuple(result)

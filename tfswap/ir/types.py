@@ -81,6 +81,10 @@ class TensorType(_TensorType):
         return size * math.prod(self.shape)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[*]"
         return f"{self.dtype}[{','.join('?' if d is None else str(d) for d in self.shape)}]"

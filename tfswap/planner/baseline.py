@@ -27,7 +27,7 @@ import math
 import random
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median_low
 
 from tfswap.analysis.dataflow import Dataflow
@@ -81,7 +81,7 @@ class _Program:
         seconds: per node, what a thread spends on it.
         cheap: per node, whether the thread that makes it ready keeps it.
         pending: per node, how many edges it waits for; one for a node that waits for nothing but the step's start.
-        users: per node, the nodes that wait for it, those behind data edges first; at START those that wait for nothing.
+        users: per node, the nodes that wait for it, those behind data edges first; at START, those that wait for none.
         unordered: of nodes with so many users that their order is by chance, (node, users by data, by control).
         ops: per node, its type.
     """

@@ -16,13 +16,15 @@ buffer of an input that nobody else holds: that is what gets a step down to the 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tfswap.planner.furthest import place_copies, trim
-from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Wait
+from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Uses, Wait
 
 MAX_RERUN_SHARE = 3.0
 """Reruns that take more than this many times the step's own time mean that the target is out of reach."""
@@ -49,13 +51,32 @@ class Prices:
     draw: int = 0
 
 
+class _Offer(NamedTuple):
+    """A value at one of its uses, and how it may leave then.
+
+    Attributes:
+        wait: until its next use; None after its last.
+        copy_s: what a copy out and back counts as cost.
+        score: at which it may leave, while nothing that it is made from was dropped.
+    """
+
+    value: int
+    slot: int
+    wait: Wait | None
+    copy_s: float
+    score: float
+
+
 def solver(prices: Prices, *, tight: bool = False):
     """A solver that works with these prices."""
+    offers_of: WeakKeyDictionary[Uses, dict[int, list[_Offer]]] = WeakKeyDictionary()
 
     def solve(problem: Problem, target_bytes: int) -> Choice | None:
         undroppable: set[tuple[int, int]] = set()
+        if problem.uses not in offers_of:
+            offers_of[problem.uses] = _offers(problem, prices)
         for _ in range(MAX_SWEEPS):
-            sweep = _Sweep(problem, target_bytes, prices, undroppable)
+            sweep = _Sweep(problem, target_bytes, prices, offers_of[problem.uses], undroppable)
             choice = sweep.choice(0 if tight else target_bytes)
             if choice is not None or not sweep.stuck:
                 return choice
@@ -63,6 +84,32 @@ def solver(prices: Prices, *, tight: bool = False):
         return None
 
     return solve
+
+
+def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
+    """By position, the values that are used there: the same for every target."""
+    uses = problem.uses
+    copy_s = prices.copy / problem.rates.in_bytes_per_s + prices.copy / problem.rates.out_bytes_per_s
+
+    def offer(v: int, position: int) -> _Offer:
+        wait, slot = uses.after.get((v, position)), uses.slot[v]
+        if wait is None:
+            return _Offer(v, slot, None, NEVER, NEVER)
+        cost_s = uses.nbytes[v] * copy_s
+        score = _score(uses, wait, uses.starts[position], min(wait.rerun_s, cost_s), prices)
+        return _Offer(v, slot, wait, cost_s, score)
+
+    return {
+        position: [offer(v, position) for v in (*reads, *uses.watched_makes[position])]
+        for position, reads in uses.watched_reads.items()
+    }
+
+
+def _score(uses: Uses, wait: Wait, start_s: float, cost_s: float, prices: Prices) -> float:
+    """Cost per byte and (root of) second of an absence that begins at `start_s`."""
+    factor = uses.factors(prices.draw).get((wait.value, wait.end), 1.0) if prices.draw else 1.0
+    absent_s = max(wait.end_s - start_s, 1e-9)
+    return (cost_s + 1e-12) * factor / (uses.nbytes[wait.value] * absent_s**prices.distance)
 
 
 class _Sweep:
@@ -75,10 +122,18 @@ class _Sweep:
         stuck: those over which this sweep dropped what there was then no room to make again.
     """
 
-    def __init__(self, problem: Problem, target_bytes: int, prices: Prices, undroppable: set[tuple[int, int]]):
+    def __init__(
+        self,
+        problem: Problem,
+        target_bytes: int,
+        prices: Prices,
+        offers: Mapping[int, Sequence[_Offer]],
+        undroppable: set[tuple[int, int]],
+    ):
         self.problem = problem
         self.target = target_bytes
         self.prices = prices
+        self.offers = offers
         self.undroppable = undroppable
         self.stuck: set[tuple[int, int]] = set()
         self.uses = uses = problem.uses
@@ -106,7 +161,6 @@ class _Sweep:
         self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of what may leave
         self.entry = [0] * slots  # the one that counts; 0 for none
         self.entries = 0
-        self.factors = uses.factors(prices.draw)
         rates = problem.rates
         self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
 
@@ -119,7 +173,7 @@ class _Sweep:
         return Choice(extended.order, place_copies(extended, chosen, copies_bytes))
 
     def _run(self) -> bool:
-        uses = self.uses
+        uses, made, gone, away = self.uses, self.made, self.gone, self.away
         for begin, position, most in uses.stretches:
             if most - self.moved > self.target:
                 for self.position in range(begin, position):
@@ -129,7 +183,7 @@ class _Sweep:
             if position == len(uses.live):
                 return True
             reads, makes = uses.watched_reads[position], uses.watched_makes[position]
-            missing = [v for v in reads if self.gone[v] or self.away[v]]
+            missing = [v for v in reads if gone[v] or away[v]]
             if missing or uses.live[position] - self.moved > self.target:
                 self.pins = dict.fromkeys(reads, 1)
                 if not all(self._bring(v) for v in missing):
@@ -141,17 +195,20 @@ class _Sweep:
                 self.pins, self.takeovers = {}, []
             at = self.at
             for v in makes:
-                self.made[v] = at
-            for v in (*reads, *makes):
-                if self.gone[v] or self.away[v]:
+                made[v] = at
+            for v, slot, wait, copy_s, score in self.offers[position]:
+                if gone[v] or away[v]:
                     continue  # its buffer was taken over
                 self.last_use[v] = at
-                wait = uses.after.get((v, position))
                 if wait is None:
-                    self.waiting[uses.slot[v]] = None
-                    self.entry[uses.slot[v]] = 0
-                else:
+                    self.waiting[slot] = None
+                    self.entry[slot] = 0
+                elif (v, made[v]) in self.copied:
                     self._offer(wait)
+                else:
+                    self.waiting[slot] = wait
+                    self.copy_cost[slot] = copy_s
+                    self._enter(slot, score)
         return True
 
     @property
@@ -200,7 +257,7 @@ class _Sweep:
         copied = (v, self.made[v]) in self.copied
         self.waiting[slot] = wait
         self.copy_cost[slot] = self.uses.nbytes[v] * (self.in_s if copied else self.in_s + self.out_s)
-        self._enter(wait)
+        self._reenter(wait)
 
     def _rerun_cost(self, wait: Wait) -> float:
         """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
@@ -221,17 +278,18 @@ class _Sweep:
                 return NEVER
         return cost
 
-    def _enter(self, wait: Wait) -> None:
+    def _reenter(self, wait: Wait) -> None:
         """It may leave, at a score that is right if nothing that it is made from was dropped, and else too low."""
+        self._enter(wait.slot, self._score(wait, min(wait.rerun_s, self.copy_cost[wait.slot])))
+
+    def _enter(self, slot: int, score: float) -> None:
         self.entries += 1
-        self.entry[wait.slot] = self.entries
-        score = self._score(wait, min(wait.rerun_s, self.copy_cost[wait.slot]))
-        heapq.heappush(self.leaving, (score, self.entries, wait.slot))
+        self.entry[slot] = self.entries
+        heapq.heappush(self.leaving, (score, self.entries, slot))
 
     def _score(self, wait: Wait, cost_s: float) -> float:
-        absent_s = max(wait.end_s - self.uses.starts[self.position], 1e-9)
-        cost_s = (cost_s + 1e-12) * self.factors.get((wait.value, wait.end), 1.0)
-        return cost_s / (self.uses.nbytes[wait.value] * absent_s**self.prices.distance)
+        """Of a value that leaves now."""
+        return _score(self.uses, wait, self.uses.starts[self.position], cost_s, self.prices)
 
     def _make_room(self, live_bytes: int) -> bool:
         """Let values leave until `live_bytes`, counted with nothing moved, meets the target.
@@ -373,7 +431,7 @@ class _Sweep:
                 if self.gone[v]:
                     for wait in uses.dependents.get(v, ()):
                         if self.waiting[wait.slot] is wait and not (self.gone[wait.value] or self.away[wait.value]):
-                            self._enter(wait)
+                            self._reenter(wait)
                 self.gone[v] = self.away[v] = False
                 self._move(-uses.nbytes[v], at + 1)
                 self._again(v)

@@ -36,10 +36,11 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     judged: list[tuple[int, float, int, list[int]]] = []
     for rank, order in enumerate(candidates):
         kernels = [i for i in order if flow.is_kernel[i]]
+        if any(kernels == other for *_, other in judged):
+            continue
         memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)
         held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
-        if all(kernels != other for *_, other in judged):
-            judged.append((memory.peak_bytes, held, rank, kernels))
+        judged.append((memory.peak_bytes, held, rank, kernels))
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
     return [kernels for *_, kernels in judged]
@@ -75,10 +76,7 @@ def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 
 def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     """`base`, but each write to a variable comes as soon as the last thing that others need too is there."""
-    users: list[list[int]] = [[] for _ in flow.nodes]
-    for i, deps in enumerate(flow.deps):
-        for d in deps:
-            users[d].append(i)
+    users = flow.users
     fetched = {flow.values[v].producer for v in flow.fetched}
     rank = _ranks(base)
     # The optimiser's arithmetic: element by element, and leading to nothing but writes. What comes before
@@ -163,10 +161,7 @@ def _list_schedule(
     """Repeatedly the ready node that comes first in `base`; those found `urgent` when they get ready first."""
     rank = _ranks(base)
     waiting = [len(deps) for deps in flow.deps]
-    users: list[list[int]] = [[] for _ in flow.nodes]
-    for i, deps in enumerate(flow.deps):
-        for d in deps:
-            users[d].append(i)
+    users = flow.users
     ready: list[tuple[bool, int]] = []
     for i, count in enumerate(waiting):
         if not count:

@@ -91,11 +91,13 @@ def build_schedule(
 
 
 def _runs(order: Sequence[int]) -> list[Step]:
-    ran = [False] * (1 + max(order, default=0))
+    if len(set(order)) == len(order):
+        return list(map(_first, order))
+    ran: set[int] = set()
     runs: list[Step] = []
     for node in order:
-        runs.append(_again(node) if ran[node] else _first(node))
-        ran[node] = True
+        runs.append(_again(node) if node in ran else _first(node))
+        ran.add(node)
     return runs
 
 

@@ -204,6 +204,8 @@ class Replay:
                         del buffers[v]
                 if running and running[0][1] and not self._settled(*running[0], subject):
                     self.raced.add(number - 1)
+                    i, temps = running.pop()  # one after another then: what comes later is judged as it will be
+                    self.finish(i, buffers, temps)
                 running.append((subject, self.begin(subject, buffers)))
                 if kind != LEAD:
                     for i, temps in running:

@@ -219,6 +219,7 @@ def test_a_meta_graph_names_its_signature(graph_def: Any) -> None:
     [
         ({"feeds": None}, TfswapError, "feeds="),
         ({"feeds": ["z"]}, InvalidModel, "'z'"),
+        ({"feeds": ["x"]}, InvalidModel, "the fetches need 'y', which feeds does not name.*\\['x', 'y'\\]"),
         ({"fetches": ["lost"]}, InvalidModel, "'lost'"),
         ({"fetches": ["loss"]}, UnsupportedGraph, "no backward pass"),
         ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]"),

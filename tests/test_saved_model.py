@@ -169,6 +169,15 @@ def misnumber_the_objects(model: Path) -> None:
     (model / "saved_model.pb").write_bytes(proto.SerializeToString())
 
 
+def lose_the_objects(model: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    proto = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    proto.meta_graphs[0].ClearField("object_graph_def")
+    proto.meta_graphs[0].signature_def["train"].method_name = "train"
+    (model / "saved_model.pb").write_bytes(proto.SerializeToString())
+
+
 def take_away_the_variables(model: Path) -> None:
     shutil.rmtree(model / "variables")
 
@@ -210,6 +219,7 @@ def damage_the_data(model: Path) -> None:
         (cut_the_graph, "can't be read"),
         (cut_a_wire, "'train_step' of .* is damaged.*nowhere"),
         (misnumber_the_objects, "is damaged"),
+        (lose_the_objects, r"of TensorFlow 2\..*no object graph that names functions.*or has lost it"),
         (take_away_the_variables, "variables .* are missing or damaged"),
         (take_away_the_index, "variables .* are missing or damaged"),
         (damage_the_index, "variables .* are missing or damaged"),

@@ -22,6 +22,7 @@ from absl.flags import argparse_flags
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.progress import Progress
+from tfswap.report.report import alive_lines
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
@@ -30,10 +31,22 @@ SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
 
 class _Quiet(argparse_flags.ArgumentParser):
-    """Refuses what it does not understand in two lines: what is wrong, and where to read on."""
+    """Refuses what it does not understand: with UsageError."""
 
     def error(self, message: str) -> Any:
-        self.exit(USAGE, f"tfswap: {message}\nTry: {self.prog} --help\n")
+        raise UsageError(message, self.prog)
+
+
+class UsageError(TfswapError):
+    """A command that is not understood.
+
+    Attributes:
+        command: where to read on.
+    """
+
+    def __init__(self, message: str, command: str):
+        super().__init__(message)
+        self.command = command
 
 
 def run() -> None:
@@ -53,24 +66,30 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit status."""
     try:
         options = _parser().parse_args(["tfswap", *arguments][1:])
-    except SystemExit as stop:
+    except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
+    except UsageError as error:
+        # What --json would have said is not known of a command that is not understood, only that it is there.
+        status = _fail("--json" in arguments, error)
+        print(f"Try: {error.command} --help", file=sys.stderr)
+        return status
     try:
         with Progress() as progress:
             progress.stage("loading TensorFlow")
             _load_tensorflow()
             content, text = options.command(options, progress)
     except TfswapError as error:
-        return _fail(options, error)
+        return _fail(options.json, error)
     except (OSError, MemoryError) as error:
-        return _fail(options, TfswapError(f"{type(error).__name__}: {error}"))
+        return _fail(options.json, TfswapError(f"{type(error).__name__}: {error}"))
     print(json.dumps(content, indent=1, sort_keys=True) if options.json else text)
     return content.get("exit_status", OK)
 
 
-def _fail(options: argparse.Namespace, error: TfswapError) -> int:
-    status = INFEASIBLE if isinstance(error, InfeasibleMemoryLimit) else FAILED
-    if options.json:
+def _fail(as_json: bool, error: TfswapError) -> int:
+    """Say what is wrong; returns the exit status."""
+    status = {InfeasibleMemoryLimit: INFEASIBLE, UsageError: USAGE}.get(type(error), FAILED)
+    if as_json:
         content: dict[str, Any] = {"error": {"type": type(error).__name__, "message": str(error)}}
         if isinstance(error, InfeasibleMemoryLimit):
             content["error"]["floor_bytes"] = error.floor_bytes
@@ -109,7 +128,12 @@ Result = tuple[dict[str, Any], str]
 
 def _analyze(options: argparse.Namespace, progress: Progress) -> Result:
     report = _plan(options, progress, mode="analyze")
-    return json.loads(report.to_json()), _render(options.function, report)
+    return _analysis(report), _render(options.function, report)
+
+
+def _analysis(report: Any) -> dict[str, Any]:
+    """What --json prints of a report. With a limit that can't be met an analysis is no failure, and no success."""
+    return {**json.loads(report.to_json()), "exit_status": OK if report.keeps_limit else INFEASIBLE}
 
 
 def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
@@ -131,7 +155,7 @@ def _explain(options: argparse.Namespace, progress: Progress) -> Result:
             f"no tensor that was considered has {options.tensor!r} in its name. They are, for example, "
             f"{', '.join(r.name for r in report.rows[:5]) or 'none'}."
         )
-    content = json.loads(report.to_json())
+    content = _analysis(report)
     content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
     lines = [_row(r.nbytes, r.tactic, r.name, r.reason) for r in rows]
     return content, "\n".join([f"{len(rows)} tensors of {options.function}, the swapped first:", *lines])
@@ -235,6 +259,7 @@ def _render(function: str, report: Any) -> str:
     kept = [r for r in report.rows if r.tactic == "keep"]
     lines += _section("Swapped, and why", swapped) + _section("Recomputed, and why", recomputed)
     lines += _section("Kept, the largest", kept)
+    lines += ["", "Alive at the peak, the largest", *alive_lines(report)]
     lines += ["", *(f"note: {note}" for note in report.notes)]
     if not report.keeps_limit:
         lines[0] += ": THE LIMIT CAN'T BE MET. Below is the step as it is; give the smallest limit, or a smaller batch."

@@ -26,7 +26,7 @@ from tfswap.importers.library import fill_defaults
 from tfswap.importers.library_function import refuse_compiled, require_known_ops, shape_of
 from tfswap.importers.shapes import Argument
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import makes_handle
+from tfswap.ir.ops import is_feed, makes_handle
 from tfswap.ir.types import Shape
 from tfswap.planner.plan import Plan
 
@@ -171,6 +171,7 @@ class _Step:
                 part.node.add().CopyFrom(node)
         require_known_ops(part.node)
         self._require_outputs()
+        self._require_feeds(part.node)
         fill_defaults(part.node)
         refuse_compiled("the graph", {}, part.node, library)
         placeholders = {}
@@ -228,6 +229,15 @@ class _Step:
             count = self._outputs(self.nodes[name.removeprefix("^")])
             if colon and not (index.isdecimal() and int(index) < count):
                 raise InvalidModel(f"fetches names {fetch!r}, and {name!r} has {count} outputs, counted from 0")
+
+    def _require_feeds(self, nodes: Iterable[Any]) -> None:
+        """Refuse a step with a placeholder that nothing is given to: it could not run, and has no size."""
+        unfed = sorted(n.name for n in nodes if is_feed(n.op) and not n.input and n.name not in self.feeds)
+        if unfed:
+            raise InvalidModel(
+                f"the fetches need {', '.join(map(repr, unfed))}, which feeds does not name: name all placeholders "
+                f"that are fed, as in feeds={[*self.feeds, *unfed]}"
+            )
 
     def _stays(self, name: str) -> bool:
         """Whether a fetched node is left as it is: what it gives is there without running the step."""

@@ -116,9 +116,13 @@ class ModelFile:
 
     def _no_function(self, function: str, names: dict[str, list[str]]) -> str:
         if not names and self.meta_graph.signature_def:
+            version = self.meta_graph.meta_info_def.tensorflow_version
+            of_version = f", of TensorFlow {version}," if version else ""
             return (
-                f"the SavedModel at {str(self.path)!r} was saved by TensorFlow 1 and has no functions. Load its "
-                "MetaGraphDef and call optimize_graph(meta_graph_def, signature=..., fetches=[train op])."
+                f"the SavedModel at {str(self.path)!r}{of_version} has signatures but no object graph that names "
+                "functions, as tf.saved_model.save writes one: it was saved in TensorFlow 1's way, or has lost it. Load "
+                "its MetaGraphDef and call "
+                "optimize_graph(meta_graph_def, signature=..., fetches=[train op]), or save the model anew."
             )
         shown = sorted(names)[:NAMES_SHOWN]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

@@ -19,6 +19,7 @@ from tfswap.report.markup import fields
 from tfswap.sizes import format_bytes
 
 ROWS_SHOWN = 20
+ALIVE_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,13 @@ class Report:
             lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<9}  {row.name} ({row.reason})" for row in shown]
             if len(self.rows) > len(shown):
                 lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
-        return "\n".join(lines)
+        return "\n".join([*lines, "", "alive at the peak, the largest:", *alive_lines(self)])
 
     def _repr_html_(self) -> str:
+        alive = "".join(
+            f"<tr><td>{format_bytes(nbytes)}</td><td>{html.escape(name)}</td></tr>"
+            for name, nbytes in self.alive_at_peak[:ALIVE_SHOWN]
+        )
         body = "".join(
             f"<tr><td>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td>{html.escape(r.name)}</td>"
             f"<td>{html.escape(r.reason)}</td></tr>"
@@ -152,8 +157,17 @@ class Report:
         )
         return (
             f"{fields(self.summary())}<table><tr><th>bytes</th><th>tactic</th><th>tensor</th><th>reason</th></tr>"
-            f"{body}</table>"
+            f"{body}</table><table><tr><th>bytes</th><th>alive at the peak</th></tr>{alive}</table>"
         )
+
+
+def alive_lines(report: Report) -> list[str]:
+    """What is alive at the planned peak, a line each, the largest first; the rest in one line."""
+    shown, rest = report.alive_at_peak[:ALIVE_SHOWN], report.alive_at_peak[ALIVE_SHOWN:]
+    lines = [f"{format_bytes(nbytes):>12}  {name}" for name, nbytes in shown]
+    if rest:
+        lines.append(f"{format_bytes(sum(nbytes for _, nbytes in rest)):>12}  in {len(rest)} more")
+    return lines
 
 
 def make_report(

@@ -120,8 +120,8 @@ class ModelFile:
             of_version = f", of TensorFlow {version}," if version else ""
             return (
                 f"the SavedModel at {str(self.path)!r}{of_version} has signatures but no object graph that names "
-                "functions, as tf.saved_model.save writes one: it was saved in TensorFlow 1's way, or has lost it. Load "
-                "its MetaGraphDef and call "
+                "functions, as tf.saved_model.save writes one: it was saved in TensorFlow 1's way, or has lost it. "
+                "Load its MetaGraphDef and call "
                 "optimize_graph(meta_graph_def, signature=..., fetches=[train op]), or save the model anew."
             )
         shown = sorted(names)[:NAMES_SHOWN]

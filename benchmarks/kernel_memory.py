@@ -371,6 +371,14 @@ def _row(case: Case, measured: Measurement, device: DeviceModel, trace: bool) ->
     return line, right
 
 
+def this_device(onednn: bool = False) -> DeviceModel:
+    """The CPU that the kernels run on, as they see it."""
+    import tfswap.ops
+
+    threads = len(os.sched_getaffinity(0))
+    return DeviceModel("cpu", onednn, threads, threads, tfswap.ops.l3_cache_bytes())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
@@ -387,7 +395,7 @@ def main() -> None:
     from kernel_memory_cases import CASES
 
     cases = [case for case in CASES if re.search(arguments.only, case.op)]
-    device = DeviceModel("cpu", arguments.onednn, len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0)))
+    device = this_device(arguments.onednn)
     print(f"{'op':34s} {'model':6s} {'measured peak':>22s} {'predicted':>12s}  inputs (peaks with outputs)")
     wrong = 0
     for case, measured in zip(cases, measure(cases, onednn=arguments.onednn), strict=True):

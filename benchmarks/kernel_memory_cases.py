@@ -61,13 +61,14 @@ def _convolutions() -> list[Case]:
                 attrs,
             ),
         ]
-    x, f = _f(2, 32, 32, 32, 16), _f(3, 3, 3, 16, 32)
-    y, attrs = _f(2, 32, 32, 32, 32), {"strides": [1] * 5, "padding": "SAME"}
-    cases += [
-        Case("Conv3D", {"input": x, "filter": f}, attrs),
-        Case("Conv3DBackpropInputV2", {"input_sizes": _i(x[1]), "filter": f, "out_backprop": y}, attrs),
-        Case("Conv3DBackpropFilterV2", {"input": x, "filter_sizes": _i(f[1]), "out_backprop": y}, attrs),
-    ]
+    attrs = {"strides": [1] * 5, "padding": "SAME"}
+    for batch, side in ((2, 32), (1, 32), (8, 16)):
+        x, f, y = _f(batch, side, side, side, 16), _f(3, 3, 3, 16, 32), _f(batch, side, side, side, 32)
+        cases += [
+            Case("Conv3D", {"input": x, "filter": f}, attrs),
+            Case("Conv3DBackpropInputV2", {"input_sizes": _i(x[1]), "filter": f, "out_backprop": y}, attrs),
+            Case("Conv3DBackpropFilterV2", {"input": x, "filter_sizes": _i(f[1]), "out_backprop": y}, attrs),
+        ]
     return cases
 
 

@@ -84,6 +84,23 @@ def map_fn() -> Made:
     return weights, step, [_data(12, 256, 64)]
 
 
+def ctc() -> Made:
+    """TensorFlow's own loss scans with functions of TensorFlow 1, which a node calls by their name."""
+    weights = _weights((3, 40, 128), (128, 30))
+    labels = tf.random.stateless_uniform([16, 20], seed=(3, 4), minval=1, maxval=30, dtype=tf.int32)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = tf.nn.relu(tf.nn.conv1d(x, weights[0], 1, "SAME")) @ weights[1]
+            label_length, logit_length = tf.fill([16], 20), tf.fill([16], 100)
+            loss = tf.reduce_mean(
+                tf.nn.ctc_loss(labels, tf.transpose(logits, [1, 0, 2]), label_length, logit_length, blank_index=0)
+            )
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(16, 100, 40)]
+
+
 def cond() -> Made:
     """Conditionals in the forward pass, and so in the backward pass; the larger branch is taken."""
     weights = _weights(*[(64, 64)] * 6)
@@ -176,6 +193,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         until_small,
         scan,
         map_fn,
+        ctc,
         cond,
         conditional_update,
         lstm,

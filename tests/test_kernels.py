@@ -168,7 +168,7 @@ def test_every_case_runs(measured):
 def test_exact_predictions_are_the_allocators_log(measured):
     """Requests and releases, sizes and order, in each of three runs."""
     tool, results = measured
-    device = DeviceModel("cpu", False, len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0)))
+    device = tool.this_device()
     wrong = []
     exact = 0
     for case, result in results:

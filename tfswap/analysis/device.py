@@ -13,9 +13,12 @@ class DeviceModel(NamedTuple):
         onednn: whether oneDNN's kernels replace TensorFlow's own (TF_ENABLE_ONEDNN_OPTS; CPU only).
         intra_op_threads: threads that share one kernel's work; some kernels take a buffer per thread.
         inter_op_threads: kernels that may run side by side.
+        l3_cache_bytes: the last-level cache as Eigen sees it, for which some kernels size their buffers (CPU only);
+            None where unknown: then these buffers are bounds.
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
     onednn: bool = False
     intra_op_threads: int = 1
     inter_op_threads: int = 1
+    l3_cache_bytes: int | None = None

@@ -126,6 +126,45 @@ def conv2d_backprop_filter(facts: Facts) -> Events:
     return _temporaries_after_output([shard * pixels * window * size], exact=not facts.device.onednn)
 
 
+_MOST_COLUMNS = 25  # conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes
+
+
+def conv3d_backprop_input(facts: Facts) -> Events:
+    """conv_grad_ops_3d.cc, Conv3DCustomBackpropInputOp: a column buffer for a shard of images."""
+    return _conv3d_backprop(facts, facts.outputs[0], facts.inputs[1], one_by_one=True)
+
+
+def conv3d_backprop_filter(facts: Facts) -> Events:
+    """conv_grad_ops_3d.cc, Conv3DCustomBackpropFilterOp: the same; of half precision, Eigen's without a buffer."""
+    if facts.device.kind == "cpu" and facts.outputs[0].dtype not in ("float32", "float64"):
+        return (OUT0,), True
+    return _conv3d_backprop(facts, facts.inputs[0], facts.outputs[0], one_by_one=False)
+
+
+def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events:
+    if facts.device.kind == "gpu":
+        return _gpu_convolution(volume, kernel, facts.inputs[2])
+    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+        return _onednn(facts)
+    gradient, window = known_shape(facts.inputs[2]), known_shape(kernel)
+    if gradient is None or window is None or volume.num_elements is None:
+        return _UNKNOWN
+    size = _element_bytes(facts.outputs[0])
+    pixels, under, channels = prod(gradient[1:4]), prod(window[:4]), window[4]
+    work = pixels * channels + under * channels + pixels * under
+    columns = pixels * under
+    most = (_MOST_COLUMNS + 1) * (volume.num_elements + prod(window) + prod(gradient)) - 1
+    if not work or columns > most:
+        return (OUT0,), True
+    if one_by_one and gradient[0] == 1:
+        return _temporaries_after_output([columns * size])
+    cache = facts.device.l3_cache_bytes
+    if cache is None:
+        return _temporaries_after_output([most // columns * columns * size], exact=False)
+    columns *= _ceil_div(cache // size, work)
+    return _temporaries_after_output([columns * size] if columns <= most else [])
+
+
 def _gpu_convolution(image: TensorType, kernel: TensorType, result: TensorType) -> Events:
     """cuDNN picks its algorithm, and so its workspace, when it first runs, within what the arena has left.
 

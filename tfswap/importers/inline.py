@@ -23,7 +23,8 @@ TARGET = "tfswap_target"
 
 
 def has_calls(graph_def: graph_pb2.GraphDef) -> bool:
-    return any(node.op in CALLS for node in graph_def.node)
+    functions = {f.signature.name for f in graph_def.library.function}  # TensorFlow 1's calls have their names for ops
+    return any(node.op in CALLS or node.op in functions for node in graph_def.node)
 
 
 def inline_calls(

@@ -11,7 +11,10 @@ def fill_defaults(nodes: Iterable[Any]) -> None:
     from tensorflow.python.framework import op_def_registry
 
     for node in nodes:
-        for attribute in op_def_registry.get(node.op).attr:
+        definition = op_def_registry.get(node.op)
+        if definition is None:
+            continue  # the call of a function
+        for attribute in definition.attr:
             if attribute.HasField("default_value") and attribute.name not in node.attr:
                 node.attr[attribute.name].CopyFrom(attribute.default_value)
 
@@ -32,7 +35,8 @@ def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
     seen: set[str] = set()
     pending = list(nodes)
     while pending:
-        for name in called_functions(pending.pop()):
+        node = pending.pop()
+        for name in (node.op, *called_functions(node)):  # TensorFlow 1's calls have the function's name for an op
             if name in library and name not in seen:
                 seen.add(name)
                 pending.extend(library[name].node_def)

@@ -187,6 +187,11 @@ def _check(wanted: Configuration) -> None:
         raise ValueError(f"latency_us must be 0 or more, got {wanted.latency_us}")
 
 
+def l3_cache_bytes() -> int:
+    """The last-level cache as TensorFlow's kernels see it, some of which size their buffers by it."""
+    return load().c.tfswap_l3_cache_bytes()
+
+
 def own_buffer(resource: object) -> None:
     """Gives the variable behind a handle a buffer that nothing else holds."""
     load().ops.tfswap_own_buffer(resource=resource)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "Eigen/Core"
 #include "export.h"
 #include "runtime.h"
 
@@ -43,6 +44,10 @@ struct TfswapStats {
   uint64_t pool_limit_bytes;
   uint64_t spilled_bytes;
 };
+
+// As TensorFlow's kernels take it, which size their buffers by it: of a virtual machine it
+// may be the whole host's.
+TFSWAP_C_API int64_t tfswap_l3_cache_bytes() { return Eigen::l3CacheSize(); }
 
 // UINT64_MAX: no limit. Blocks that hold nothing are given back when they are more
 // than the new limit allows.

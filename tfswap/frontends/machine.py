@@ -31,8 +31,12 @@ def require_tensorflow() -> Any:
     return tf
 
 
-def current_device() -> tuple[str, DeviceModel]:
-    """The device that TensorFlow places a step on, by name ("GPU:0") and as a model."""
+def current_device(live: bool = False) -> tuple[str, DeviceModel]:
+    """The device that TensorFlow places a step on, by name ("GPU:0") and as a model.
+
+    Args:
+        live: a step will run on it, in an arena that is watched: ask also what takes the ops to find out.
+    """
     import tensorflow as tf
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -40,7 +44,12 @@ def current_device() -> tuple[str, DeviceModel]:
     inter = tf.config.threading.get_inter_op_parallelism_threads() or cores
     if tf.config.list_logical_devices("GPU"):
         return "GPU:0", DeviceModel("gpu", False, intra, inter)
-    return "CPU:0", DeviceModel("cpu", _onednn(), intra, inter)
+    cache = None
+    if live and memory_info("CPU:0") is not None:
+        import tfswap.ops
+
+        cache = tfswap.ops.l3_cache_bytes()
+    return "CPU:0", DeviceModel("cpu", _onednn(), intra, inter, cache)
 
 
 def _onednn() -> bool:

@@ -417,12 +417,7 @@ class Step:
 
 @functools.cache
 def _device() -> tuple[str, Any]:
-    where, model = machine.current_device()
-    if model.kind == "cpu" and machine.memory_info(where) is not None:
-        import tfswap.ops
-
-        model = dataclasses.replace(model, l3_cache_bytes=tfswap.ops.l3_cache_bytes())
-    return where, model
+    return machine.current_device(live=True)
 
 
 def _is_live(inputs: Sequence[Any]) -> bool:

@@ -8,8 +8,11 @@
 // The throttle makes each lane a serial link of a given bandwidth and latency, so
 // that a plan made for a slow link can be tried, and tested, on a fast one.
 //
-// Invariant: every submitted copy calls its `done` exactly once, on a copy thread,
-// after its last byte was written.
+// A small copy that has nothing before it is made at once, by who submits it: handing it
+// to a thread and hearing of its end would take longer.
+//
+// Invariant: every submitted copy calls its `done` exactly once, on a copy thread or, a
+// small one, in Submit, after its last byte was written.
 //
 // Not handled: dropping a copy that nobody waits for any more, and fork() after
 // the first copy (threads start at the first copy, so forking before it is fine;
@@ -76,6 +79,7 @@ class CopyLane {
     std::function<void()> done;
   };
 
+  bool CopiedAtOnce(void* to, const void* from, size_t bytes);
   void StartThreadsLocked();
   void Work(int index);
   Clock::time_point LinkEndLocked(size_t bytes, bool first_chunk);
@@ -85,6 +89,7 @@ class CopyLane {
   mutable std::mutex mu_;
   std::condition_variable work_or_settings_;
   std::deque<std::shared_ptr<Copy>> queue_;  // copies with unclaimed chunks
+  int under_way_ = 0;                        // copies whose `done` has not been called
   int wanted_threads_ = 1;
   int running_threads_ = 0;  // threads 0 .. running_threads_ - 1 exist
   Throttle throttle_;

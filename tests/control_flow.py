@@ -60,6 +60,38 @@ def until_small() -> Made:
     return weights, step, [_data(1000, 64)]
 
 
+def nested() -> Made:
+    """A loop in a loop: what the inner one saves is saved by the outer one."""
+    (w,) = weights = _weights((64, 64))
+
+    def rows(h: Any) -> Any:
+        return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, h], maximum_iterations=3)[1]
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, rows(h)), [0, x], maximum_iterations=4)
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
+def branches() -> Made:
+    """Conditionals in a loop: what their branches save is in lists of optionals."""
+    (w,) = weights = _weights((64, 64))
+
+    def layer(i: Any, h: Any) -> Any:
+        return tf.cond(i % 2 == 0, lambda: tf.tanh(h @ w), lambda: tf.nn.relu(h @ w))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(lambda i, h: i < 8, lambda i, h: (i + 1, layer(i, h)), [0, x], maximum_iterations=8)
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
 def scan() -> Made:
     u, w = weights = _weights((64, 64), (64, 64))
 
@@ -191,6 +223,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
     for made in (
         while_loop,
         until_small,
+        nested,
+        branches,
         scan,
         map_fn,
         ctc,
@@ -224,11 +258,56 @@ def main(name: str, limit: str) -> dict[str, Any]:
             tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)
         except tfswap.InfeasibleMemoryLimit as error:
             return {"floor": error.floor_bytes}
-    optimized = tfswap.optimize(tf.function(step), memory_limit=int(limit), on_exceeded="raise")
+    optimized = tfswap.optimize(
+        tf.function(step), memory_limit=limit if "%" in limit else int(limit), on_exceeded="raise"
+    )
     result = train(holder, optimized, arguments)
     plan = optimized.plan()
     unmodelled = optimized.report().unmodelled
-    return {**result, "limit": plan.limit_bytes, "planned": plan.planned_peak_bytes, "bounds": len(unmodelled)}
+    return {
+        **result,
+        "limit": plan.limit_bytes,
+        "planned": plan.planned_peak_bytes,
+        "bounds": len(unmodelled),
+        "accumulators": len(plan.accumulators),
+    }
+
+
+def fail_inside() -> dict[str, int]:
+    """A step that fails in the fifth iteration of its loop, three times, and runs well before and after."""
+    import tfswap
+    import tfswap.ops
+
+    settle()
+    (w,) = weights = _weights((64, 64))
+
+    def body(i: Any, h: Any, bad: Any) -> Any:
+        return i + 1, tf.debugging.check_numerics(tf.tanh(h @ w) / tf.cast(bad - i, tf.float32), "bad"), bad
+
+    def step(x: Any, bad: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda i, *_: i < 8, body, [0, x, bad], maximum_iterations=8)[1]
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    optimized = tfswap.optimize(tf.function(step), memory_limit="60%", on_exceeded="raise")
+    x, good, bad = _data(1000, 64), tf.constant(99), tf.constant(4)
+    for _ in range(2):
+        optimized(x, good)
+    used = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    failed = 0
+    for _ in range(3):
+        try:
+            optimized(x, bad)
+        except tf.errors.InvalidArgumentError:
+            failed += 1
+    optimized(x, good)
+    return {
+        "accumulators": len(optimized.plan().accumulators),
+        "failed": failed,
+        "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
+        "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,
+    }
 
 
 if __name__ == "__main__":

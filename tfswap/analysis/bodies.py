@@ -58,6 +58,8 @@ class Record:
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
         exact: whether `events` are what the allocator sees, or a bound.
+        runs: how often each body runs.
+        out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
     """
 
     events: tuple[Event, ...] = ()
@@ -70,6 +72,9 @@ class Record:
     contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
     integers: dict[int, Values] = field(default_factory=dict[int, Values])
     exact: bool = True
+    runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
+    out_bytes: int = 0
+    in_bytes: int = 0
 
 
 @dataclass
@@ -196,6 +201,9 @@ class Machine:
         self.exact = True
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.runs: dict[Graph, float] = {}
+        self._weight = 1.0  # how many iterations each one that is run stands for
+        self._out_bytes = self._in_bytes = 0.0
         self._log: list[tuple[int, int]] = []  # (number, bytes), or (number, -1) when it is let go
         self._count = 0
         self._prepared: dict[Graph, _Prepared] = {}
@@ -232,17 +240,27 @@ class Machine:
     def drop(self, buffer: Buffer) -> None:
         """Somebody lets go of a buffer."""
         buffer.refs -= 1
-        if buffer.refs or buffer.number is None:
+        if buffer.refs or (buffer.number is None and buffer.source is not None):
             return
         for part in buffer.parts:
             if part is not None:
                 self.drop(part.buffer)
+        if buffer.number is None:
+            return
         self._log.append((buffer.number, -1))
         self.live_bytes -= round_up(buffer.nbytes)
 
     def is_dying(self, buffer: Buffer) -> bool:
         """Whether nobody but the running kernel holds it."""
         return buffer.refs == 1 and buffer.number is not None
+
+    def copies_out(self, nbytes: int) -> None:
+        """A copy to the host starts."""
+        self._out_bytes += self._weight * round_up(nbytes)
+
+    def copies_in(self, nbytes: int) -> None:
+        """A copy back starts."""
+        self._in_bytes += self._weight * round_up(nbytes)
 
     # --- functions -------------------------------------------------------------------------------------------
 
@@ -275,6 +293,7 @@ class Machine:
                 it lets go of them as soon as it has read them.
         """
         made = self._prepare(body)
+        self.runs[body] = self.runs.get(body, 0.0) + self._weight
         there: dict[tuple[Node, int], Buffer] = {}
         for feed, argument in zip(body.feeds, arguments, strict=True):
             there[feed, 0] = argument
@@ -388,6 +407,9 @@ class Machine:
         held = [self.hold(a) for a in arguments]
         values: list[Values | None] = list(integers)
         left = self.live_bytes
+        weight = self._weight
+        if trips is not None and count:
+            self._weight *= (len(trips) - 1) / count
         for _ in range(count):
             results, _ = self._run(condition, held, values, consume=False)
             self.drop(results[0])
@@ -397,6 +419,7 @@ class Machine:
             self.exact = False
         if self.strict and (trips is None or len(trips) - 1 != count) and self.live_bytes != left:
             raise UnboundedLoop(node.name, self.live_bytes - left)
+        self._weight = weight
         results, _ = self._run(condition, held, values, consume=False)
         self.drop(results[0])
         return held, last if last is not None else [None] * len(held)
@@ -464,7 +487,17 @@ class Machine:
                 keeps[o] = tuple(kept), tuple(inputs)
         integers = {o: v for o, v in enumerate(known) if v is not None}
         return Record(
-            tuple(self._events(names)), tuple(part_bytes), alias, twins, keeps, contents, integers, self.exact
+            tuple(self._events(names)),
+            tuple(part_bytes),
+            alias,
+            twins,
+            keeps,
+            contents,
+            integers,
+            self.exact,
+            self.runs,
+            int(self._out_bytes),
+            int(self._in_bytes),
         )
 
     def _events(self, names: dict[int, int]) -> list[Event]:

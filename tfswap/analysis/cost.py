@@ -4,23 +4,29 @@ The analytic model takes the longest of three: arithmetic in contractions, arith
 and memory traffic; and adds what it takes to start a kernel. Rates describe a kind of machine, so that the same
 graph and limit give the same plan everywhere. `Costs` is what planners use; a `Profile` in it comes first.
 
+A loop or a conditional takes as long as all that its bodies run, copies inside of them included.
+
 Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: what a kernel finds in the caches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, default_rates
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
-from tfswap.ir.graph import Node
-from tfswap.ir.ops import reads_metadata_only
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import is_const, is_feed, is_view, reads_metadata_only
 from tfswap.ir.types import TensorType
+from tfswap.oplib import names
+
+if TYPE_CHECKING:
+    from tfswap.analysis.dataflow import Dataflow
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,43 @@ class Costs:
         """Of one run of `node`."""
         measured = None if self.profile is None else self.profile.seconds(node)
         return kernel_seconds(node, self.rates) if measured is None else self.rates.launch_s + measured
+
+    def of_step(self, flow: Dataflow) -> list[float]:
+        """Seconds of one run of each node of a step."""
+        return [
+            self._looped(node, flow.runs[i]) if flow.runs.get(i) else self.seconds(node)
+            for i, node in enumerate(flow.nodes)
+        ]
+
+    def _looped(self, node: Node, runs: Mapping[Graph, float]) -> float:
+        """Of a loop or a conditional that runs its bodies so often."""
+        if self.profile is not None and self.profile.seconds(node) is not None:
+            return self.seconds(node)
+        return self.rates.launch_s + sum(times * self._body_s(body) for body, times in runs.items())
+
+    def _body_s(self, body: Graph) -> float:
+        """Of one run of a body that has an order, without the bodies of its own loops and conditionals."""
+        rates = self.rates
+        now = out_free = in_free = lost = 0.0
+        ends: dict[Node, float] = {}  # of copies, by the node that started them
+        for node in body.topological():
+            if node.op == names.SWAP_OUT:
+                copy_s = (node.inputs[0].type.nbytes or 0) / rates.out_bytes_per_s
+                ends[node] = out_free = max(out_free, now) + copy_s
+            elif node.op == names.SWAP_IN:
+                copy_s = (node.outputs[0].nbytes or 0) / rates.in_bytes_per_s
+                ends[node] = in_free = max(in_free, now) + copy_s
+            else:
+                copy_s = 0.0
+            lost += copy_s * rates.copy_share
+            if node.op in names.ALL:
+                waited = ends[node.inputs[0].node] if node.op in (names.RELEASE, names.AWAIT) else now
+                now = max(now, waited) + rates.launch_s
+            elif node in body.bodies:
+                now += rates.launch_s
+            elif not (is_view(node.op) or is_const(node.op) or is_feed(node.op)):
+                now += self.seconds(node)
+        return now + lost
 
 
 GRAIN_S = 34e-6
@@ -220,6 +263,10 @@ _WORK: dict[str, Work] = {
     "StatelessTruncatedNormalV2": Work(steps=46),
     "StridedSliceGrad": Work(steps=12),
     "Sum": Work(steps=1.2),
+    "TensorListGetItem": _NOTHING,  # lists pass on what they keep
+    "TensorListPopBack": _NOTHING,
+    "TensorListPushBack": _NOTHING,
+    "TensorListSetItem": _NOTHING,
     "TensorScatterAdd": Work(steps=10),
     "TopKV2": Work(steps=9),
     "Transpose": Work(steps=5),

@@ -103,6 +103,8 @@ class Dataflow:
         place: index of each node by name.
         constants: nodes that are tensors of the graph itself, or of its bodies.
         kept: values that tensor lists keep, by (node, output index) of the list.
+        runs: by node that is a loop or a conditional, how often it runs each body, those of its bodies' own included.
+        inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
     """
 
     nodes: list[Node]
@@ -123,6 +125,9 @@ class Dataflow:
     constants: set[Node] = field(default_factory=set[Node])
     own_deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     kept: dict[tuple[Node, int], tuple[int, ...]] = field(default_factory=dict[tuple[Node, int], tuple[int, ...]])
+    runs: dict[int, dict[Graph, float]] = field(default_factory=dict[int, dict[Graph, float]])
+    inner_out_bytes: int = 0
+    inner_in_bytes: int = 0
 
     @cached_property
     def inexact_kernels(self) -> frozenset[int]:
@@ -249,6 +254,9 @@ class _Builder:
         )
         record_ = self._record(node)
         if record_ is not None:
+            flow.runs[i] = record_.runs
+            flow.inner_out_bytes += record_.out_bytes
+            flow.inner_in_bytes += record_.in_bytes
             memory = memory._replace(
                 events=record_.events,
                 alias=tuple(record_.alias.items()),

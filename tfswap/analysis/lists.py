@@ -4,6 +4,8 @@ optional_ops.cc.
 A list is a scalar of the arena whose elements' tensors it keeps. An op that changes a list changes it in place when
 nobody else holds it, and a copy of it, with the same elements, otherwise.
 
+Swaps inside of bodies (passes/loop_swap.py) are run here too: what they pass on are variants, outside of the arena.
+
 Not handled: lists of lists in sums (their elements count as kept, not as added).
 """
 
@@ -18,6 +20,7 @@ from tfswap.analysis.integers import Values
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
+from tfswap.oplib import names
 
 if TYPE_CHECKING:
     from tfswap.analysis.bodies import Machine
@@ -244,6 +247,33 @@ def _add(machine: Machine, call: Call) -> list[Buffer]:
     return [total]
 
 
+def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
+    """A handle, outside of the arena, which keeps the tensor until Release."""
+    machine.copies_out(call.inputs[0].nbytes)
+    handle = Buffer(None, 0)
+    handle.parts = [call.part(machine, 0)]
+    return [machine.hold(handle)]
+
+
+def _release(machine: Machine, call: Call) -> list[Buffer]:
+    handle = call.inputs[0]
+    for part in handle.parts:
+        _let_go(machine, part)
+    handle.parts = []
+    return []
+
+
+def _swap_in(machine: Machine, call: Call) -> list[Buffer]:
+    """The tensor anew, and a ticket outside of the arena."""
+    nbytes = _bytes(call.node.outputs[0])
+    machine.copies_in(nbytes)
+    return [machine.allocate(nbytes), machine.hold(Buffer(None, 0))]
+
+
+def _await(machine: Machine, call: Call) -> list[Buffer]:
+    return [machine.hold(call.inputs[0])]
+
+
 def _optional(machine: Machine, call: Call) -> list[Buffer]:
     made = machine.allocate(VARIANT_BYTES)
     made.parts = [call.part(machine, i) for i in range(len(call.inputs))]
@@ -277,5 +307,9 @@ LIST_RULES: dict[str, Rule] = {
     "TensorListSplit": _split,
     "TensorListStack": _stack,
     "ZerosLike": _zeros_like,
+    names.AWAIT: _await,
+    names.RELEASE: _release,
+    names.SWAP_IN: _swap_in,
+    names.SWAP_OUT: _swap_out,
 }
 """By op, for nodes that read or make a variant. All others make what kernels.py says of them."""

@@ -175,9 +175,9 @@ class Search:
         """The plan for a size; None where none keeps the limit."""
         optimizer = self.optimizer(size)
         self._peaks[size] = optimizer.baseline_peak_bytes
-        found = optimizer.planner.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
+        found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
         self._fits[size] = found is not None
-        return found
+        return None if found is None else found.candidate
 
     def fits(self, size: int) -> bool:
         """Whether there is a plan for a size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tfswap.analysis.bodies import UnboundedLoop
@@ -15,6 +15,7 @@ from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import has_small_extras, sized_by_value
 from tfswap.passes.bodies import apply_bodies
@@ -25,9 +26,10 @@ from tfswap.passes.swap import apply_swaps, to_interval
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
 from tfswap.planner.baseline import simulate_baseline
-from tfswap.planner.fit import require_fit
+from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
+from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.requests import Requests, record_requests
 from tfswap.planner.schedule import Step, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
@@ -97,12 +99,12 @@ class Optimizer:
         self.locate = locate
         _require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
-        self.settled = graph.copy()
-        apply_settle(self.settled)
-        apply_split_views(self.settled)
-        self.settled.prune()
-        apply_bodies(self.settled, device)
-        self.flow = self._facts(self.settled)
+        settled = graph.copy()
+        apply_settle(settled)
+        apply_split_views(settled)
+        settled.prune()
+        chains = apply_bodies(settled, device)
+        self.variants = Variants(settled, chains, self._facts)
         self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
         self.renew_baseline()
@@ -117,22 +119,66 @@ class Optimizer:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
         self._resident = resident
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
-        self.__dict__.pop("planner", None)
+        self._planners: dict[Rewriting, Planner] = {}
+
+    @property
+    def settled(self) -> Graph:
+        """The step with settled variables and ordered bodies, and nothing else done to it."""
+        return self.variants.plain.graph
+
+    @property
+    def flow(self) -> Dataflow:
+        """The facts of `settled`."""
+        return self.variants.plain.flow
+
+    @property
+    def planner(self) -> Planner:
+        """The planner for `settled`, in the arena as it is supposed to be."""
+        return self.planner_of(self.variants.plain)
+
+    def planner_of(self, variant: Variant) -> Planner:
+        """The planner for a variant, in the arena as it is supposed to be."""
+        if variant.rewriting not in self._planners:
+            graph, flow = variant.graph, variant.flow
+            kept = (graph.tensor(name) for name in (*self.options.keep, *marked_to_keep(graph)))
+            self._planners[variant.rewriting] = Planner(
+                flow,
+                self.device,
+                resident=self._resident,
+                keep=frozenset(v for t in kept if (v := flow.value_of.get((t.node, t.index))) is not None),
+                host_limit_bytes=self.options.host_limit_bytes,
+                tactics=self.options.tactics,
+                solver=self.options.solver,
+                costs=self.costs,
+                share=1 / len(self._rewritings),
+            )
+        return self._planners[variant.rewriting]
 
     @functools.cached_property
-    def planner(self) -> Planner:
-        """The planner for the arena as it is supposed to be."""
-        kept = (self.settled.tensor(name) for name in (*self.options.keep, *marked_to_keep(self.settled)))
-        return Planner(
-            self.flow,
-            self.device,
-            resident=self._resident,
-            keep=frozenset(v for t in kept if (v := self.flow.value_of.get((t.node, t.index))) is not None),
-            host_limit_bytes=self.options.host_limit_bytes,
-            tactics=self.options.tactics,
-            solver=self.options.solver,
-            costs=self.costs,
-        )
+    def _rewritings(self) -> list[Rewriting]:
+        """What a plan may choose among, from nothing to the most."""
+        if "swap" not in self.options.tactics or self.options.solver != "default":
+            return [PLAIN]
+        return self.variants.stages(smallest_bytes(self.baseline_peak_bytes))
+
+    def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
+        """Each variant that may be chosen, with its planner, made as they are asked for."""
+        most = self.options.host_limit_bytes
+        for rewriting in self._rewritings:
+            variant = self.variants[rewriting]
+            if most is None or variant.flow.inner_out_bytes <= most:
+                yield variant, self.planner_of(variant)
+
+    def candidate(self, limit_bytes: int | None) -> Found | None:
+        """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
+        best: Found | None = None
+        for variant, planner in self._planners_used():
+            if best is not None and best.candidate.timing.total_s <= planner.fastest_s:
+                continue
+            found = planner.candidate(limit_bytes)
+            if found is not None and (best is None or found.timing.total_s < best.candidate.timing.total_s):
+                best = Found(variant, found)
+        return best
 
     def _facts(self, graph: Graph) -> Dataflow:
         try:
@@ -152,11 +198,18 @@ class Optimizer:
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or aim >= self.baseline_peak_bytes * BASELINE_SPREAD):
             return self._freeze(limit_bytes, None)
-        found = self.planner.candidate(aim)
+        found = self.candidate(aim)
         if found is None:
             assert limit_bytes is not None, "without a limit the first candidate fits"
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
+
+    def lowest(self) -> Plan:
+        """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
+        variant, planner = min(self._planners_used(), key=lambda used: used[1].floor_bytes())
+        candidate = planner.candidate(None)
+        assert candidate is not None, "without a limit the first candidate fits"
+        return self._freeze(None, Found(variant, candidate))
 
     def analysis(self, limit: int | str | None) -> Plan:
         """As `plan`, but for a limit that can't be met a plan that changes nothing, and so passes it."""
@@ -190,13 +243,13 @@ class Optimizer:
         flow, costs = analyse_dataflow(graph, self.device), self.costs
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
-        cost_s = [costs.seconds(node) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
+        cost_s = [seconds if ran else 0.0 for seconds, ran in zip(costs.of_step(flow), runs, strict=True)]
         peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
             cores = [cores_used(node, costs.rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
             return peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates)
-        ordered_s = sum(costs.seconds(n) for n, k in zip(self.flow.nodes, self.flow.is_kernel, strict=True) if k)
+        ordered_s = sum(s for s, k in zip(costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
         return peak, profile.unordered * ordered_s
 
     def fetched_bytes(self) -> int:
@@ -205,7 +258,7 @@ class Optimizer:
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
     def floor_bytes(self) -> int:
-        return self.planner.floor_bytes() + self.extra_margin_bytes
+        return min(planner.floor_bytes() for _, planner in self._planners_used()) + self.extra_margin_bytes
 
     def _infeasible(self, limit_bytes: int) -> InfeasibleMemoryLimit:
         floor = self.floor_bytes()
@@ -220,8 +273,7 @@ class Optimizer:
             limit_bytes=limit_bytes,
         )
 
-    def _freeze(self, limit_bytes: int | None, found: Candidate | None) -> Plan:
-        names = [node.name for node in self.flow.nodes]
+    def _freeze(self, limit_bytes: int | None, found: Found | None) -> Plan:
         if found is None:
             return Plan(
                 self.fingerprint,
@@ -235,28 +287,31 @@ class Optimizer:
                 1.0,
                 "none",
             )
+        variant, candidate = found
+        flow, choice = variant.flow, candidate.choice
         return Plan(
             fingerprint=self.fingerprint,
             limit_bytes=limit_bytes,
-            order=tuple(names[i] for i in found.choice.order),
+            order=tuple(flow.nodes[i].name for i in choice.order),
             absences=tuple(
                 Absence(
-                    self.flow.values[a.value].tensor.name,
-                    self.flow.values[a.value].nbytes,
+                    flow.values[a.value].tensor.name,
+                    flow.values[a.value].nbytes,
                     a.out,
                     a.release,
                     a.back,
                     a.use,
                 )
-                for a in found.choice.intervals
+                for a in choice.intervals
             ),
             baseline_peak_bytes=self.baseline_peak_bytes,
-            planned_peak_bytes=found.peak_bytes + self.extra_margin_bytes,
+            planned_peak_bytes=candidate.peak_bytes + self.extra_margin_bytes,
             persistent_bytes=self.resident_bytes,
-            host_bytes=found.memory.host_peak_bytes,
-            time_ratio=self.time_ratio(found),
+            host_bytes=candidate.memory.host_peak_bytes,
+            time_ratio=self.time_ratio(candidate),
             solver=self.options.solver,
-            beside=found.choice.beside,
+            beside=choice.beside,
+            accumulators=variant.rewriting.accumulators,
         )
 
     def time_ratio(self, candidate: Candidate) -> float:
@@ -265,15 +320,20 @@ class Optimizer:
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""
-        return judge_memory(self.flow, self._steps(plan), resident).peak_bytes
+        return judge_memory(self.variant_of(plan).flow, self._steps(plan), resident).peak_bytes
 
     def requests(self, plan: Plan, resident: Resident) -> Requests:
         """What the step asks of the allocator with `plan`, where `resident` is there before."""
-        return record_requests(self.flow, self._steps(plan), resident)
+        return record_requests(self.variant_of(plan).flow, self._steps(plan), resident)
+
+    def variant_of(self, plan: Plan) -> Variant:
+        """The variant that `plan` is of."""
+        return self.variants[Rewriting(plan.accumulators)]
 
     def _steps(self, plan: Plan) -> list[Step]:
-        values = {self.flow.values[v].tensor.name: v for v in range(len(self.flow.values))}
-        order = [self.flow.place[name] for name in plan.order]
+        flow = self.variant_of(plan).flow
+        values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
+        order = [flow.place[name] for name in plan.order]
         return build_schedule(order, [to_interval(a, values) for a in plan.absences], plan.beside)
 
     def written_variables(self) -> list[int]:
@@ -291,7 +351,7 @@ class Optimizer:
                 "load the plan that was made for it"
             )
         host = self.options.host_limit_bytes
-        if plan.absences and "swap" not in self.options.tactics:
+        if (plan.absences or plan.accumulators) and "swap" not in self.options.tactics:
             raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
         if len(plan.order) > len(set(plan.order)) and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
@@ -300,7 +360,8 @@ class Optimizer:
                 f"this plan takes {format_bytes(plan.host_bytes)} of host memory, and host_memory_limit is "
                 f"{format_bytes(host)}: allow it more, or plan again"
             )
-        require_fit(plan, self.planner.problems[0])
+        require_accumulators(plan, self.variants.accumulators)
+        require_fit(plan, self.planner_of(self.variant_of(plan)).problems[0])
 
     @without_collector
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
@@ -311,8 +372,9 @@ class Optimizer:
         self.require_fit(plan)
         if plan.changes_nothing:
             return self.graph
-        made = self.settled.copy()
-        chain = apply_swaps(made, self.flow, plan)
+        variant = self.variant_of(plan)
+        made = variant.graph.copy()
+        chain = apply_swaps(made, variant.flow, plan)
         apply_order(made, chain, gate)
         made.prune()
         verify(made)
@@ -320,7 +382,9 @@ class Optimizer:
 
     def report(self, plan: Plan) -> Report:
         """What was found and decided."""
-        return make_report(self.flow, self.planner, plan, self.floor_bytes, self.locate)
+        variant = self.variant_of(plan)
+        saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
+        return make_report(variant.flow, self.planner_of(variant), plan, saved, self.floor_bytes, self.locate)
 
 
 def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:

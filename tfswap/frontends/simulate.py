@@ -103,9 +103,9 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
     points = []
     for limit in tried:
-        found = optimizer.planner.candidate(limit - optimizer.extra_margin_bytes)
+        found = optimizer.candidate(limit - optimizer.extra_margin_bytes)
         assert found is not None, "the floor is what the planner reaches"
-        points.append(_point(optimizer, limit, found))
+        points.append(_point(optimizer, limit, found.candidate))
     return Curve(
         step=step,
         machine=on.title,

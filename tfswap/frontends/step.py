@@ -153,7 +153,7 @@ class Step:
         """
         optimizer, resident = self._optimizer_now(inputs)
         live = not self._request.changes_nothing and _is_live(inputs)
-        function, gate, requests, peak = self._concrete, None, None, 0
+        function, gate, requests, peak, actions = self._concrete, None, None, 0, None
         for _ in range(PLANNING_TRIES):
             fits = True
             try:
@@ -163,13 +163,20 @@ class Step:
                     _named_floors.add((optimizer.fingerprint, error.floor_bytes))
                     raise self._refusal(error, resident) from None
                 # What a refusal names as the floor has to hold where the step's constants are in the arena too.
-                fits, plan = False, optimizer.plan(None, ordered=True)
+                fits, plan = False, optimizer.lowest()
             if self._request.changes_nothing or plan.changes_nothing:
+                function, gate, requests = self._concrete, None, None
                 break
-            function, gate = self._make(optimizer, plan, closed=live)
+            if plan.actions != actions:
+                # What was made for the plan before goes first: the next one's constants take its places.
+                function = gate = None
+                _free_functions()
+                function, gate = self._make(optimizer, plan, closed=live)
+                actions = plan.actions
+                if live:
+                    resident = self._instantiate(function, inputs)
             if not live:
                 break
-            resident = self._instantiate(function, inputs)
             requests = optimizer.requests(plan, resident)
             peak = requests.peak_bytes(resident)
             if (
@@ -179,10 +186,7 @@ class Step:
             ):
                 plan = dataclasses.replace(plan, planned_peak_bytes=peak)
                 break
-            # Planned again for that arena: the next function's constants take the places of this one's.
-            function = gate = requests = None
-            _free_functions()
-            optimizer.suppose(resident)
+            optimizer.suppose(resident)  # planned again for that arena
             if not self._counted:
                 optimizer.renew_baseline()
                 self._count_limit(resident)

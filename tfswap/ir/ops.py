@@ -59,6 +59,14 @@ class Trait(Flag):
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     TENSOR_LIST = auto()
     """Makes or reads a tensor list, which keeps the buffers of its elements."""
+    EMPTY_LIST = auto()
+    """Makes a tensor list without elements."""
+    PUSHES = auto()
+    """Adds its second input at the end of the list that is its first."""
+    POPS = auto()
+    """Gives the list that is its first input without its last element, and that element."""
+    LENGTH = auto()
+    """Reads how many elements a list has, and nothing of them."""
     INLINE = auto()
     """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
     thread."""
@@ -278,7 +286,7 @@ _TRAITS: dict[str, Trait] = {
     "Switch": _FRAME,
     "_SwitchN": _FRAME,
     # Tensor lists: pure, but a list holds its elements' buffers.
-    "EmptyTensorList": _LIST,
+    "EmptyTensorList": _LIST | Trait.EMPTY_LIST,
     "OptionalFromValue": _LIST,  # as a list that keeps its components
     "OptionalNone": _LIST,
     "TensorListConcatV2": _LIST,
@@ -286,9 +294,9 @@ _TRAITS: dict[str, Trait] = {
     "TensorListFromTensor": _LIST,
     "TensorListGather": _LIST,
     "TensorListGetItem": _LIST,
-    "TensorListLength": _LIST,
-    "TensorListPopBack": _LIST,
-    "TensorListPushBack": _LIST,
+    "TensorListLength": _LIST | Trait.LENGTH,
+    "TensorListPopBack": _LIST | Trait.POPS,
+    "TensorListPushBack": _LIST | Trait.PUSHES,
     "TensorListPushBackBatch": _LIST,
     "TensorListReserve": _LIST,
     "TensorListResize": _LIST,
@@ -669,6 +677,12 @@ _CONTROL_FLOW: dict[str, ControlFlow] = {
     "While": _LOOP,
 }
 
+_STATEFUL_FORMS = {
+    "StatelessCase": "Case",
+    "StatelessIf": "If",
+    "StatelessWhile": "While",
+}
+
 _NONE = Trait(0)
 
 
@@ -796,6 +810,11 @@ def control_flow(op: str) -> ControlFlow | None:
     return _CONTROL_FLOW.get(op)
 
 
+def stateful_form(op: str) -> str:
+    """The op, or the one that does the same and says that it has effects (loops and conditionals)."""
+    return _STATEFUL_FORMS.get(op, op)
+
+
 @cache
 def is_frame_op(op: str) -> bool:
     """Whether the op is lowered control flow (Switch, Merge, Enter)."""
@@ -812,3 +831,27 @@ def runs_inline(op: str) -> bool:
 def uses_tensor_list(op: str) -> bool:
     """Whether the op makes or reads a tensor list."""
     return Trait.TENSOR_LIST in traits(op)
+
+
+@cache
+def empties_list(op: str) -> bool:
+    """Whether the op makes a tensor list without elements."""
+    return Trait.EMPTY_LIST in traits(op)
+
+
+@cache
+def pushes_list(op: str) -> bool:
+    """Whether the op adds its second input at the end of the list that is its first."""
+    return Trait.PUSHES in traits(op)
+
+
+@cache
+def pops_list(op: str) -> bool:
+    """Whether the op gives the list that is its first input without its last element, and that element."""
+    return Trait.POPS in traits(op)
+
+
+@cache
+def reads_list_length(op: str) -> bool:
+    """Whether the op reads how many elements a list has, and nothing of them."""
+    return Trait.LENGTH in traits(op)

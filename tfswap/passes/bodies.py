@@ -10,15 +10,16 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
+from tfswap.oplib import names
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
 from tfswap.planner.ordering import choose_order
 
 
-def apply_bodies(graph: Graph, device: DeviceModel) -> int:
-    """Order the bodies of `graph`, in place, and theirs; returns how many bodies there are."""
-    count = 0
+def apply_bodies(graph: Graph, device: DeviceModel) -> list[list[str]]:
+    """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them."""
+    chains: list[list[str]] = []
     costs = Costs.of(device)
     for body in graph.all_bodies():
         apply_settle(body)
@@ -26,8 +27,10 @@ def apply_bodies(graph: Graph, device: DeviceModel) -> int:
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)
-        order = choose_order(flow, [costs.seconds(node) for node in flow.nodes])
+        order = choose_order(flow, costs.of_step(flow))
         # With a gate, always open, where bodies have bodies: it makes them with this body's own kernels.
-        apply_order(body, [flow.nodes[i] for i in order], gate=0 if body.bodies else None)
-        count += 1
-    return count
+        chain = [flow.nodes[i] for i in order]
+        gates = [body.add(names.GATE, body.unique_name("tfswap/gate"), attrs={"gate": 0})] if body.bodies else []
+        apply_order(body, [*gates, *chain])
+        chains.append([node.name for node in (*gates, *chain)])
+    return chains

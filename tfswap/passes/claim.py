@@ -11,14 +11,14 @@ from tfswap.oplib.names import SWAP_OUT
 
 
 def apply_claim(graph: Graph, owner: int, host_bytes: int, limit_bytes: int | None) -> bool:
-    """Let the first SwapOut reserve the step's host memory, in place; returns whether there is one.
+    """Let the first SwapOut, of bodies too, reserve the step's host memory, in place; returns whether there is one.
 
     Args:
         owner: of the limit. Steps that share it have the same.
         host_bytes: that the plan takes.
         limit_bytes: that it may take; None for no limit.
     """
-    for node in graph:
+    for node in (node for part in (graph, *graph.all_bodies()) for node in part):
         if node.op == SWAP_OUT:
             limit = -1 if limit_bytes is None else limit_bytes
             node.attrs = {**node.attrs, "owner": owner, "step_bytes": host_bytes, "step_limit": limit}

@@ -18,7 +18,11 @@ class VerificationError(TfswapError):
 
 
 def verify(graph: Graph) -> int:
-    """Check `graph`; returns how many swap nodes it has."""
+    """Check `graph` and its bodies; returns how many swap nodes there are."""
+    return _verify(graph) + sum(_verify(body) for body in graph.all_bodies())
+
+
+def _verify(graph: Graph) -> int:
     try:
         order = graph.topological()
     except ValueError as error:
@@ -39,7 +43,8 @@ def verify(graph: Graph) -> int:
         if node.op == names.SWAP_OUT:
             releases = [n for n in readers if n.op == names.RELEASE]
             loads = [n for n in readers if n.op == names.SWAP_IN]
-            if len(releases) != 1 or not loads:
+            listed = len(readers) > len(releases) + len(loads)  # on a list, from which another body takes it
+            if len(releases) != 1 or not (loads or listed):
                 raise VerificationError(
                     f"{node.name!r} has {len(releases)} releases and {len(loads)} reloads: one release and at "
                     "least one reload are needed"

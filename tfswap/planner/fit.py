@@ -5,6 +5,7 @@ A plan that fits can be carried out without changing a value; what it peaks at i
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import pairwise
 
 from tfswap.analysis.dataflow import PERSISTENT
@@ -14,6 +15,16 @@ from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.problem import Problem
 
 REMEDY = "Plan again for this graph."
+
+
+def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
+    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists."""
+    for name in plan.accumulators:
+        if name not in accumulators:
+            raise InvalidModel(
+                f"this plan swaps what loops save in {name!r}, and that is no list of this graph that loops only push "
+                f"to and pop from. {REMEDY}"
+            )
 
 
 def require_fit(plan: Plan, problem: Problem) -> None:

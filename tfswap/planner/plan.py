@@ -63,6 +63,7 @@ class Plan:
         host_bytes: the most host memory that swapped tensors take at once.
         time_ratio: predicted step time over that of the unoptimised step.
         solver: who made it.
+        accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
     """
 
     fingerprint: str
@@ -76,10 +77,16 @@ class Plan:
     time_ratio: float
     solver: str
     beside: tuple[int, ...] = ()
+    accumulators: tuple[str, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
         return not self.order
+
+    @property
+    def actions(self) -> tuple[object, ...]:
+        """What it does: two plans with the same actions make the same function."""
+        return self.order, self.absences, self.beside, self.accumulators
 
     @property
     def keeps_limit(self) -> bool:

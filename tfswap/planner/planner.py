@@ -139,6 +139,7 @@ class Planner:
         host_limit_bytes: the most host memory that swapped tensors may take.
         solver: one of SOLVERS.
         costs: what kernels and copies take; by default what the analytic model says of this kind of device.
+        share: of the rungs that fit into the time for planning, how many this planner may have.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Planner:
         tactics: Collection[str] = TACTICS,
         solver: str = "default",
         costs: Costs | None = None,
+        share: float = 1.0,
     ):
         self._judged: dict[tuple[tuple[object, ...], ...], Judged] = {}  # by what was chosen
         self.flow = flow
@@ -160,13 +162,13 @@ class Planner:
         self.host_limit_bytes = host_limit_bytes
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
-        self.cost_s = [self.costs.seconds(node) for node in flow.nodes]
+        self.cost_s = self.costs.of_step(flow)
         orders = rank_orders(flow, self.cost_s)
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
         solvers = SOLVERS[solver][frozenset(tactics)]
-        sweeps = max(MIN_SWEEPS, KERNELS_SWEPT // max(1, len(orders[0])))
+        sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // max(1, len(orders[0])))
         solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
         count = min(MAX_RUNGS, max(MIN_SWEEPS, sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
@@ -190,6 +192,11 @@ class Planner:
             return order
         peaks = (simulate_memory(self.flow, build_schedule(o, ()), live=True).peak_bytes for o in (order, made))
         return made if next(peaks) * PEAK_TIE >= next(peaks) else order
+
+    @property
+    def fastest_s(self) -> float:
+        """No rung takes less: to move something takes time."""
+        return min(judged.draft.timing.total_s for judged in self.unmoved)
 
     def candidate(self, limit_bytes: int | None) -> Candidate | None:
         """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits."""

@@ -83,7 +83,7 @@ class Problem:
     @property
     def smallest_bytes(self) -> int:
         """A tensor below this costs more in ops and edges than it frees."""
-        return min(MIN_SWAP_BYTES, int(MIN_SWAP_SHARE * self.live_peak_bytes))
+        return smallest_bytes(self.live_peak_bytes)
 
     @cached_property
     def uses(self) -> Uses:
@@ -117,6 +117,11 @@ MAX_CHAIN = 64
 MIN_SWAP_BYTES = 64 << 10
 MIN_SWAP_SHARE = 0.001
 """A tensor below both, in bytes and as a share of the live peak, costs more in ops and edges than it frees."""
+
+
+def smallest_bytes(peak_bytes: int) -> int:
+    """What is smaller is not worth moving in a step with this peak."""
+    return min(MIN_SWAP_BYTES, int(MIN_SWAP_SHARE * peak_bytes))
 
 
 def make_problem(

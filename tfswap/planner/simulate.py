@@ -395,7 +395,10 @@ def judge_memory(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOT
 
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]:
-    """The most in host memory at once, and the bytes that travel out and in."""
+    """The most in host memory at once, and the bytes that travel out and in.
+
+    What loops swap inside of their bodies is taken to be there all the time.
+    """
     moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind not in KERNELS]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
     copies: dict[int, int] = {}
@@ -417,7 +420,8 @@ def _host_traffic(flow: Dataflow, steps: Sequence[Step]) -> tuple[int, int, int]
             in_bytes += nbytes
         elif kind == AWAIT and last[v, copies[v]] == n:
             host -= round_up(nbytes)
-    return host_peak, out_bytes, in_bytes
+    inner_out, inner_in = flow.inner_out_bytes, flow.inner_in_bytes
+    return host_peak + inner_out, out_bytes + inner_out, in_bytes + inner_in
 
 
 def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:

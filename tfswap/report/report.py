@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,6 +20,8 @@ from tfswap.sizes import format_bytes
 
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
+LIST = "list"
+"""What stands for the op in the row of a list that loops save in."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class TensorRow:
 
     Attributes:
         name: TensorFlow's name of it.
-        op: the op that makes it.
+        op: the op that makes it; "list" for a list that loops save in.
         nbytes: its bytes.
         gap: positions in the order between which it waits, or None.
         tactic: "keep", "swap", "recompute", or "swap, recompute" where it does both in turn.
@@ -174,10 +176,15 @@ def make_report(
     flow: Dataflow,
     planner: Planner,
     plan: Plan,
+    saved: Mapping[str, int],
     floor: Callable[[], int],
     locate: Callable[[str], str | None],
 ) -> Report:
-    """The report of `plan`, made by `planner` from the facts `flow`."""
+    """The report of `plan`, made by `planner` from the facts `flow`.
+
+    Args:
+        saved: by name, the bytes of the lists that loops save in.
+    """
     values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     absences: dict[int, list[Absence]] = {}
     for absence in plan.absences:
@@ -191,6 +198,8 @@ def make_report(
             again.setdefault(kernel, []).append(position)
         ran.add(kernel)
     rows = _rows(flow, planner, absences, again, len(plan.order), locate)
+    rows += _saved_rows(saved, plan.accumulators, locate)
+    rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
         baseline_peak_bytes=plan.baseline_peak_bytes,
@@ -229,7 +238,7 @@ def _rows(
     kernels: int,
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
-    """One row per tensor of a size that matters, those that are moved or made again first.
+    """One row per tensor of a size that matters.
 
     Args:
         again: by kernel, the positions at which it runs again.
@@ -269,5 +278,20 @@ def _rows(
                 locate(node.name),
             )
         )
-    rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
+    return rows
+
+
+def _saved_rows(
+    saved: Mapping[str, int], swapped: Collection[str], locate: Callable[[str], str | None]
+) -> list[TensorRow]:
+    """One row per list that loops save in, of a size that matters."""
+    rows: list[TensorRow] = []
+    for name, nbytes in saved.items():
+        if nbytes < MIN_SWAP_BYTES:
+            continue
+        away = name in swapped
+        reason = "saved by a loop, and swapped inside of it" if away else "saved by a loop; memory suffices without"
+        tactic = "swap" if away else "keep"
+        cost_bytes = 2 * nbytes if away else 0
+        rows.append(TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, 0.0, locate(name)))
     return rows

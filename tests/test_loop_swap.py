@@ -1,0 +1,239 @@
+"""What loops save for their backward loops: found, swapped inside the bodies, counted, planned and run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from processes import on_arena
+from test_passes import Golden, edges
+
+from tfswap.analysis.accumulators import find_accumulators
+from tfswap.analysis.bodies import record
+from tfswap.analysis.buffers import Element
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.errors import InvalidModel
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import format_graph, parse_graph
+from tfswap.oplib import names
+from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.loop_swap import apply_loop_swap
+from tfswap.passes.verify import VerificationError, verify
+from tfswap.planner.plan import Plan
+
+CPU = DeviceModel("cpu", False, 2, 2)
+KIB = 1 << 10
+TEXT = Golden("loop_swap").parts[1]
+
+
+def swapped(text: str = TEXT, *accumulators: str) -> Graph:
+    graph = parse_graph(text)
+    apply_loop_swap(graph, apply_bodies(graph, CPU), accumulators or ("saved",))
+    return graph
+
+
+def found(text: str) -> list[str]:
+    return sorted(a.name for a in find_accumulators(parse_graph(text)))
+
+
+# --- which lists ------------------------------------------------------------------------------------------
+
+
+def test_what_is_pushed_and_popped_and_nothing_else():
+    (saved,) = find_accumulators(parse_graph(TEXT))
+    assert (saved.name, saved.dtype) == ("saved", "float32")
+    assert [node.name for _, node in saved.pushes] == ["push"]
+    assert [node.name for _, node in saved.pops] == ["pop"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fetches %back:1, %stack", "fetches %back:1, %stack, %loop:2"),  # the caller gets it
+        ("TensorListStack(%loop:3", "TensorListStack(%loop:2"),  # read as a whole
+        ("%loop = StatelessWhile(%zero, %h, %saved", "%loop = StatelessWhile(%zero, %h, %states"),  # one list for two
+        ("%saved = EmptyTensorList(%shape, %five)", "%saved = TensorListReserve(%shape, %five)"),
+        ("  %less = Less(%i, %five) -> bool[]", "  %less = Mystery(%i, %saved) -> bool[]"),
+        ("{element_dtype=float32, shape_type=int32}", "{element_dtype=resource, shape_type=int32}"),
+    ],
+)
+def test_a_list_that_something_else_reads_is_none(old, new):
+    assert old in TEXT
+    assert found(TEXT.replace(old, new)) == []
+
+
+def test_its_length_may_be_read():
+    reading = TEXT.replace("%stack = ", "%length = TensorListLength(%loop:2) -> int32[]\n%stack = ")
+    assert found(reading.replace("fetches %back:1", "fetches %length, %back:1")) == ["saved"]
+
+
+# --- the rewriting ----------------------------------------------------------------------------------------
+
+
+def test_the_rewritten_bodies():
+    golden = Golden("loop_swap")
+    nodes = sum(map(len, golden.graph.all_bodies()))
+    chains = apply_bodies(golden.graph, CPU)
+    assert apply_loop_swap(golden.graph, chains, golden.arguments) == 2
+    # A copy out and its release; a copy in, its end, and a shape in the place of another.
+    assert sum(map(len, golden.graph.all_bodies())) == nodes + 4
+    assert verify(golden.graph) == 4
+    golden.check()
+
+
+def test_the_chain_of_a_body_is_one():
+    for body in swapped().all_bodies():
+        kernels = [n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity", names.SWAP_OUT)]
+        for before, node in pairwise(kernels):
+            assert before in node.controls or any(t.node is before for t in node.inputs), (before, node)
+
+
+def test_nothing_is_done_to_what_is_not_named():
+    graph = parse_graph(TEXT)
+    chains = apply_bodies(graph, CPU)
+    before = format_graph(graph), edges(graph)
+    assert apply_loop_swap(graph, chains, ("states", "other")) == 0
+    assert (format_graph(graph), edges(graph)) == before
+
+
+@pytest.mark.parametrize("op", [names.RELEASE, names.AWAIT])
+def test_bodies_are_verified(op):
+    graph = swapped()
+    for body in graph.all_bodies():
+        for node in [n for n in body if n.op == op]:
+            if op == names.AWAIT:
+                body.replace_uses(node.out(), node.inputs[0])
+            for user in body:
+                user.controls = tuple(c for c in user.controls if c is not node)
+            body.targets = [t for t in body.targets if t is not node]
+    with pytest.raises(VerificationError):
+        verify(graph)
+
+
+# --- on paper ---------------------------------------------------------------------------------------------
+
+
+def test_the_forward_loop_keeps_nothing_of_what_is_swapped():
+    graph = swapped()
+    node = graph["loop"]
+    made = record(node, graph.bodies[node], CPU, [None, None, (), ()], [(0,), None, None, None])
+    assert made.exact
+    assert 2 not in made.keeps
+    assert made.contents[2] == (Element(0, None),) * 5
+    assert len(made.keeps[3][0]) == 5
+    assert (made.out_bytes, made.in_bytes) == (5 * 4 * KIB, 0)
+
+
+def test_the_backward_loop_holds_one_element():
+    graph = swapped()
+    node = graph["back"]
+    made = record(node, graph.bodies[node], CPU, [None, None, (Element(0, None),) * 5], [(0,), None, None])
+    live = most = 0
+    temps: list[int] = []
+    for event, amount in made.events:
+        if event == "temp":
+            temps.append(amount)
+            live += amount
+        elif event == "free":
+            live -= temps[amount]
+        most = max(most, live)
+    # What came back, twice the gradient, and the state of the iteration before; no five elements.
+    assert 2 * 4 * KIB <= most < 5 * 4 * KIB
+    assert (made.out_bytes, made.in_bytes) == (0, 5 * 4 * KIB)
+
+
+def test_a_loop_takes_as_long_as_its_iterations():
+    costs = Optimizer(parse_graph(TEXT), CPU).costs
+    few, many = (analyse_dataflow(parse_graph(t), CPU) for t in (TEXT, TEXT.replace("(5,)", "(50,)")))
+    place = few.place["loop"]
+    assert 9 < costs.of_step(many)[place] / costs.of_step(few)[place] < 11
+
+
+# --- planned ----------------------------------------------------------------------------------------------
+
+
+def optimizer(**options: Any) -> Optimizer:
+    return Optimizer(
+        parse_graph(TEXT.replace("[1024]", "[65536]").replace("(1024,)", "(65536,)")), CPU, Options(**options)
+    )
+
+
+def test_the_floor_is_lower_and_the_plan_says_why():
+    made = optimizer()
+    floor, without = made.floor_bytes(), optimizer(tactics=("recompute",)).floor_bytes()
+    plan = made.plan(floor)
+    assert plan.planned_peak_bytes == floor <= without - 65536
+    assert plan.accumulators == ("saved",)
+    assert plan.host_bytes == 5 * 4 * 65536
+    report = made.report(plan)
+    (row,) = (row for row in report.swapped if row.op == "list")
+    assert (row.name, row.nbytes, row.cost_bytes) == ("saved", 5 * 4 * 65536, 10 * 4 * 65536)
+    assert "inside" in row.reason
+    assert made.plan("108%", ordered=True).accumulators == ()
+
+
+def test_more_memory_never_takes_longer():
+    made = optimizer()
+    floor, top = made.floor_bytes(), made.baseline_peak_bytes
+    ratios = [made.plan(floor + (top - floor) * i // 8, ordered=True).time_ratio for i in range(9)]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+@pytest.mark.parametrize("options", [{"tactics": ("recompute",)}, {"host_limit_bytes": 65536}, {"solver": "meng"}])
+def test_where_it_may_not_be_swapped(options):
+    made = optimizer(**options)
+    assert made.plan(made.floor_bytes()).accumulators == ()
+
+
+def test_what_is_marked_in_a_body_stays():
+    marked = TEXT.replace("%push = TensorListPushBack(%saved, %state)", "%push = TensorListPushBack(%saved, %kept)")
+    kept = "  %kept = Identity(%state) {_tfswap_keep=true} -> float32[1024]\n  %push"
+    assert Optimizer(parse_graph(TEXT), CPU).variants.accumulators
+    assert not Optimizer(parse_graph(marked.replace("  %push", kept, 1)), CPU).variants.accumulators
+
+
+def test_a_plan_is_saved_with_it_and_read_back():
+    made = optimizer()
+    plan = made.plan(made.floor_bytes())
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert made.adopt(again, None).planned_peak_bytes == plan.planned_peak_bytes
+    assert format_graph(made.rewrite(again)) == format_graph(made.rewrite(plan))
+
+
+def test_a_plan_for_another_list_is_refused():
+    made = optimizer()
+    text = made.plan(made.floor_bytes()).to_json().replace('"saved"', '"states"')
+    with pytest.raises(InvalidModel, match=r"'states'.*only push\s+to and pop from.*Plan again"):
+        made.require_fit(Plan.from_json(text))
+    with pytest.raises(InvalidModel, match='leaves "swap" out'):
+        optimizer(tactics=("recompute",)).require_fit(made.plan(made.floor_bytes()))
+
+
+# --- run --------------------------------------------------------------------------------------------------
+
+
+def run(program: str, limit: str) -> dict[str, Any]:
+    pytest.importorskip("tensorflow")
+    return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
+
+
+@pytest.mark.parametrize("program", ["while_loop", "nested", "scan", "map_fn", "lstm", "gru", "until_small"])
+def test_sixty_per_cent_of_the_unoptimised_peak(program):
+    """Below what any of these steps takes while its lists are whole."""
+    expected = run(program, "unoptimised")
+    result = run(program, "60%")
+    assert result["digest"] == expected["digest"]
+    assert result["peak"] <= result["limit"]
+    assert result["accumulators"] > 0
+
+
+def test_a_step_that_fails_inside_gives_its_host_memory_back():
+    """The values turn bad in the fifth iteration, with four elements on the host."""
+    pytest.importorskip("tensorflow")
+    result = on_arena("import json, control_flow; print(json.dumps(control_flow.fail_inside()))")
+    assert result.pop("accumulators") > 0
+    assert result == {"failed": 3, "host_in_use": 0, "grown": 0}

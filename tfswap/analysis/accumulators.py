@@ -1,0 +1,200 @@
+"""Accumulators: the lists in which a loop saves what its backward loop reads.
+
+An accumulator is a tensor list that starts empty, that kernels push to, one element at a time, and that kernels pop
+from; nothing else looks at its elements. Between the two it goes through loops, conditionals and other lists as a
+whole: what a loop inside a loop saves is a list of the inner body, which the outer loop pushes and pops in its turn.
+So what is pushed may be kept in any form that the pop can undo (passes/loop_swap.py).
+
+All lists of a graph and of its bodies fall into classes of those that can be one another; a class is an accumulator
+or is not as a whole.
+
+Invariant: a pure function of the graph.
+
+Not handled: optionals, in which conditionals save (cond_v2); lists that are read at an index, stacked or added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import control_flow, empties_list, passes_on, pops_list, pushes_list, reads_list_length
+from tfswap.ir.types import ELEMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A list that is pushed to and popped from, and nothing else.
+
+    Attributes:
+        name: of the node that makes it empty; in a body, after the names of what runs that.
+        dtype: of its elements.
+        makers, pushes, pops: the nodes that make it, push to it and pop from it, each in its graph.
+        tensors: the graph's own tensors that are this list, or lists that keep it.
+    """
+
+    name: str
+    dtype: str
+    makers: tuple[tuple[Graph, Node], ...]
+    pushes: tuple[tuple[Graph, Node], ...]
+    pops: tuple[tuple[Graph, Node], ...]
+    tensors: tuple[Output, ...]
+
+    def nbytes(self, flow: Dataflow) -> int:
+        """The most that it keeps at once of what the step makes, by the facts of its graph."""
+        kept = (flow.kept.get((t.node, t.index), ()) for t in self.tensors)
+        return max((sum(_made_bytes(flow, v) for v in values) for values in kept), default=0)
+
+
+def _made_bytes(flow: Dataflow, v: int) -> int:
+    value = flow.values[v]
+    return 0 if value.producer == PERSISTENT else value.nbytes
+
+
+def find_accumulators(graph: Graph) -> list[Accumulator]:
+    """The accumulators of `graph` and of its bodies, whose elements can be copied."""
+    return _Lists(graph).accumulators()
+
+
+class _Lists:
+    """The classes of lists of a graph and its bodies, by union-find over variant tensors."""
+
+    def __init__(self, graph: Graph):
+        self.top = graph
+        self._parent: dict[Output, Output] = {}
+        self._element: dict[Output, Output] = {}  # by class: the class of the lists that it keeps
+        self._spoiled: list[Output] = []  # tensors of lists that something else reads or makes
+        self._makers: list[tuple[str, Graph, Node]] = []
+        self._pushes: list[tuple[Graph, Node]] = []
+        self._pops: list[tuple[Graph, Node]] = []
+        self._spoiled += [t for t in (*graph.fetches, *(f.out() for f in graph.feeds)) if _is_variant(t)]
+        self._visit(graph, "")
+
+    def accumulators(self) -> list[Accumulator]:
+        spoiled = {kind for tensor in self._spoiled for kind in self._nested(tensor)}
+        makers: dict[Output, list[tuple[str, Graph, Node]]] = {}
+        for name, graph, node in self._makers:
+            makers.setdefault(self._find(node.out()), []).append((name, graph, node))
+        pushes = self._by_class(self._pushes)
+        pops = self._by_class(self._pops)
+        holders = self._holders()
+        found: list[Accumulator] = []
+        for made, named in makers.items():
+            if made in spoiled or made not in pushes or made not in pops:
+                continue
+            dtypes = {node.attrs["element_dtype"] for _, _, node in named}
+            dtypes |= {node.attrs["element_dtype"] for _, node in (*pushes[made], *pops[made])}
+            if len(dtypes) != 1 or not ELEMENT_BYTES.get(dtype := str(dtypes.pop())):
+                continue
+            found.append(
+                Accumulator(
+                    min(name for name, _, _ in named),
+                    dtype,
+                    tuple((graph, node) for _, graph, node in named),
+                    tuple(pushes[made]),
+                    tuple(pops[made]),
+                    tuple(holders.get(made, ())),
+                )
+            )
+        return found
+
+    def _by_class(self, nodes: Sequence[tuple[Graph, Node]]) -> dict[Output, list[tuple[Graph, Node]]]:
+        result: dict[Output, list[tuple[Graph, Node]]] = {}
+        for graph, node in nodes:
+            result.setdefault(self._find(node.out()), []).append((graph, node))
+        return result
+
+    def _holders(self) -> dict[Output, list[Output]]:
+        """By class, the graph's own tensors that are such lists, or keep them."""
+        result: dict[Output, list[Output]] = {}
+        for node in self.top:
+            for tensor in _variants(node.out(i) for i in range(len(node.outputs))):
+                for kind in self._nested(tensor):
+                    result.setdefault(kind, []).append(tensor)
+        return result
+
+    def _nested(self, tensor: Output) -> list[Output]:
+        """The class of a list, of the lists that it keeps, and so on."""
+        kinds = [self._find(tensor)]
+        while (inner := self._element.get(kinds[-1])) is not None and (kind := self._find(inner)) not in kinds:
+            kinds.append(kind)
+        return kinds
+
+    # --- what can be one another -----------------------------------------------------------------------------
+
+    def _find(self, tensor: Output) -> Output:
+        root = tensor
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while (above := self._parent.get(tensor, tensor)) != root:
+            self._parent[tensor] = root
+            tensor = above
+        return root
+
+    def _join(self, one: Output, other: Output) -> None:
+        one, other = self._find(one), self._find(other)
+        if one == other:
+            return
+        self._parent[other] = one
+        kept = self._element.pop(other, None)
+        if kept is not None:
+            self._keep(one, kept)
+
+    def _keep(self, holder: Output, element: Output) -> None:
+        """Lists like `holder` keep lists like `element`."""
+        holder = self._find(holder)
+        before = self._element.setdefault(holder, element)
+        self._join(before, element)
+
+    def _join_each(self, ones: Sequence[Output], others: Sequence[Output]) -> None:
+        for one, other in zip(ones, others, strict=True):
+            if _is_variant(one) and _is_variant(other):
+                self._join(one, other)
+
+    def _visit(self, graph: Graph, path: str) -> None:
+        for node in graph:
+            variants = [*_variants(node.inputs), *_variants(node.out(i) for i in range(len(node.outputs)))]
+            if node in graph.bodies:
+                self._control_flow(node, graph.bodies[node])
+                for number, body in enumerate(graph.bodies[node]):
+                    self._visit(body, f"{path}{node.name}[{number}]/")
+            elif not variants or node in graph.feeds:
+                continue
+            elif empties_list(node.op):
+                self._makers.append((path + node.name, graph, node))
+            elif pushes_list(node.op):
+                self._pushes.append((graph, node))
+                self._join(node.inputs[0], node.out())
+                if _is_variant(node.inputs[1]):
+                    self._keep(node.out(), node.inputs[1])
+            elif pops_list(node.op):
+                self._pops.append((graph, node))
+                self._join(node.inputs[0], node.out(0))
+                if _is_variant(node.out(1)):
+                    self._keep(node.out(0), node.out(1))
+            elif passes_on(node.op):
+                self._join_each(node.inputs, [node.out(i) for i in range(len(node.outputs))])
+            elif not reads_list_length(node.op):
+                self._spoiled += variants
+
+    def _control_flow(self, node: Node, bodies: Sequence[Graph]) -> None:
+        kind = control_flow(node.op)
+        assert kind is not None
+        given = node.inputs[kind.first_argument :]
+        made = [node.out(i) for i in range(len(node.outputs))]
+        if kind.is_loop:
+            self._join_each(given, made)
+        for body in bodies:
+            self._join_each(given, [feed.out() for feed in body.feeds])
+        for body in bodies[1:] if kind.is_loop else bodies:
+            self._join_each(made, body.fetches)
+
+
+def _is_variant(tensor: Output) -> bool:
+    return tensor.type.dtype == "variant"
+
+
+def _variants(tensors: Iterable[Output]) -> Iterator[Output]:
+    return (t for t in tensors if _is_variant(t))

@@ -1,0 +1,210 @@
+"""Swaps what loops save for their backward loops, element by element, inside the bodies.
+
+Where a body pushes a tensor on an accumulator (analysis/accumulators.py), the copy to the host starts as soon as the
+tensor is there, what is pushed is the handle, and the iteration ends with the copy's release. Where a body pops, the
+iteration starts with the pops and with the copies back, and each is awaited just before its element is first read. So
+the list keeps handles, which are outside of the arena, and elements are in the arena for one iteration on either side.
+
+Requires: bodies that have an order (passes/bodies.py). Ensures: they have one still, with every allocation and release
+of the copies in it; the same elements are pushed and popped in the same order. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfswap.analysis.accumulators import Accumulator, find_accumulators
+from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.ops import stateful_form
+from tfswap.ir.types import TensorType
+from tfswap.oplib import names
+from tfswap.passes.order import apply_order
+
+VARIANT = TensorType("variant", ())
+ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
+"""-1, an int32 scalar: what list ops take for a shape that is not known."""
+
+
+@dataclass
+class _Edits:
+    """What changes in one graph: kernels that push and pop, by what they push to and pop from."""
+
+    makers: list[Node] = field(default_factory=list[Node])
+    pushes: list[Node] = field(default_factory=list[Node])
+    pops: list[Node] = field(default_factory=list[Node])
+
+
+def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Collection[str]) -> int:
+    """Swap the accumulators of these names, in place; returns how many kernels push to or pop from them.
+
+    Args:
+        chains: the order of each body's kernels, as `apply_bodies` gave it.
+    """
+    chosen = [a for a in find_accumulators(graph) if a.name in swapped]
+    order = {body: [body[name] for name in chain] for body, chain in zip(graph.all_bodies(), chains, strict=True)}
+    edits = _edits(chosen)
+    count = 0
+    for where, edit in edits.items():
+        any_shape = _any_shape(where) if edit.makers or edit.pops else None
+        for maker in edit.makers:
+            assert any_shape is not None
+            where.replace_input(maker, 0, any_shape)
+            _retype(maker)
+        if edit.pushes or edit.pops:
+            _swap(where, order[where], edit, any_shape)
+            count += len(edit.pushes) + len(edit.pops)
+        where.prune()
+    _tell_effects(graph, edits)
+    return count
+
+
+def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
+    edits: dict[Graph, _Edits] = {}
+    for accumulator in chosen:
+        for graph, node in accumulator.makers:
+            edits.setdefault(graph, _Edits()).makers.append(node)
+        for graph, node in accumulator.pushes:
+            edits.setdefault(graph, _Edits()).pushes.append(node)
+        for graph, node in accumulator.pops:
+            edits.setdefault(graph, _Edits()).pops.append(node)
+    return edits
+
+
+def _any_shape(graph: Graph) -> Output:
+    node = graph.add(
+        "Const",
+        graph.unique_name("tfswap/any_shape"),
+        attrs={"dtype": Dtype("int32"), "value": ANY_SHAPE},
+        outputs=(TensorType("int32", ()),),
+    )
+    graph.small_constants[node] = (-1,)
+    return node.out()
+
+
+def _retype(node: Node) -> None:
+    """The node's list keeps handles."""
+    node.attrs = {**node.attrs, "element_dtype": Dtype("variant")}
+
+
+def _swap(body: Graph, chain: list[Node], edit: _Edits, any_shape: Output | None) -> None:
+    """Put the copies of one body into it and into its order."""
+    place = {node: i for i, node in enumerate(chain)}
+    for node in chain:
+        node.controls = tuple(c for c in node.controls if c not in place)
+    releases = [_push_handle(body, push) for push in sorted(edit.pushes, key=place.__getitem__)]
+    readers = _readers(body)
+    first_read = {pop: _first_reader(pop.out(1), readers, place, len(chain)) for pop in edit.pops}
+    begin: list[Node] = []
+    after: dict[Node, Node] = {}
+    awaits: dict[int, list[Node]] = {}
+    for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop])):
+        assert any_shape is not None
+        loaded, awaited = _pop_handle(body, pop, any_shape)
+        if _needs(pop, place):
+            after[pop] = loaded
+        else:
+            begin += (pop, loaded)
+        awaits.setdefault(first_read[pop], []).append(awaited)
+    made = chain[: 1 if chain[0].op == names.GATE else 0]
+    moved = {*made, *begin}
+    made += begin
+    for i, node in enumerate(chain):
+        made += awaits.get(i, ())
+        if node not in moved:
+            made.append(node)
+        if node in after:
+            made.append(after[node])
+    apply_order(body, [*made, *awaits.get(len(chain), ()), *releases])
+
+
+def _push_handle(body: Graph, push: Node) -> Node:
+    """Push the handle of a copy instead of the tensor; returns what lets go of the tensor."""
+    tensor = push.inputs[1]
+    out = body.add(
+        names.SWAP_OUT,
+        body.unique_name(f"tfswap/{push.name}/out"),
+        (tensor,),
+        attrs={"T": Dtype(tensor.type.dtype)},
+        outputs=(VARIANT,),
+        device=push.device,
+    )
+    body.replace_input(push, 1, out.out())
+    _retype(push)
+    return body.add(names.RELEASE, body.unique_name(f"tfswap/{push.name}/release"), (out.out(),), device=push.device)
+
+
+def _pop_handle(body: Graph, pop: Node, any_shape: Output) -> tuple[Node, Node]:
+    """Pop a handle, and bring its tensor back; returns what allocates that, and what waits for its copy."""
+    handle = pop.out(1)
+    kind = handle.type
+    dtype = Dtype(kind.dtype)
+    loaded = body.add(
+        names.SWAP_IN,
+        body.unique_name(f"tfswap/{pop.name}/in"),
+        (handle,),
+        attrs={"T": dtype, "shape": None},
+        outputs=(kind, VARIANT),
+        device=pop.device,
+    )
+    awaited = body.add(
+        names.AWAIT,
+        body.unique_name(f"tfswap/{pop.name}/await"),
+        (loaded.out(0), loaded.out(1)),
+        attrs={"T": dtype},
+        outputs=(kind,),
+        device=pop.device,
+    )
+    body.replace_uses(handle, awaited.out(), lambda node: node is not loaded)
+    body.fetches = [awaited.out() if fetch == handle else fetch for fetch in body.fetches]
+    body.replace_input(pop, 1, any_shape)
+    _retype(pop)
+    pop.outputs = (pop.outputs[0], VARIANT)
+    return loaded, awaited
+
+
+def _readers(body: Graph) -> dict[Output, list[Node]]:
+    readers: dict[Output, list[Node]] = {}
+    for node in body:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    return readers
+
+
+def _first_reader(
+    tensor: Output, readers: Mapping[Output, Sequence[Node]], place: Mapping[Node, int], none: int
+) -> int:
+    """The place of the first kernel that reads a tensor or a view of it; `none` where there is none."""
+    first, pending = none, [tensor]
+    while pending:
+        for reader in readers.get(pending.pop(), ()):
+            if reader in place:
+                first = min(first, place[reader])
+            else:
+                pending += (reader.out(i) for i in range(len(reader.outputs)))
+    return first
+
+
+def _needs(node: Node, place: Mapping[Node, int]) -> bool:
+    """Whether a kernel of the body runs before `node` in any order."""
+    pending = [*(t.node for t in node.inputs), *node.controls]
+    seen = set(pending)
+    while pending:
+        source = pending.pop()
+        if source in place and source.op != names.GATE:
+            return True
+        more = {*(t.node for t in source.inputs), *source.controls} - seen
+        seen |= more
+        pending += more
+    return False
+
+
+def _tell_effects(graph: Graph, edited: Collection[Graph]) -> bool:
+    """Let loops and conditionals in whose bodies there are copies now say that they have effects."""
+    effects = graph in edited
+    for node, bodies in graph.bodies.items():
+        inner = [_tell_effects(body, edited) for body in bodies]
+        if any(inner):
+            node.op = stateful_form(node.op)
+            effects = True
+    return effects

@@ -3,6 +3,7 @@
 Importing this changes nothing in TensorFlow, and does not import it until something needs it.
 """
 
+from tfswap import keras
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
 from tfswap.frontends.fit import max_batch
@@ -36,6 +37,7 @@ __all__ = [
     "TfswapError",
     "UnsupportedGraph",
     "keep",
+    "keras",
     "max_batch",
     "optimize",
     "optimize_graph",

@@ -39,6 +39,10 @@ log = logging.getLogger("tfswap")
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
+    Attributes:
+        batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
+            data pipeline that feeds it; plans leave room for them.
+
     TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
     OptimizedFunction can be saved, and what is saved is the function as it was traced.
 
@@ -62,6 +66,7 @@ class OptimizedFunction:
         self._latest: Step | None = None
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
+        self.batches_beside = 0
         functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
 
     @property
@@ -95,6 +100,11 @@ class OptimizedFunction:
     def memory_limit(self) -> int | str | None:
         """The limit as it was given."""
         return self._request.memory_limit
+
+    @property
+    def plans(self) -> int:
+        """How many plans there are, of all traces."""
+        return sum(step.planned for steps in self._made.values() for step in steps)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -233,7 +243,7 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes) -> Step:
-        return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded, self._owner)
+        return Step(self.__name__, concrete, shapes, self._request, self._on_exceeded, self._owner, self.batches_beside)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

@@ -27,7 +27,7 @@ from tfswap.frontends.audit import Audit
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.passes.claim import apply_claim
-from tfswap.planner.allocator import regions_of
+from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
@@ -55,6 +55,7 @@ class Step:
         request: what to do to it.
         on_exceeded: "warn" or "raise".
         owner: of the host memory limit, by number: all steps of one function share it.
+        batches_beside: as of OptimizedFunction.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
@@ -67,7 +68,16 @@ class Step:
     plan: Plan
     report: Report
 
-    def __init__(self, name: str, concrete: Any, shapes: Shapes, request: Request, on_exceeded: str, owner: int):
+    def __init__(
+        self,
+        name: str,
+        concrete: Any,
+        shapes: Shapes,
+        request: Request,
+        on_exceeded: str,
+        owner: int,
+        batches_beside: int = 0,
+    ):
         self.name = name
         self.shapes = shapes
         self.planned = False
@@ -77,8 +87,9 @@ class Step:
         self._request = request
         self._on_exceeded = on_exceeded
         self._owner = owner
+        self._batches_beside = batches_beside
         self._optimizer: Optimizer | None = None
-        self._margin_bytes = 0  # kept free for what a run took and no plan knew of
+        self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
         # Of all functions made and still in use, by their graphs: a trace of the user's may call an earlier one.
         self._audits: weakref.WeakKeyDictionary[Any, Audit] = weakref.WeakKeyDictionary()
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
@@ -112,6 +123,7 @@ class Step:
         with TRAFFIC.planning():
             if self.planned:
                 return
+            self._margin_bytes = self._batches_beside * _batch_bytes(inputs)
             try:
                 self._plan(inputs)
             finally:
@@ -153,11 +165,11 @@ class Step:
         """
         optimizer, resident = self._optimizer_now(inputs)
         live = not self._request.changes_nothing and _is_live(inputs)
-        function, gate, requests, peak, actions = self._concrete, None, None, 0, None
+        function, gate, requests, peak, actions, lacking = self._concrete, None, None, 0, None, 0
         for _ in range(PLANNING_TRIES):
-            fits = True
+            fits, instantiated = True, resident.instantiated
             try:
-                plan = given or self._choose(optimizer, ordered)
+                plan = given or self._choose(optimizer, ordered, lacking)
             except InfeasibleMemoryLimit as error:
                 if not live or resident.instantiated:
                     _named_floors.add((optimizer.fingerprint, error.floor_bytes))
@@ -186,6 +198,8 @@ class Step:
             ):
                 plan = dataclasses.replace(plan, planned_peak_bytes=peak)
                 break
+            if instantiated and self.limit_bytes is not None:  # what others have there comes and goes
+                lacking = max(lacking, promised(peak) + self._margin_bytes - self.limit_bytes)
             optimizer.suppose(resident)  # planned again for that arena
             if not self._counted:
                 optimizer.renew_baseline()
@@ -237,13 +251,17 @@ class Step:
             # More than the arena may have is no limit that can be kept.
             self.limit_bytes = min(asked, resident.limit_bytes or asked)
 
-    def _choose(self, optimizer: Optimizer, ordered: bool) -> Plan:
-        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds."""
+    def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
+        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds.
+
+        Args:
+            lacking: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
+        """
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, _device()[0])
-        results = optimizer.fetched_bytes()
-        if results > promised(0):  # fewer are in every plan's margin
-            optimizer.extra_margin_bytes = self._margin_bytes + results
+        spare = optimizer.fetched_bytes() + lacking
+        if spare > promised(0):  # less is in every plan's margin
+            optimizer.extra_margin_bytes = self._margin_bytes + spare
             with contextlib.suppress(InfeasibleMemoryLimit):
                 return optimizer.plan(self.limit_bytes, ordered=ordered)
         optimizer.extra_margin_bytes = self._margin_bytes
@@ -417,6 +435,11 @@ class Step:
         if self._on_exceeded == "raise":
             raise TfswapError(f"tfswap: {message}")
         log.warning("tfswap: %s", message)
+
+
+def _batch_bytes(inputs: Sequence[Any]) -> int:
+    """What arguments of these shapes take of the arena."""
+    return sum(round_up(t.shape.num_elements() * t.dtype.size) for t in inputs if t.shape.is_fully_defined())
 
 
 @functools.cache

@@ -1,0 +1,259 @@
+"""`tfswap.keras.optimize`: programs as users write them, each on an arena of its own; what is refused; what stays."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import on_arena
+
+tf = pytest.importorskip("tensorflow")
+
+import keras  # noqa: E402
+from keras_programs import dense, dense_data, fit_dense  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+
+# What an LSTM holds is inside its loops, where nothing is moved yet.
+LIMITS = {"lstm": "105%"}
+PROGRAMS = (
+    "mobilenet",
+    "transformer",
+    "vae",
+    "lstm",
+    "convnet",
+    "unet",
+    "gan",
+    "told_much",
+    "accumulated",
+    "mixed",
+    "parts",
+    "on_batches",
+)
+
+
+@functools.cache
+def run(program: str) -> dict[str, Any]:
+    limit = LIMITS.get(program, "70%")
+    code = f"import json, keras_programs; print(json.dumps(keras_programs.main({program!r}, {limit!r})))"
+    return on_arena(code, 1024)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_are_those_of_plain_fit_and_the_limit_is_kept(program):
+    found = run(program)
+    assert found["same"], "losses, metrics, weights or the optimizer's variables differ"
+    assert found["variables"] > 2
+    assert found["peak"] <= found["limit"]
+    if program not in LIMITS:
+        assert found["peak"] < 0.75 * found["baseline"]
+
+
+@pytest.mark.parametrize("program", ["told_much", "unet"])
+def test_the_last_batch_needs_no_plan_of_its_own(program):
+    assert run(program)["plans"] == 1
+
+
+def test_one_plan_serves_fit_and_batches_of_any_smaller_size():
+    assert run("on_batches")["plans"] <= 2  # fit gives a weight to every sample, train_on_batch does not
+
+
+# --- without an arena: what is refused, and what stays ----------------------------------------------------------
+
+
+def optimized(**compiled: Any) -> Any:
+    return tfswap.keras.optimize(dense(**compiled), memory_limit="80%")
+
+
+def weights(model: Any) -> list[bytes]:
+    return [np.asarray(v).tobytes() for v in model.variables]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "says"),
+    [
+        ({"run_eagerly": True}, r"model 'sequential.*' is compiled with run_eagerly=True"),
+        ({"jit_compile": True}, r"model 'sequential.*' is compiled with jit_compile=True.*jit_compile=False"),
+    ],
+)
+def test_a_step_that_is_no_graph_is_refused(compiled, says):
+    model = optimized(**compiled)
+    before = weights(model)
+    with pytest.raises(tfswap.UnsupportedGraph, match=says):
+        fit_dense(model)
+    assert weights(model) == before
+
+
+def test_the_compilation_that_keras_chose_is_left_out_and_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda _: True)  # as it is with a GPU
+    model = optimized()
+    assert model.jit_compile
+    with caplog.at_level(logging.WARNING, "tfswap"):
+        fit_dense(model)
+        fit_dense(model)
+    assert [r.message for r in caplog.records if "jit_compile is off" in r.message][1:] == []
+    assert tfswap.keras.report(model).memory_limit_bytes
+    assert model.jit_compile, "what evaluate and predict go by, and what is saved, stays"
+
+
+def test_a_limit_that_can_not_be_met_is_refused_before_anything_runs():
+    model = tfswap.keras.optimize(dense(), memory_limit="1KiB")
+    before = weights(model)
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as raised:
+        fit_dense(model)
+    assert weights(model) == before
+    assert model.optimizer.iterations.numpy() == 0
+    tfswap.keras.optimize(model, memory_limit=raised.value.floor_bytes)
+    fit_dense(model)
+    assert tfswap.keras.report(model).planned_peak_bytes <= raised.value.floor_bytes
+
+
+def test_what_is_no_keras_model_is_refused():
+    with pytest.raises(tfswap.TfswapError, match="needs a Keras model, not 3"):
+        tfswap.keras.optimize(3, memory_limit="1GiB")
+    legacy = type("Model", (), {"__module__": "tf_keras.src.engine.training", "name": "old"})
+    with pytest.raises(tfswap.TfswapError, match="'old' is a Keras 2 model.*model.train_step = tfswap.optimize"):
+        tfswap.keras.optimize(legacy(), memory_limit="1GiB")
+
+
+def test_a_train_function_of_the_models_own_is_refused():
+    class Own(keras.Sequential):
+        def make_train_function(self, force=False):
+            raise NotImplementedError
+
+    with pytest.raises(tfswap.TfswapError, match="a make_train_function of its own"):
+        tfswap.keras.optimize(Own(), memory_limit="1GiB")
+
+
+def test_a_step_that_is_optimized_already_is_refused():
+    model = optimized()
+    model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
+    with pytest.raises(tfswap.TfswapError, match="optimized already"):
+        fit_dense(model)
+
+
+def test_malformed_options_are_refused_at_once():
+    with pytest.raises(tfswap.TfswapError, match="memory_limit"):
+        tfswap.keras.optimize(dense(), memory_limit="lots")
+    with pytest.raises(TypeError, match="unknown"):
+        tfswap.keras.optimize(dense(), memory_limit="1GiB", unknown=1)
+
+
+def test_there_is_no_report_before_the_first_step():
+    with pytest.raises(tfswap.TfswapError, match="is not optimized"):
+        tfswap.keras.report(dense())
+    with pytest.raises(tfswap.TfswapError, match="has not been planned yet"):
+        tfswap.keras.report(optimized())
+
+
+def test_several_replicas_are_refused():
+    told = on_arena(
+        """
+        import json
+        import tensorflow as tf
+        import tfswap
+        from keras_programs import dense, fit_dense
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = tfswap.keras.optimize(dense(), memory_limit="80%")
+        try:
+            fit_dense(model)
+        except tfswap.UnsupportedGraph as error:
+            print(json.dumps(str(error)))
+        """
+    )
+    assert "trains on 2 replicas" in told
+
+
+@pytest.mark.parametrize("make", [lambda: tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.MirroredStrategy])
+def test_a_strategy_of_one_device_trains_it(make):
+    with make().scope():
+        model = optimized()
+    plain = dense()
+    plain.set_weights(model.get_weights())
+    expected = fit_dense(plain)["loss"]
+    assert np.allclose(fit_dense(model)["loss"], expected, rtol=1e-4)
+    assert tfswap.keras.report(model).kernels, "it has been ordered"
+
+
+def test_saved_cloned_and_copied_models_are_plain_and_complete(tmp_path):
+    model = optimized(metrics=["mae"])
+    fit_dense(model)
+    x, _ = dense_data()
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    cloned = keras.models.clone_model(model)
+    cloned.set_weights(model.get_weights())
+    model.export(tmp_path / "exported", verbose=False)
+    for other in (loaded, cloned):
+        assert "make_train_function" not in vars(other)
+        assert np.array_equal(other.predict(x, verbose=0), expected)
+    assert np.allclose(tf.saved_model.load(tmp_path / "exported").serve(x), expected, atol=1e-5)
+    assert loaded.optimizer.iterations.numpy() == model.optimizer.iterations.numpy()
+    fit_dense(loaded)
+    fit_dense(model)
+    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_again_it_is_planned_again():
+    model = optimized()
+    fit_dense(model)
+    first = tfswap.keras.report(model)
+    model.compile(keras.optimizers.SGD(), "mae")
+    fit_dense(model)
+    second = tfswap.keras.report(model)
+    assert second.baseline_peak_bytes < first.baseline_peak_bytes, "no moments"
+
+
+def test_memory_is_told_epoch_by_epoch(tmp_path):
+    found = on_arena(
+        f"""
+        import json, logging
+        from keras_programs import dense, fit_dense, settle
+        import tensorflow as tf
+        import tfswap
+        from tensorflow.core.util import event_pb2
+
+        settle()
+        told = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())
+        logging.getLogger("tfswap").addHandler(handler)
+        logging.getLogger("tfswap").setLevel(logging.INFO)
+        model = tfswap.keras.optimize(dense(), memory_limit="75%")
+        memory = tfswap.keras.MemoryReport({str(tmp_path)!r})
+        fit_dense(model, callbacks=[memory], validation_split=0.2)
+        written = {{}}
+        for file in tf.io.gfile.glob({str(tmp_path / "*")!r}):
+            for record in tf.data.TFRecordDataset(file):
+                event = event_pb2.Event.FromString(record.numpy())
+                for value in event.summary.value:
+                    written.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
+        epochs = [vars(epoch) for epoch in memory.epochs]
+        print(json.dumps({{"epochs": epochs, "written": written, "told": told}}))
+        """
+    )
+    assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1]
+    for epoch in found["epochs"]:
+        assert 0 < epoch["measured_peak_bytes"] <= epoch["limit_bytes"]
+        assert 0 < epoch["planned_peak_bytes"] <= epoch["limit_bytes"]
+    for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
+        expected = [[epoch["epoch"], float(np.float32(epoch[name]))] for epoch in found["epochs"]]
+        assert found["written"][f"memory/{name}"] == expected
+    assert sum("epoch" in line and "measured" in line for line in found["told"]) == 2
+
+
+def test_a_memory_report_needs_an_optimized_model_and_no_arena(caplog):
+    memory = tfswap.keras.MemoryReport()
+    with pytest.raises(tfswap.TfswapError, match="is not optimized"):
+        fit_dense(dense(), callbacks=[memory])
+    with caplog.at_level(logging.INFO, "tfswap"):
+        fit_dense(optimized(), callbacks=[memory], epochs=1)
+    assert memory.epochs[0].measured_peak_bytes is None
+    assert "keeps no statistics" in caplog.text

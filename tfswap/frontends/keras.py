@@ -1,0 +1,254 @@
+"""`tfswap.keras.optimize`: a Keras model whose `fit` and `train_on_batch` keep to a memory limit.
+
+Keras' own train function takes batches from the iterator inside of a `tf.function`, where nobody knows how many rows
+they have. Here a batch is taken first, and the step on it is an optimized function, traced as Keras traces it (for any
+number of rows), and planned for the rows that there are. `steps_per_execution` is a loop around it.
+
+`evaluate` and `predict` stay as Keras makes them. So does what `compile` was told: nothing that Keras saves differs.
+
+Not handled: more than one replica, `run_eagerly=True`, `jit_compile=True` (all refused), Keras 2 and other backends.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.frontends import machine
+from tfswap.frontends.function import OptimizedFunction, optimize
+from tfswap.frontends.rewriters import HIDES
+from tfswap.report.report import Report
+
+log = logging.getLogger("tfswap")
+
+
+BATCHES_BESIDE = 2
+"""Batches that Keras' pipeline makes while a step runs: the next one, and one more while its buffers grow. They are
+made on the host, so that they matter where the step runs there too."""
+
+
+class Training:
+    """Makes a model's train function; stands in the model for `make_train_function`.
+
+    Args:
+        model: a compiled Keras model, or one that will be compiled before it trains.
+        options: as of `tfswap.optimize`.
+    """
+
+    def __init__(self, model: Any, **options: Any):
+        self._model = model
+        self._optimize = optimize(**options)
+        self._steps: dict[Any, OptimizedFunction] = {}
+        self._latest: OptimizedFunction | None = None
+
+    def __call__(self, force: bool = False) -> Any:
+        """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
+        model = self._model
+        if model.train_function is not None and not force:
+            return model.train_function
+        _refuse_eager(model)
+        _turn_off_xla(model)
+        _refuse_replicas(model)
+        self._steps.clear()
+        model.train_function = self._train
+        return model.train_function
+
+    @property
+    def plans(self) -> int:
+        """How many plans there are: one for most models, and one more for every size of batch that needs its own."""
+        return sum(step.plans for step in self._steps.values())
+
+    def report(self) -> Report:
+        """The report of the step that ran last. Raises TfswapError before the first."""
+        if self._latest is None:
+            raise TfswapError(f"model {self._model.name!r} has not been planned yet: call fit() or train_on_batch()")
+        return self._latest.report()
+
+    def _train(self, batches: Any) -> Any:
+        """The train function: up to `steps_per_execution` steps, and the logs of the last.
+
+        Raises StopIteration when there is no batch left.
+        """
+        spec = getattr(batches, "element_spec", None)
+        logs = None
+        for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first
+            logs = self._run(_spec(batch) if spec is None else spec, batch)
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def _run(self, spec: Any, batch: Any) -> Any:
+        """One step on a batch of this spec. Raises UnsupportedGraph and InfeasibleMemoryLimit."""
+        tensors = _present(batch)
+        key = repr(spec)
+        if (step := self._steps.get(key)) is not None:
+            self._latest = step
+            return step(*tensors)
+        try:
+            self._latest = step = self._step(spec, _present(spec))
+            logs = step(*tensors)
+        except UnsupportedGraph:
+            # In the graph for any number of rows the sizes of some tensors may be open, in loops above all.
+            self._latest = step = self._step(spec, None)
+            logs = step(*tensors)
+            log.info("tfswap: %s: traced and planned for each size of batch by itself", _named(self._model))
+        self._steps[key] = step
+        return logs
+
+    def _step(self, spec: Any, signature: Any) -> OptimizedFunction:
+        """The step for batches of this spec, traced for the signature, or without one for each batch as it comes."""
+        import tensorflow as tf
+
+        made = self._optimize(tf.function(self._one_step(spec), input_signature=signature))
+        made.batches_beside = BATCHES_BESIDE if machine.current_device()[0].startswith("CPU") else 0
+        return made
+
+    def _one_step(self, spec: Any) -> Any:
+        """As `one_step_on_data` in Keras' trainer, on the tensors that a batch has."""
+        import tensorflow as tf
+        from keras.src.backend.tensorflow.trainer import reduce_per_replica
+
+        model, custom = self._model, self._model.train_step
+        if isinstance(custom, OptimizedFunction):
+            raise TfswapError(
+                f"train_step of {_named(model)} is optimized already: take tfswap.optimize from it, or "
+                "tfswap.keras.optimize from the model"
+            )
+
+        @tf.autograph.experimental.do_not_convert
+        def train_step(*tensors: Any) -> Any:
+            left = iter(tensors)
+            data = tf.nest.map_structure(lambda each: None if _is_absent(each) else next(left), spec)
+            logs = model.distribute_strategy.run(custom, args=(data,))
+            return reduce_per_replica(logs, model.distribute_strategy, reduction="auto")
+
+        return train_step
+
+
+def optimize_model(model: Any, *, memory_limit: int | str | None = None, **options: Any) -> Any:
+    """Keep what `model.fit` and `model.train_on_batch` take of the device's memory under a limit.
+
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        tfswap.keras.optimize(model, memory_limit="6GiB")
+        model.fit(x, y)
+
+    Call it before or after `compile`; it holds until the model is optimized again, with another limit. A model that is
+    saved, cloned or copied is saved, cloned or copied without it.
+
+    Args:
+        model: a Keras 3 model on the TensorFlow backend; also with a `train_step` of its own.
+        memory_limit: as of `tfswap.optimize`: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak
+            ("60%"), or None for what the device's allocator may have.
+        options: the others of `tfswap.optimize`.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TfswapError: no such model, or an option is malformed. When training starts also UnsupportedGraph and
+            InfeasibleMemoryLimit, before anything has run.
+    """
+    _require_keras_model(model)
+    model.make_train_function = Training(model, memory_limit=memory_limit, **options)
+    model.train_function = None
+    return model
+
+
+def report(model: Any) -> Report:
+    """The report of the training step of an optimized model. Raises TfswapError before its first step."""
+    return training(model).report()
+
+
+def training(model: Any) -> Training:
+    """What `optimize` put into the model. Raises TfswapError where it did not."""
+    found = getattr(model, "make_train_function", None)
+    if not isinstance(found, Training):
+        raise TfswapError(f"{_named(model)} is not optimized: tfswap.keras.optimize(model, memory_limit=...) first")
+    return found
+
+
+def _named(model: Any) -> str:
+    return f"model {model.name!r}" if hasattr(model, "name") else repr(model)
+
+
+def _require_keras_model(model: Any) -> None:
+    machine.require_tensorflow()
+    import keras
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    if any(base.__module__.partition(".")[0] == "tf_keras" for base in type(model).__mro__):
+        raise TfswapError(
+            f"{_named(model)} is a Keras 2 model, and tfswap.keras.optimize takes Keras 3's. Optimize its step: "
+            "model.train_step = tfswap.optimize(model.train_step, ...), with compile(..., jit_compile=False)"
+        )
+    if not isinstance(model, keras.Model):
+        raise TfswapError(f"tfswap.keras.optimize needs a Keras model, not {model!r}; a tf.function: tfswap.optimize")
+    if keras.backend.backend() != "tensorflow":
+        raise TfswapError(
+            f"Keras runs on {keras.backend.backend()!r}, and tfswap rewrites TensorFlow's graphs: set "
+            "KERAS_BACKEND=tensorflow before Keras is imported"
+        )
+    own = type(model).make_train_function
+    if own is not TensorFlowTrainer.make_train_function:
+        raise TfswapError(
+            f"{_named(model)} has a make_train_function of its own ({own.__qualname__}), which tfswap would replace. "
+            "Apply tfswap.optimize to the tf.function in it that trains on one batch"
+        )
+
+
+def _refuse_eager(model: Any) -> None:
+    if model.run_eagerly:
+        raise UnsupportedGraph(
+            f"{_named(model)} is compiled with run_eagerly=True: then there is no graph to rewrite. Leave it out of "
+            "compile()"
+        )
+
+
+def _turn_off_xla(model: Any) -> None:
+    """Say that the step is not compiled, where Keras chose so; refuse where the user did."""
+    if not model.jit_compile:
+        return
+    if not model._resolve_auto_jit_compile():
+        raise UnsupportedGraph(
+            f"{_named(model)} is compiled with jit_compile=True: {HIDES}. Use compile(..., jit_compile=False), or "
+            "leave it out"
+        )
+    log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
+
+
+def _refuse_replicas(model: Any) -> None:
+    count = model.distribute_strategy.num_replicas_in_sync
+    if count > 1:
+        raise UnsupportedGraph(
+            f"{_named(model)} trains on {count} replicas, and tfswap.keras.optimize plans for one device. Create the "
+            "model under a strategy of one device, or train it without tfswap"
+        )
+
+
+def _spec(batch: Any) -> Any:
+    """What a batch is, with any number of rows: as tf.data describes batches."""
+    import tensorflow as tf
+
+    def describe(value: Any) -> Any:
+        found = tf.type_spec_from_value(value)
+        if not isinstance(found, tf.TensorSpec) or not found.shape.rank:
+            return found
+        return tf.TensorSpec([None, *found.shape[1:]], found.dtype)
+
+    return tf.nest.map_structure(lambda value: None if _is_absent(value) else describe(value), batch)
+
+
+def _present(structure: Any) -> list[Any]:
+    """The tensors of a batch, or their specs."""
+    import tensorflow as tf
+
+    return [leaf for leaf in tf.nest.flatten(structure) if not _is_absent(leaf)]
+
+
+def _is_absent(leaf: Any) -> bool:
+    """Whether it stands for a part that a batch does not have; an optional is what Keras sends through tf.data."""
+    import tensorflow as tf
+
+    optional = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
+    return leaf is None or optional or getattr(leaf, "value_type", None) is type(None)

@@ -257,3 +257,12 @@ def test_a_memory_report_needs_an_optimized_model_and_no_arena(caplog):
         fit_dense(optimized(), callbacks=[memory], epochs=1)
     assert memory.epochs[0].measured_peak_bytes is None
     assert "keeps no statistics" in caplog.text
+
+
+def test_a_line_of_the_users_is_named_in_a_folder_called_keras():
+    scope = {"tf": tf}
+    program = "def step(x):\n    return 2.0 * tf.py_function(lambda v: v, [x], tf.float32)\n"
+    exec(compile(program, "/home/user/keras/train.py", "exec"), scope)
+    step = tfswap.optimize(tf.function(scope["step"], autograph=False), memory_limit="1GiB")
+    with pytest.raises(tfswap.UnsupportedGraph, match=r"/home/user/keras/train.py:2"):
+        step(tf.ones([4]))

@@ -39,14 +39,14 @@ log = logging.getLogger("tfswap")
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
-    Attributes:
-        batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
-            data pipeline that feeds it; plans leave room for them.
-
     TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
     OptimizedFunction can be saved, and what is saved is the function as it was traced.
 
     Calls take turns: the limit is the allocator's, and two steps at once would take twice as much.
+
+    Attributes:
+        batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
+            data pipeline that feeds it; plans leave room for them.
     """
 
     __name__: str

@@ -7,6 +7,9 @@ these bits is the same function with Grappler off.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +25,7 @@ from tfswap.ir.graph import Graph
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
 
 # Frames of these packages are not the user's own lines.
-LIBRARY_PATHS = ("/tensorflow/", "/keras/", "/tfswap/")
+LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfswap")
 
 
 @without_collector
@@ -106,7 +109,13 @@ def source_lines(concrete: Any) -> Callable[[str], str | None]:
             traceback = operations.get_operation_by_name(name).traceback
         except (KeyError, ValueError):
             return None
-        frames = [f for f in traceback or () if not any(part in f.filename for part in LIBRARY_PATHS)]
+        frames = [f for f in traceback or () if not f.filename.startswith(_library_folders())]
         return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
     return locate
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    found = [importlib.util.find_spec(name) for name in LIBRARIES]
+    return tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in found if spec and spec.origin)

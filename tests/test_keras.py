@@ -265,4 +265,4 @@ def test_a_line_of_the_users_is_named_in_a_folder_called_keras():
     exec(compile(program, "/home/user/keras/train.py", "exec"), scope)
     step = tfswap.optimize(tf.function(scope["step"], autograph=False), memory_limit="1GiB")
     with pytest.raises(tfswap.UnsupportedGraph, match=r"/home/user/keras/train.py:2"):
-        step(tf.ones([4]))
+        step(tf.ones([4096]))

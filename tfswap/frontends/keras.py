@@ -80,11 +80,14 @@ class Training:
 
     def _run(self, spec: Any, batch: Any) -> Any:
         """One step on a batch of this spec. Raises UnsupportedGraph and InfeasibleMemoryLimit."""
+        import tensorflow as tf
+
         tensors = _present(batch)
         key = repr(spec)
         if (step := self._steps.get(key)) is not None:
             self._latest = step
             return step(*tensors)
+        spec = tf.nest.map_structure(lambda each, given: None if _is_absent(given) else each, spec, batch)
         try:
             self._latest = step = self._step(spec, _present(spec))
             logs = step(*tensors)
@@ -119,7 +122,7 @@ class Training:
         @tf.autograph.experimental.do_not_convert
         def train_step(*tensors: Any) -> Any:
             left = iter(tensors)
-            data = tf.nest.map_structure(lambda each: None if _is_absent(each) else next(left), spec)
+            data = tf.nest.map_structure(lambda each: None if each is None else next(left), spec)
             logs = model.distribute_strategy.run(custom, args=(data,))
             return reduce_per_replica(logs, model.distribute_strategy, reduction="auto")
 
@@ -250,5 +253,4 @@ def _is_absent(leaf: Any) -> bool:
     """Whether it stands for a part that a batch does not have; an optional is what Keras sends through tf.data."""
     import tensorflow as tf
 
-    optional = isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec))
-    return leaf is None or optional or getattr(leaf, "value_type", None) is type(None)
+    return leaf is None or isinstance(leaf, tf.experimental.Optional)

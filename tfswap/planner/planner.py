@@ -219,7 +219,9 @@ class Planner:
                     continue
                 if best is not None and judged.draft.timing.total_s > best.timing.total_s * slower:
                     break  # those below are slower still
-                if best is not None and judged.draft.timing.total_s >= best.timing.total_s:
+                if best is not None and (
+                    judged.draft.timing.total_s >= best.timing.total_s or judged.least_s >= best.timing.total_s
+                ):
                     continue
                 found = judged.fitting(limit_bytes)
                 if found is None or not self.host_fits(found):
@@ -272,12 +274,21 @@ class Judged:
     def __init__(self, planner: Planner, draft: Draft):
         self.draft = draft
         self._planner = planner
+        self._memories: dict[tuple[int, ...], Memory] = {}  # by what runs side by side
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest within the limit, of three that don't depend on it."""
         if self.beside is not None and self.beside.peak_bytes <= limit_bytes:
             return self.beside
         return self.within if self.apart.peak_bytes <= limit_bytes else None
+
+    @cached_property
+    def least_s(self) -> float:
+        """What all three take at least: they have no more side by side than do not race where the others are."""
+        choice = self.draft.choice
+        if not choice.beside:
+            return self.draft.timing.total_s
+        return self._planner.timing(_settled(choice, self._memory(choice))).total_s
 
     @cached_property
     def apart(self) -> Candidate:
@@ -299,24 +310,35 @@ class Judged:
         for _ in range(BESIDE_TRIES):
             if not choice.beside:
                 break
-            found = self._candidate(choice)
-            memory = found.memory
+            memory = self._memory(choice)
             if memory.peak_bytes <= most_bytes and not memory.raced:
-                return found
-            leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
-            kept = tuple(
-                position
-                for position, n in zip(choice.beside, leads, strict=True)
-                if n not in memory.raced and max(memory.during_bytes[n : n + 2]) <= most_bytes
-            )
-            choice = choice._replace(beside=kept if kept != choice.beside else ())
+                return self._candidate(choice)
+            kept = _settled(choice, memory, most_bytes)
+            choice = kept if kept != choice else choice._replace(beside=())
         return None
 
     def _candidate(self, choice: Choice) -> Candidate:
-        planner = self._planner
-        memory = judge_memory(planner.flow, build_schedule(*choice), planner.resident)
-        timing = self.draft.timing if choice == self.draft.choice else planner.timing(choice)
+        memory = self._memory(choice)
+        timing = self.draft.timing if choice == self.draft.choice else self._planner.timing(choice)
         return Candidate(choice, memory, timing, promised(memory.peak_bytes))
+
+    def _memory(self, choice: Choice) -> Memory:
+        """What the draft does to memory with what `choice` has side by side."""
+        if choice.beside not in self._memories:
+            planner = self._planner
+            self._memories[choice.beside] = judge_memory(planner.flow, build_schedule(*choice), planner.resident)
+        return self._memories[choice.beside]
+
+
+def _settled(choice: Choice, memory: Memory, most_bytes: float = math.inf) -> Choice:
+    """`choice`, with those one after another that race, or hold more than `most_bytes` side by side."""
+    leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
+    kept = tuple(
+        position
+        for position, n in zip(choice.beside, leads, strict=True)
+        if n not in memory.raced and max(memory.during_bytes[n : n + 2]) <= most_bytes
+    )
+    return choice._replace(beside=kept)
 
 
 class _Ladder:

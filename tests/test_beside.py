@@ -19,7 +19,7 @@ from tfswap.oplib import names
 from tfswap.passes.order import apply_order
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
-from tfswap.planner.beside import allocations, bring_together, can_run_beside, side_by_side
+from tfswap.planner.beside import allocations, bring_together, can_run_beside, gains, side_by_side
 from tfswap.planner.plan import Plan
 from tfswap.planner.problem import Choice
 from tfswap.planner.requests import UNKNOWN, record_requests
@@ -65,7 +65,7 @@ def together(flow: Dataflow, order: str) -> str:
 
 
 def beside(flow: Dataflow, order: str, intervals: tuple[Interval, ...] = ()) -> tuple[int, ...]:
-    return side_by_side(flow, Choice(named(flow, order), list(intervals)), costs(flow), RATES)
+    return side_by_side(flow, Choice(named(flow, order), list(intervals)), costs(flow), gains(flow, costs(flow), RATES))
 
 
 def peak(flow: Dataflow, order: str, at: tuple[int, ...]) -> int:
@@ -106,7 +106,8 @@ def test_on_one_core_there_is_no_beside():
     flow = facts(HEADS)
     one = default_rates(DeviceModel(intra_op_threads=1))
     order = named(flow, "a q k s t r")
-    assert side_by_side(flow, Choice(order, []), [kernel_seconds(n, one) for n in flow.nodes], one) == ()
+    cost_s = [kernel_seconds(n, one) for n in flow.nodes]
+    assert side_by_side(flow, Choice(order, []), cost_s, gains(flow, cost_s, one)) == ()
 
 
 @pytest.mark.parametrize(

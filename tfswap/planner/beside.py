@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
@@ -43,8 +44,7 @@ def bring_together(flow: Dataflow, order: Sequence[int], cost_s: Sequence[float]
     made = list(order)
     paired: set[int] = set()
     for share in GOOD_SHARES:
-        gain = functools.partial(_gain, flow, cost_s=cost_s, rates=rates, share=share)
-        made = _paired(flow, made, cost_s, gain, waits_for, paired)
+        made = _paired(flow, made, cost_s, gains(flow, cost_s, rates, share), waits_for, paired)
     return made
 
 
@@ -106,19 +106,17 @@ def _temporary_bytes(flow: Dataflow, i: int) -> int:
     return sum(n for event, n in flow.events[i] if event == "temp")
 
 
-def side_by_side(flow: Dataflow, choice: Choice, cost_s: Sequence[float], rates: Rates) -> tuple[int, ...]:
+def side_by_side(
+    flow: Dataflow, choice: Choice, cost_s: Sequence[float], gain: Callable[[int, int], float]
+) -> tuple[int, ...]:
     """Positions in the choice's order whose kernels can run beside the one before, and gain by it."""
-    if rates.cores < 2:
-        return ()
-    order = choice.order
-    can_overlap = overlaps(flow, order, choice.intervals)
+    can_overlap = overlaps(flow, choice.order, choice.intervals)
     found: list[int] = []
-    for position in range(1, len(order)):
-        first, second = order[position - 1], order[position]
+    for position, (first, second) in enumerate(pairwise(choice.order), 1):
         if (
-            min(cost_s[first], cost_s[second]) > LEAST_GAIN_S
+            cost_s[first] > LEAST_GAIN_S < cost_s[second]  # what rules out most comes first
             and (not found or found[-1] < position - 1)
-            and _gain(flow, first, second, cost_s, rates)
+            and gain(first, second)
             and can_overlap(position)
         ):
             found.append(position)
@@ -179,15 +177,20 @@ def _can_follow(flow: Dataflow, i: int) -> bool:
     return is_pure(flow.nodes[i].op) and not flow.updates[i] and i not in flow.inexact_kernels
 
 
-def _gain(
-    flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
-) -> float:
-    """Seconds saved; 0 where a kernel on one core would be given away for little."""
-    idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
-    if first == second or not idle_s:
-        return 0.0
-    saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)
-    return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
+def gains(
+    flow: Dataflow, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
+) -> Callable[[int, int], float]:
+    """How many seconds two kernels save; 0 where a kernel on one core would be given away for little."""
+
+    @functools.cache
+    def gain(first: int, second: int) -> float:
+        idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
+        if first == second or not idle_s:
+            return 0.0
+        saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)
+        return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
+
+    return gain
 
 
 def _waits_for(flow: Dataflow, i: int) -> Iterator[int]:

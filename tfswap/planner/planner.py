@@ -20,7 +20,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import classics, evict, furthest, meng
-from tfswap.planner.beside import bring_together, side_by_side
+from tfswap.planner.beside import bring_together, gains, side_by_side
 from tfswap.planner.ordering import PEAK_TIE, rank_orders
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.schedule import LEAD, Step, build_schedule
@@ -163,6 +163,7 @@ class Planner:
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = self.costs.of_step(flow)
+        self._gain = gains(flow, self.cost_s, self.rates)
         orders = rank_orders(flow, self.cost_s)
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
@@ -254,7 +255,7 @@ class Planner:
     def draft(self, choice: Choice) -> Draft:
         """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
         if self.device.inter_op_threads > 1:
-            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self.rates))
+            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice))
 
     def judged(self, choice: Choice) -> Judged:

@@ -204,8 +204,9 @@ class Planner:
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
         best: Candidate | None = None
-        for judged in self.unmoved:
-            found = judged.fitting(limit_bytes)
+        for problem, judged in zip(self.problems, self.unmoved, strict=True):
+            # An allocator never needs less than what is live.
+            found = judged.fitting(limit_bytes) if problem.live_peak_bytes <= limit_bytes else None
             if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
                 best = found
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:

@@ -175,3 +175,51 @@ def test_what_keras_must_be_told_is_said(jit, batches, says):
     model.train_step = tfswap.optimize(model.train_step, memory_limit="80%")
     with pytest.raises(tfswap.UnsupportedGraph, match=says):
         model.fit(dataset(rows=4000, **batches), **FIT)
+
+
+# --- what a call costs ----------------------------------------------------------------------------------------
+
+
+def test_a_call_that_has_been_seen_is_not_looked_up_again(monkeypatch):
+    net, twin = Net(), Net()
+    step, reference = called(net), tf.function(twin.step)
+    step(batch()), unoptimised(reference, batch())
+
+    def refuse(*_, **__):
+        raise AssertionError("looked up")
+
+    monkeypatch.setattr(step.traced, "_get_concrete_function_garbage_collected", refuse)
+    assert bits(step(batch(seed=8))) == bits(unoptimised(reference, batch(seed=8)))
+    with pytest.raises(AssertionError, match="looked up"):
+        step(batch(), 2.0)
+
+
+def test_calls_that_look_alike_keep_their_own_traces():
+    made = []
+
+    def body(x, y):
+        made.append((x.dtype, x.shape))
+        return tf.cast(x, tf.float32) * 2.0 + tf.cast(y, tf.float32)
+
+    step = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+    plain = tf.function(body)
+    one = tf.constant([1.5, 2.5])
+    calls = [(one, one), (one, tf.constant([1, 2])), (tf.constant([1, 2]), one), (one, 3.0), (one, tf.constant(3.0))]
+    calls += [(tf.ones([n]), tf.ones([1])) for n in (3, 4, 5)]
+    for args in calls * 2:
+        assert bits(step(*args)) == bits(plain(*args))
+    assert step.experimental_get_tracing_count() == plain.experimental_get_tracing_count()
+    # A numpy array is a tensor to TensorFlow, and a Python number a trace of its own.
+    assert bits(step(np.float32([1.5, 2.5]), one)) == bits(plain(np.float32([1.5, 2.5]), one))
+    assert step.experimental_get_tracing_count() == plain.experimental_get_tracing_count()
+
+
+def test_what_is_cast_to_a_signature_is_cast_each_time():
+    step = tfswap.optimize(
+        tf.function(lambda x: x * 2.0, input_signature=[tf.TensorSpec([None], tf.float32)]), memory_limit="1GiB"
+    )
+    for _ in range(2):
+        assert step(tf.constant([1.0])).numpy().tolist() == [2.0]
+        assert step([1.0, 2.0]).numpy().tolist() == [2.0, 4.0]
+        with pytest.raises(TypeError, match="Binding inputs"):
+            step(tf.constant([1, 2]))

@@ -37,6 +37,9 @@ class Audit:
     """
 
     def __init__(self, graph: Graph, gate: int):
+        import tfswap.ops
+
+        self._executed = tfswap.ops.executed
         self._planned = Expected.of(graph)
         self._gate = gate
         self._failure: VerificationError | None = None
@@ -47,9 +50,7 @@ class Audit:
         Raises:
             VerificationError: it is not what was planned. From then on every time.
         """
-        import tfswap.ops
-
-        if executed := tfswap.ops.executed(self._gate):
+        if executed := self._executed(self._gate):
             from tensorflow.core.framework import function_pb2
 
             try:

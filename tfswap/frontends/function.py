@@ -35,6 +35,9 @@ from tfswap.report.report import Report
 
 log = logging.getLogger("tfswap")
 
+MAX_PLAIN = 1024
+"""So many kinds of calls are remembered with their traces. One of open dimensions has a kind for each size."""
+
 
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
@@ -64,6 +67,7 @@ class OptimizedFunction:
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
         self._latest: Step | None = None
+        self._plain: dict[Any, Any] = {}  # traces of calls with nothing but tensors, by _plain_key
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self.batches_beside = 0
@@ -84,8 +88,16 @@ class OptimizedFunction:
             return self._function(*args, **kwargs)
         if not tf.executing_eagerly():
             refuse_compiled_caller(self.__name__)
-        concrete = self._trace(args, kwargs)
-        inputs = self._flat_inputs(concrete, args, kwargs)
+        key = _plain_key(args, kwargs)
+        concrete = None if key is None else self._plain.get(key)
+        inputs: list[Any] = list(args)
+        if concrete is None:
+            concrete = self._trace(args, kwargs)
+            inputs = concrete.function_type.unpack_inputs(bind_call(self._function, concrete, args, kwargs))
+            if key is not None and _is_plain(concrete, args, inputs):
+                if len(self._plain) >= MAX_PLAIN:
+                    self._plain.clear()
+                self._plain[key] = concrete
         if _is_watched(concrete, inputs):
             return self._call_traced(concrete, inputs)
         with self._lock if tf.executing_eagerly() else contextlib.nullcontext():
@@ -205,9 +217,6 @@ class OptimizedFunction:
             concrete._garbage_collector.release()
         return concrete
 
-    def _flat_inputs(self, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
-        return concrete.function_type.unpack_inputs(bind_call(self._function, concrete, args, kwargs))
-
     def _call_traced(self, concrete: Any, inputs: Sequence[Any]) -> Any:
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
         self._warn_once(
@@ -259,6 +268,50 @@ def bind_call(function: Any, concrete: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs, function.function_type, function._default_values
     )
     return concrete.function_type.bind(*full.args, **full.kwargs)
+
+
+@functools.cache
+def _internals() -> tuple[Any, Any, Any, Any]:
+    """What `_plain_key` asks TensorFlow for, without an import in every call."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+    from tensorflow.python.saved_model import save_context
+
+    return ops.EagerTensor, context.context, ops.get_default_graph, save_context.in_save_context
+
+
+def _plain_key(args: Any, kwargs: Any) -> Any:
+    """Tells apart the calls of a `tf.function` that may have traces of their own; None for all but the plainest.
+
+    What TensorFlow goes by besides the arguments (function_context.py) is always the same where a call runs at once,
+    outside of a distribution strategy, and not to be saved. So one look-up finds the trace, and binding the arguments
+    would give them back as they are. All of this takes as long as the rest of a call, and more.
+    """
+    eager_tensor, context, default_graph, in_save_context = _internals()
+    if kwargs or not context().executing_eagerly() or default_graph()._distribution_strategy_stack:
+        return None
+    key: list[Any] = []
+    for value in args:
+        if type(value) is not eager_tensor:
+            return None
+        dtype = value._datatype_enum()
+        if dtype in HANDLE_TYPES:
+            return None
+        key += (dtype, value._shape_tuple())
+    return None if in_save_context() else tuple(key)
+
+
+HANDLE_TYPES = (20, 21)
+"""DT_RESOURCE and DT_VARIANT, as types.proto numbers them: what they refer to is part of their type."""
+
+
+def _is_plain(concrete: Any, args: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a trace depends on nothing but its arguments, and takes them as they are."""
+    return (
+        len(args) == len(inputs)
+        and all(a is i for a, i in zip(args, inputs, strict=True))
+        and not concrete.graph.function_captures.by_ref_internal
+    )
 
 
 def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +76,9 @@ def memory_info(device: str) -> MemoryInfo | None:
     return MemoryInfo(info["current"], info["peak"])
 
 
+@functools.cache
 def _cpu_uses_bfc() -> bool:
-    """As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar)."""
+    """As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar), once."""
     return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").strip().lower() in ("1", "true")
 
 

@@ -17,7 +17,7 @@ import functools
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
@@ -25,7 +25,7 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
-from tfswap.frontends.traffic import TRAFFIC
+from tfswap.frontends.traffic import TRAFFIC, Running
 from tfswap.passes.claim import apply_claim
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
@@ -90,8 +90,9 @@ class Step:
         self._batches_beside = batches_beside
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
-        # Of all functions made and still in use, by their graphs: a trace of the user's may call an earlier one.
-        self._audits: weakref.WeakKeyDictionary[Any, Audit] = weakref.WeakKeyDictionary()
+        # Of all functions made and still in use, by number of their gates: a trace of the user's may call an earlier
+        # one.
+        self._audits: dict[int, Audit] = {}
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
         self._requests: Requests | None = None
@@ -131,21 +132,23 @@ class Step:
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Run the step under its limit."""
-        if self._request.changes_nothing or not _is_live(inputs):
+        if self._request.changes_nothing or not _has_arena() or not _runs_at_once():
             return self._call(inputs)
-        if TRAFFIC.at_rest() and not self._fits():
+        before = self._memory_info()
+        if TRAFFIC.at_rest() and not self._fits(before):
             with TRAFFIC.planning():
-                if not self._fits():
+                if not self._fits(self._memory_info()):
                     self._plan_again(inputs)
-        with TRAFFIC.step() as alone:
-            return self._watched(inputs, alone)
+            before = self._memory_info()
+        with TRAFFIC.step() as running:
+            return self._watched(inputs, before, running)
 
     def audit(self) -> None:
         """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
 
         Raises VerificationError where it is something else.
         """
-        for audit in list(self._audits.values()):
+        for audit in tuple(self._audits.values()):
             audit.check()
 
     def _call(self, inputs: Sequence[Any]) -> Any:
@@ -186,7 +189,7 @@ class Step:
                 function, gate = self._make(optimizer, plan, closed=live)
                 actions = plan.actions
                 if live:
-                    resident = self._instantiate(function, inputs)
+                    resident = self._instantiate(function, gate, inputs)
             if not live:
                 break
             requests = optimizer.requests(plan, resident)
@@ -313,12 +316,13 @@ class Step:
         limit_bytes = self._request.options.host_limit_bytes
         swaps = apply_claim(graph, self._owner, plan.host_bytes, limit_bytes)
         function = export_function(graph, self._concrete)
+        self._audits[gate] = Audit(graph, gate)
         weakref.finalize(function.graph, tfswap.ops.forget_gate, gate)
+        weakref.finalize(function.graph, self._audits.pop, gate, None)
         if swaps:
             tfswap.ops.claim_host(self._owner, limit_bytes)  # before its kernels do, for what is reserved here
             weakref.finalize(function.graph, tfswap.ops.drop_host, self._owner)
             self._reserve(plan.host_bytes)
-        self._audits[function.graph] = Audit(graph, gate)
         return function, gate
 
     def _reserve(self, host_bytes: int) -> None:
@@ -334,7 +338,7 @@ class Step:
                 f"{self.name}: no {format_bytes(host_bytes)} of host memory for swapped tensors: {error}"
             ) from error
 
-    def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
+    def _instantiate(self, function: Any, gate: int, inputs: Sequence[Any]) -> Resident:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
         import tensorflow as tf
 
@@ -347,7 +351,7 @@ class Step:
                 tfswap.ops.own_buffer(captured[position - len(inputs)])
         with contextlib.suppress(tf.errors.AbortedError):
             function._call_flat(inputs, captured_inputs=function.captured_inputs)
-        self._audits[function.graph].check()
+        self._audits[gate].check()
         return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
 
     def _within(self, peak_bytes: int) -> bool:
@@ -355,10 +359,14 @@ class Step:
 
     # --- the arena as it is -------------------------------------------------------------------------------
 
-    def _fits(self) -> bool:
-        """Whether the step stays within its limit in the arena as it is now, as far as can be told."""
+    @staticmethod
+    def _memory_info() -> machine.MemoryInfo:
         info = machine.memory_info(_device()[0])
-        assert info is not None, "asked of a live step"
+        assert info is not None, "asked where there is an arena"
+        return info
+
+    def _fits(self, info: machine.MemoryInfo) -> bool:
+        """Whether the step stays within its limit in the arena as it is now, as far as can be told."""
         if self._request.plan is not None or self.limit_bytes is None:
             return True
         if self._hopeless_bytes is not None and info.current_bytes >= self._hopeless_bytes:
@@ -404,15 +412,13 @@ class Step:
                 raise
             log.warning("tfswap: %s: the limit will not hold any more: %s", self.name, error)
 
-    def _watched(self, inputs: Sequence[Any], alone: Callable[[], bool]) -> Any:
+    def _watched(self, inputs: Sequence[Any], before: machine.MemoryInfo, running: Running) -> Any:
         """Run the step, and notice when the allocator's peak passes the limit."""
-        device, _ = _device()
-        before = machine.memory_info(device)
         result = self._call(inputs)
-        after = machine.memory_info(device)
+        after = self._memory_info()
         limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
-        if before is not None and after is not None and after.peak_bytes > max(before.peak_bytes, limit):
-            self._exceeded(after.peak_bytes, limit, alone())
+        if after.peak_bytes > max(before.peak_bytes, limit):
+            self._exceeded(after.peak_bytes, limit, running.alone())
         return result
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, alone: bool) -> None:
@@ -447,13 +453,23 @@ def _device() -> tuple[str, Any]:
     return machine.current_device(live=True)
 
 
+@functools.cache
+def _has_arena() -> bool:
+    """Whether the device has an arena that can be looked at."""
+    return machine.memory_info(_device()[0]) is not None
+
+
+def _runs_at_once() -> bool:
+    import tensorflow as tf
+
+    return tf.executing_eagerly()
+
+
 def _is_live(inputs: Sequence[Any]) -> bool:
     """Whether a call with these inputs runs at once, in an arena that can be looked at."""
     import tensorflow as tf
 
-    if not tf.executing_eagerly() or any(tf.is_symbolic_tensor(t) for t in inputs):
-        return False
-    return machine.memory_info(_device()[0]) is not None
+    return _has_arena() and _runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
 
 
 def _free_functions() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 MAX_WAIT_S = 60.0
 
@@ -40,23 +40,25 @@ class Traffic:
                     self._planner = None
                     self._changed.notify_all()
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[Callable[[], bool]]:
-        """While a step runs. Yields what tells whether it has been the only one so far."""
-        me = threading.get_ident()
+    def step(self) -> Running:
+        """While a step runs, as a context manager."""
+        return Running(self)
+
+    def _begin(self, me: int) -> tuple[int, bool]:
+        """The step's number, and whether no other thread's was running."""
         with self._changed:
-            self._changed.wait_for(lambda: self._planner in (None, me))
+            while self._planner is not None and self._planner != me:
+                self._changed.wait()
             self._running[me] += 1
             self._started += 1
-            number, first = self._started, self._others_rest()
-        try:
-            yield lambda: first and self._started == number
-        finally:
-            with self._changed:
-                self._running[me] -= 1
-                if not self._running[me]:
-                    del self._running[me]
-                self._changed.notify_all()
+            return self._started, self._others_rest()
+
+    def _end(self, me: int) -> None:
+        with self._changed:
+            self._running[me] -= 1
+            if not self._running[me]:
+                del self._running[me]
+            self._changed.notify_all()
 
     def at_rest(self) -> bool:
         """Whether no other thread's step runs now."""
@@ -64,7 +66,29 @@ class Traffic:
             return self._others_rest()
 
     def _others_rest(self) -> bool:
-        return not self._running.keys() - {threading.get_ident()}
+        running = self._running
+        return not running or (len(running) == 1 and threading.get_ident() in running)
+
+
+class Running:
+    """A step while it runs. Not made with contextlib: every call of every step is one."""
+
+    __slots__ = ("_me", "_traffic", "_was_alone", "number")
+
+    def __init__(self, traffic: Traffic):
+        self._traffic = traffic
+        self._me = threading.get_ident()
+
+    def __enter__(self) -> Running:
+        self.number, self._was_alone = self._traffic._begin(self._me)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._traffic._end(self._me)
+
+    def alone(self) -> bool:
+        """Whether it has been the only one so far."""
+        return self._was_alone and self._traffic._started == self.number
 
 
 TRAFFIC = Traffic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import enum
+import functools
 import math
 import secrets
 
@@ -221,7 +222,7 @@ def executed(gate: int) -> bytes:
     """What TensorFlow made the step behind this gate from, a FunctionDefLibrary: its function on each device, and what
     these call. Empty where it has not been made since the last time.
     """
-    take = load().c.tfswap_take_executed
+    take = _c().tfswap_take_executed
     room, buffer = 0, None
     while size := take(gate, buffer, room):
         if buffer is not None and size <= room:
@@ -232,4 +233,10 @@ def executed(gate: int) -> bytes:
 
 def arena_layout(gate: int) -> int:
     """A number that tells apart the layouts of the arena of the device that this gate, now or earlier, ran on."""
-    return load().c.tfswap_arena_layout(gate)
+    return _c().tfswap_arena_layout(gate)
+
+
+@functools.cache
+def _c() -> ctypes.CDLL:
+    """The C interface, for what is called in each step."""
+    return load().c

@@ -478,18 +478,15 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapIn").Device(tensorflow::DEVICE_CPU),
                         SwapInOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Await").Device(tensorflow::DEVICE_CPU), AwaitOp);
 
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>SwapOut").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    SwapOutOp<GpuCopierFactory>);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>Release").Device(tensorflow::DEVICE_GPU).HostMemory("handle"), ReleaseOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapIn")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("handle")
-                            .HostMemory("ticket"),
+// On a GPU, handles and tickets are not said to be in host memory, where they are: TensorFlow's
+// kernels for lists don't say so of the variants that they take and give either, and between
+// two that differ in it TensorFlow would put a copy.
+REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapOut").Device(tensorflow::DEVICE_GPU),
+                        SwapOutOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Release").Device(tensorflow::DEVICE_GPU), ReleaseOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapIn").Device(tensorflow::DEVICE_GPU),
                         SwapInOp<GpuCopierFactory>);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>Await").Device(tensorflow::DEVICE_GPU).HostMemory("ticket"), AwaitOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Await").Device(tensorflow::DEVICE_GPU), AwaitOp);
 
 }  // namespace
 }  // namespace tfswap

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from tfswap.analysis.profile import Profile
-from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, check, one_of
 from tfswap.frontends.pipeline import TACTICS
@@ -37,6 +37,8 @@ log = logging.getLogger("tfswap")
 
 MAX_PLAIN = 1024
 """So many kinds of calls are remembered with their traces. One of open dimensions has a kind for each size."""
+GROWTH = 1.5
+"""Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 
 
 class OptimizedFunction:
@@ -236,12 +238,28 @@ class OptimizedFunction:
             with self._lock:
                 step = next((s for s in self._made.get(concrete, ()) if s.covers(shapes)), None)
                 if step is None:
-                    refuse_rewriters()
-                    static = all(_has_size(t) for t in concrete.inputs[: len(shapes)])
-                    step = self._new_step(concrete, (None,) * len(shapes) if static else shapes)
-                    self._made.setdefault(concrete, []).append(step)
-                step.prepare(inputs)
+                    step = self._planned(concrete, shapes, inputs)
+                else:
+                    step.prepare(inputs)
         self._note(step)
+        return step
+
+    def _planned(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any]) -> Step:
+        """A new step for these arguments; for larger ones too where they keep growing and the limit allows it."""
+        refuse_rewriters()
+        made = self._made.setdefault(concrete, [])
+        if all(_has_size(t) for t in concrete.inputs[: len(shapes)]):
+            shapes = (None,) * len(shapes)
+        larger = grown(shapes, [step.shapes for step in made if step.planned])
+        if larger != shapes:
+            step = self._new_step(concrete, larger)
+            with contextlib.suppress(InfeasibleMemoryLimit):
+                step.prepare(inputs)
+                made.append(step)
+                return step
+        step = self._new_step(concrete, shapes)
+        made.append(step)
+        step.prepare(inputs)
         return step
 
     def _note(self, step: Step) -> None:
@@ -338,6 +356,26 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
             else tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(given.shape), tensor.op.name)
             for tensor, given in zip(traced, flat, strict=True)
         ]
+
+
+def grown(shapes: Shapes, planned: Sequence[Shapes]) -> Shapes:
+    """The sizes to plan for next, where there are plans for others: so many that plans stay few.
+
+    The second plan is for the sizes that are asked for. From the third on it covers all that came before as well, and
+    an axis that is longer than ever gets GROWTH times what it had at most.
+    """
+    if len(planned) < 2:
+        return shapes
+
+    def size(axis: int, most: int) -> int:
+        return most if axis <= most else max(axis, int(most * GROWTH))
+
+    made = []
+    for position, shape in enumerate(shapes):
+        earlier = [p for each in planned if (p := each[position]) is not None and len(p) == len(shape or ())]
+        most = [max(sizes) for sizes in zip(*earlier, strict=True)]
+        made.append(tuple(map(size, shape, most)) if shape and most else shape)
+    return tuple(made)
 
 
 def _is_watched(concrete: Any, inputs: Sequence[Any]) -> bool:

@@ -233,7 +233,7 @@ class Step:
         from tfswap.importers.function import import_function, source_lines
 
         device, model = _device()
-        graph = import_function(self._concrete, inputs) if self._optimizer is None else None
+        graph = import_function(self._concrete, self._planned_for(inputs)) if self._optimizer is None else None
         _free_functions()
         resident = machine.resident(device)
         if graph is None:
@@ -244,6 +244,15 @@ class Step:
         self._optimizer = made
         self._count_limit(resident)
         return made, resident
+
+    def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
+        """Arguments of the sizes that the plan is for, of which these may be smaller."""
+        import tensorflow as tf
+
+        return [
+            given if shape is None else tf.TensorSpec(shape, given.dtype)
+            for given, shape in zip(inputs, self.shapes, strict=True)
+        ]
 
     def _count_limit(self, resident: Resident) -> None:
         """The limit in bytes, of which a share depends on the unoptimised peak."""

@@ -1,0 +1,100 @@
+"""Batches of many sizes: few plans, none made twice, the right values, each within the limit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from processes import on_arena
+
+tf = pytest.importorskip("tensorflow")
+
+from nets import LIMIT, WIDTH, Net, batch, bits, unoptimised  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+from tfswap.frontends.function import GROWTH, grown  # noqa: E402
+
+OPEN = [tf.TensorSpec([None, WIDTH])]
+
+
+def test_batches_that_keep_growing_take_few_plans_and_none_twice():
+    net, twin = Net(layers=3), Net(layers=3)
+    step = tfswap.optimize(tf.function(net.step, input_signature=OPEN), memory_limit=LIMIT)
+    reference = tf.function(twin.step, input_signature=OPEN)
+    sizes = range(400, 1700, 100)
+    for rows in sizes:
+        assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
+    plans = step.plans
+    assert 3 <= plans <= 6 < len(sizes)
+    for rows in random.Random(0).sample(sizes, 6):
+        assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
+    assert step.plans == plans
+    assert bits(net.weights) == bits(twin.weights)
+
+
+def test_rows_and_columns_that_change_apart_are_covered_together():
+    random_sizes = random.Random(1)
+    planned: list[tuple[tuple[int, ...] | None, ...]] = []
+    for _ in range(1000):
+        asked = ((random_sizes.randint(1, 512), random_sizes.randint(1, 2000)), None)
+        if not any(all(a <= p for a, p in zip(asked[0], made[0], strict=True)) for made in planned):
+            planned.append(grown(asked, planned))
+            assert all(a <= p for a, p in zip(asked[0], planned[-1][0], strict=True))
+    assert len(planned) < 20
+
+
+def test_the_first_two_plans_are_for_what_is_asked_and_ranks_are_not_mixed():
+    assert grown(((8,),), []) == ((8,),)
+    assert grown(((9,),), [((8,),)]) == ((9,),)
+    assert grown(((10,),), [((8,),), ((9,),)]) == ((int(9 * GROWTH),),)
+    assert grown(((100,),), [((8,),), ((9,),)]) == ((100,),)
+    assert grown(((3, 4),), [((8,),), ((9,),)]) == ((3, 4),)
+    assert grown((None, ()), [(None, ()), (None, ())]) == (None, ())
+
+
+def test_where_the_limit_has_no_room_for_more_the_plan_is_for_what_is_asked():
+    net = Net(layers=3)
+    probe = tfswap.optimize(tf.function(net.step, input_signature=OPEN), memory_limit=1)
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as raised:
+        probe(batch(1200))
+    step = tfswap.optimize(tf.function(net.step, input_signature=OPEN), memory_limit=raised.value.floor_bytes)
+    for plans, rows in enumerate((1000, 1100, 1200), start=1):
+        step(batch(rows))
+        assert step.plans == plans
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as raised:
+        step(batch(1600))
+    assert step.plans == 3
+
+
+def test_every_size_keeps_the_limit():
+    found = on_arena(
+        """
+        import json, random
+        import tensorflow as tf
+        import tfswap
+        from nets import WIDTH, Net, batch, bits, unoptimised
+
+        slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
+        del slab
+        net, twin = Net(), Net()
+        spec = [tf.TensorSpec([None, WIDTH])]
+        step = tfswap.optimize(
+            tf.function(net.step, input_signature=spec), memory_limit="12MiB", on_exceeded="raise"
+        )
+        reference = tf.function(twin.step, input_signature=spec)
+        sizes = [500, 900, *random.Random(0).choices(range(400, 2400, 50), k=8), 2400]
+        peaks, same = [], []
+        for rows in sizes:
+            x = batch(rows)
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            loss = step(x)
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            same.append(bits(loss) == bits(unoptimised(reference, x)))
+        print(json.dumps([peaks, same, step.plans, step.report().baseline_peak_bytes]))
+        """
+    )
+    peaks, same, plans, baseline = found
+    assert all(same)
+    assert baseline > 12 << 20
+    assert max(peaks) <= 12 << 20
+    assert plans <= 5

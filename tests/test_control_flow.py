@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 EXACT = (
     "while_loop",
     "nested",
+    "branches",
     "scan",
     "map_fn",
     "ctc",

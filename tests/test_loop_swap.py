@@ -27,6 +27,37 @@ from tfswap.planner.plan import Plan
 CPU = DeviceModel("cpu", False, 2, 2)
 KIB = 1 << 10
 TEXT = Golden("loop_swap").parts[1]
+OPTIONAL = """\
+%p = Placeholder() -> bool[]
+%x = Placeholder() -> float32[1024]
+%chosen = StatelessIf(%p, %x) -> float32[1024], variant[]
+%grad = StatelessIf(%p, %chosen, %chosen:1) -> float32[1024]
+feeds %p, %x
+fetches %grad
+body %chosen
+  %x = Placeholder() -> float32[1024]
+  %y = Tanh(%x) -> float32[1024]
+  %some = OptionalFromValue(%y) {Toutput_types=(float32,)} -> variant[]
+  feeds %x
+  fetches %y, %some
+body %chosen
+  %x = Placeholder() -> float32[1024]
+  %none = OptionalNone() -> variant[]
+  feeds %x
+  fetches %x, %none
+body %grad
+  %g = Placeholder() -> float32[1024]
+  %saved = Placeholder() -> variant[]
+  %get = OptionalGetValue(%saved) {output_shapes=([1024],), output_types=(float32,)} -> float32[1024]
+  %back = TanhGrad(%get, %g) -> float32[1024]
+  feeds %g, %saved
+  fetches %back
+body %grad
+  %g = Placeholder() -> float32[1024]
+  %saved = Placeholder() -> variant[]
+  feeds %g, %saved
+  fetches %g
+"""
 
 
 def swapped(text: str = TEXT, *accumulators: str) -> Graph:
@@ -45,8 +76,8 @@ def found(text: str) -> list[str]:
 def test_what_is_pushed_and_popped_and_nothing_else():
     (saved,) = find_accumulators(parse_graph(TEXT))
     assert (saved.name, saved.dtype) == ("saved", "float32")
-    assert [node.name for _, node in saved.pushes] == ["push"]
-    assert [node.name for _, node in saved.pops] == ["pop"]
+    assert [push.node.name for push in saved.pushes] == ["push"]
+    assert [pop.node.name for pop in saved.pops] == ["pop"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +99,20 @@ def test_a_list_that_something_else_reads_is_none(old, new):
 def test_its_length_may_be_read():
     reading = TEXT.replace("%stack = ", "%length = TensorListLength(%loop:2) -> int32[]\n%stack = ")
     assert found(reading.replace("fetches %back:1", "fetches %length, %back:1")) == ["saved"]
+
+
+def test_an_optional_is_a_list_of_one_element():
+    """One branch saves, the other one of the same conditional does not."""
+    graph = parse_graph(OPTIONAL)
+    (saved,) = find_accumulators(graph)
+    assert saved.name == "chosen[0]/some"
+    chains = apply_bodies(graph, CPU)
+    assert apply_loop_swap(graph, chains, [saved.name]) == 2
+    assert verify(graph) == 4
+    some, get = (body[name] for body in graph.all_bodies() for name in ("some", "get") if name in body)
+    assert (some.inputs[0].node.op, some.attrs) == (names.SWAP_OUT, {"Toutput_types": ("variant",)})
+    assert get.attrs == {"output_types": ("variant",), "output_shapes": ((),)}
+    assert {node.op for node in graph.bodies} == {"If"}
 
 
 # --- the rewriting ----------------------------------------------------------------------------------------
@@ -221,7 +266,9 @@ def run(program: str, limit: str) -> dict[str, Any]:
     return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
 
 
-@pytest.mark.parametrize("program", ["while_loop", "nested", "scan", "map_fn", "lstm", "gru", "until_small"])
+@pytest.mark.parametrize(
+    "program", ["while_loop", "nested", "branches", "scan", "map_fn", "cond", "lstm", "gru", "until_small"]
+)
 def test_sixty_per_cent_of_the_unoptimised_peak(program):
     """Below what any of these steps takes while its lists are whole."""
     expected = run(program, "unoptimised")

@@ -1,27 +1,66 @@
 """Accumulators: the lists in which a loop saves what its backward loop reads.
 
 An accumulator is a tensor list that starts empty, that kernels push to, one element at a time, and that kernels pop
-from; nothing else looks at its elements. Between the two it goes through loops, conditionals and other lists as a
-whole: what a loop inside a loop saves is a list of the inner body, which the outer loop pushes and pops in its turn.
-So what is pushed may be kept in any form that the pop can undo (passes/loop_swap.py).
+from; nothing else looks at its elements. Optionals, in which a conditional saves what one of its branches has made
+(cond_v2.py), are lists of one element: to make one is to push, to read it is to pop. In between an accumulator goes
+through loops, conditionals and other lists as a whole: what a loop inside a loop saves is a list of the inner body,
+which the outer loop pushes and pops in its turn. So what is pushed may be kept in any form that the pop can undo
+(passes/loop_swap.py).
 
 All lists of a graph and of its bodies fall into classes of those that can be one another; a class is an accumulator
 or is not as a whole.
 
 Invariant: a pure function of the graph.
 
-Not handled: optionals, in which conditionals save (cond_v2); lists that are read at an index, stacked or added up.
+Not handled: optionals of several tensors; lists that are read at an index, stacked or added up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import control_flow, empties_list, passes_on, pops_list, pushes_list, reads_list_length
+from tfswap.ir.ops import (
+    control_flow,
+    empties_list,
+    passes_on,
+    pops_list,
+    pushes_list,
+    reads_list_length,
+    unwraps,
+    wraps,
+)
 from tfswap.ir.types import ELEMENT_BYTES
+
+
+class Place(NamedTuple):
+    """Where an element goes into a list, or comes out of it.
+
+    Attributes:
+        graph: that the node is in.
+        position: of the node's input that is the element, or of its output.
+    """
+
+    graph: Graph
+    node: Node
+    position: int
+
+    @property
+    def pushed(self) -> Output:
+        """The element that the node reads."""
+        return self.node.inputs[self.position]
+
+    @property
+    def dtype(self) -> str:
+        """The element's type, as the node's attributes have it."""
+        attrs = self.node.attrs
+        if "element_dtype" in attrs:
+            return str(attrs["element_dtype"])
+        (dtype,) = cast("tuple[object]", attrs["Toutput_types" if wraps(self.node.op) else "output_types"])
+        return str(dtype)
 
 
 @dataclass(frozen=True)
@@ -29,17 +68,18 @@ class Accumulator:
     """A list that is pushed to and popped from, and nothing else.
 
     Attributes:
-        name: of the node that makes it empty; in a body, after the names of what runs that.
+        name: of the node that makes it; in a body, after the names of what runs that.
         dtype: of its elements.
-        makers, pushes, pops: the nodes that make it, push to it and pop from it, each in its graph.
+        makers: the nodes that make it empty, each in its graph.
+        pushes, pops: where elements go into it, and come out.
         tensors: the graph's own tensors that are this list, or lists that keep it.
     """
 
     name: str
     dtype: str
     makers: tuple[tuple[Graph, Node], ...]
-    pushes: tuple[tuple[Graph, Node], ...]
-    pops: tuple[tuple[Graph, Node], ...]
+    pushes: tuple[Place, ...]
+    pops: tuple[Place, ...]
     tensors: tuple[Output, ...]
 
     def nbytes(self, flow: Dataflow) -> int:
@@ -67,8 +107,8 @@ class _Lists:
         self._element: dict[Output, Output] = {}  # by class: the class of the lists that it keeps
         self._spoiled: list[Output] = []  # tensors of lists that something else reads or makes
         self._makers: list[tuple[str, Graph, Node]] = []
-        self._pushes: list[tuple[Graph, Node]] = []
-        self._pops: list[tuple[Graph, Node]] = []
+        self._pushes: list[tuple[Output, Place]] = []  # with the list
+        self._pops: list[tuple[Output, Place]] = []
         self._spoiled += [t for t in (*graph.fetches, *(f.out() for f in graph.feeds)) if _is_variant(t)]
         self._visit(graph, "")
 
@@ -84,15 +124,15 @@ class _Lists:
         for made, named in makers.items():
             if made in spoiled or made not in pushes or made not in pops:
                 continue
-            dtypes = {node.attrs["element_dtype"] for _, _, node in named}
-            dtypes |= {node.attrs["element_dtype"] for _, node in (*pushes[made], *pops[made])}
-            if len(dtypes) != 1 or not ELEMENT_BYTES.get(dtype := str(dtypes.pop())):
+            dtypes = {place.dtype for place in (*pushes[made], *pops[made])}
+            dtypes |= {str(dtype) for _, _, node in named if (dtype := node.attrs.get("element_dtype")) is not None}
+            if len(dtypes) != 1 or not ELEMENT_BYTES.get(dtype := dtypes.pop()):
                 continue
             found.append(
                 Accumulator(
                     min(name for name, _, _ in named),
                     dtype,
-                    tuple((graph, node) for _, graph, node in named),
+                    tuple((graph, node) for _, graph, node in named if empties_list(node.op)),
                     tuple(pushes[made]),
                     tuple(pops[made]),
                     tuple(holders.get(made, ())),
@@ -100,10 +140,10 @@ class _Lists:
             )
         return found
 
-    def _by_class(self, nodes: Sequence[tuple[Graph, Node]]) -> dict[Output, list[tuple[Graph, Node]]]:
-        result: dict[Output, list[tuple[Graph, Node]]] = {}
-        for graph, node in nodes:
-            result.setdefault(self._find(node.out()), []).append((graph, node))
+    def _by_class(self, places: Sequence[tuple[Output, Place]]) -> dict[Output, list[Place]]:
+        result: dict[Output, list[Place]] = {}
+        for tensor, place in places:
+            result.setdefault(self._find(tensor), []).append(place)
         return result
 
     def _holders(self) -> dict[Output, list[Output]]:
@@ -165,19 +205,30 @@ class _Lists:
             elif empties_list(node.op):
                 self._makers.append((path + node.name, graph, node))
             elif pushes_list(node.op):
-                self._pushes.append((graph, node))
                 self._join(node.inputs[0], node.out())
-                if _is_variant(node.inputs[1]):
-                    self._keep(node.out(), node.inputs[1])
+                self._push(node.out(), Place(graph, node, 1))
             elif pops_list(node.op):
-                self._pops.append((graph, node))
                 self._join(node.inputs[0], node.out(0))
-                if _is_variant(node.out(1)):
-                    self._keep(node.out(0), node.out(1))
+                self._pop(node.out(0), Place(graph, node, 1))
+            elif wraps(node.op) and len(node.inputs) == 1:
+                self._makers.append((path + node.name, graph, node))
+                self._push(node.out(), Place(graph, node, 0))
+            elif unwraps(node.op) and len(node.outputs) == 1:
+                self._pop(node.inputs[0], Place(graph, node, 0))
             elif passes_on(node.op):
                 self._join_each(node.inputs, [node.out(i) for i in range(len(node.outputs))])
             elif not reads_list_length(node.op):
                 self._spoiled += variants
+
+    def _push(self, made: Output, place: Place) -> None:
+        self._pushes.append((made, place))
+        if _is_variant(place.pushed):
+            self._keep(made, place.pushed)
+
+    def _pop(self, source: Output, place: Place) -> None:
+        self._pops.append((source, place))
+        if _is_variant(place.node.out(place.position)):
+            self._keep(source, place.node.out(place.position))
 
     def _control_flow(self, node: Node, bodies: Sequence[Graph]) -> None:
         kind = control_flow(node.op)

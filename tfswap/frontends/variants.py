@@ -85,7 +85,7 @@ class Variants:
         """All accumulators of the step that may be swapped, by name."""
         marked = _marked(self.plain.graph)
         found = find_accumulators(self.plain.graph)
-        return {a.name: a for a in found if not any(_origin(push.inputs[1]) in marked for _, push in a.pushes)}
+        return {a.name: a for a in found if not any(_origin(push.pushed) in marked for push in a.pushes)}
 
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
         """What may be chosen among, from nothing to the most.

@@ -60,11 +60,15 @@ class Trait(Flag):
     TENSOR_LIST = auto()
     """Makes or reads a tensor list, which keeps the buffers of its elements."""
     EMPTY_LIST = auto()
-    """Makes a tensor list without elements."""
+    """Makes a tensor list without elements, or an optional without value."""
     PUSHES = auto()
     """Adds its second input at the end of the list that is its first."""
     POPS = auto()
     """Gives the list that is its first input without its last element, and that element."""
+    WRAPS = auto()
+    """Makes an optional of its inputs."""
+    UNWRAPS = auto()
+    """Gives what is in the optional that is its input."""
     LENGTH = auto()
     """Reads how many elements a list has, and nothing of them."""
     INLINE = auto()
@@ -221,7 +225,7 @@ _TRAITS: dict[str, Trait] = {
     "NcclBroadcast": _EFFECT,
     "NcclReduce": _EFFECT,
     "NoOp": _EFFECT | Trait.INLINE,  # nothing but its control edges, which must stay
-    "OptionalGetValue": _EFFECT,
+    "OptionalGetValue": _EFFECT | Trait.UNWRAPS,
     "OptionalHasValue": _EFFECT,
     "Print": _EFFECT,
     "PrintV2": _EFFECT,
@@ -287,8 +291,8 @@ _TRAITS: dict[str, Trait] = {
     "_SwitchN": _FRAME,
     # Tensor lists: pure, but a list holds its elements' buffers.
     "EmptyTensorList": _LIST | Trait.EMPTY_LIST,
-    "OptionalFromValue": _LIST,  # as a list that keeps its components
-    "OptionalNone": _LIST,
+    "OptionalFromValue": _LIST | Trait.WRAPS,  # as a list that keeps its components
+    "OptionalNone": _LIST | Trait.EMPTY_LIST,
     "TensorListConcatV2": _LIST,
     "TensorListElementShape": _LIST,
     "TensorListFromTensor": _LIST,
@@ -835,7 +839,7 @@ def uses_tensor_list(op: str) -> bool:
 
 @cache
 def empties_list(op: str) -> bool:
-    """Whether the op makes a tensor list without elements."""
+    """Whether the op makes a tensor list without elements, or an optional without value."""
     return Trait.EMPTY_LIST in traits(op)
 
 
@@ -849,6 +853,18 @@ def pushes_list(op: str) -> bool:
 def pops_list(op: str) -> bool:
     """Whether the op gives the list that is its first input without its last element, and that element."""
     return Trait.POPS in traits(op)
+
+
+@cache
+def wraps(op: str) -> bool:
+    """Whether the op makes an optional of its inputs."""
+    return Trait.WRAPS in traits(op)
+
+
+@cache
+def unwraps(op: str) -> bool:
+    """Whether the op gives what is in the optional that is its input."""
+    return Trait.UNWRAPS in traits(op)
 
 
 @cache

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfswap.analysis.accumulators import Accumulator, find_accumulators
-from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import stateful_form
+from tfswap.analysis.accumulators import Accumulator, Place, find_accumulators
+from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.ops import pops_list, stateful_form
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 from tfswap.passes.order import apply_order
@@ -28,11 +28,11 @@ ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
 
 @dataclass
 class _Edits:
-    """What changes in one graph: kernels that push and pop, by what they push to and pop from."""
+    """What changes in one graph."""
 
     makers: list[Node] = field(default_factory=list[Node])
-    pushes: list[Node] = field(default_factory=list[Node])
-    pops: list[Node] = field(default_factory=list[Node])
+    pushes: list[Place] = field(default_factory=list[Place])
+    pops: list[Place] = field(default_factory=list[Place])
 
 
 def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Collection[str]) -> int:
@@ -46,13 +46,12 @@ def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Coll
     edits = _edits(chosen)
     count = 0
     for where, edit in edits.items():
-        any_shape = _any_shape(where) if edit.makers or edit.pops else None
         for maker in edit.makers:
-            assert any_shape is not None
-            where.replace_input(maker, 0, any_shape)
-            _retype(maker)
+            if maker.inputs:  # an optional without value has no type
+                where.replace_input(maker, 0, _any_shape(where))
+                _retype(maker)
         if edit.pushes or edit.pops:
-            _swap(where, order[where], edit, any_shape)
+            _swap(where, order[where], edit)
             count += len(edit.pushes) + len(edit.pops)
         where.prune()
     _tell_effects(graph, edits)
@@ -64,17 +63,21 @@ def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
     for accumulator in chosen:
         for graph, node in accumulator.makers:
             edits.setdefault(graph, _Edits()).makers.append(node)
-        for graph, node in accumulator.pushes:
-            edits.setdefault(graph, _Edits()).pushes.append(node)
-        for graph, node in accumulator.pops:
-            edits.setdefault(graph, _Edits()).pops.append(node)
+        for push in accumulator.pushes:
+            edits.setdefault(push.graph, _Edits()).pushes.append(push)
+        for pop in accumulator.pops:
+            edits.setdefault(pop.graph, _Edits()).pops.append(pop)
     return edits
 
 
 def _any_shape(graph: Graph) -> Output:
+    """The shape that is not known, as a constant of the graph."""
+    name = "tfswap/any_shape"
+    if name in graph:
+        return graph[name].out()
     node = graph.add(
         "Const",
-        graph.unique_name("tfswap/any_shape"),
+        name,
         attrs={"dtype": Dtype("int32"), "value": ANY_SHAPE},
         outputs=(TensorType("int32", ()),),
     )
@@ -83,28 +86,34 @@ def _any_shape(graph: Graph) -> Output:
 
 
 def _retype(node: Node) -> None:
-    """The node's list keeps handles."""
-    node.attrs = {**node.attrs, "element_dtype": Dtype("variant")}
+    """What the node's list or optional keeps are handles."""
+    handle = Dtype("variant")
+    types = {
+        "element_dtype": handle,
+        "Toutput_types": (handle,),
+        "output_types": (handle,),
+        "output_shapes": (Dims(()),),
+    }
+    node.attrs = {**node.attrs, **{key: value for key, value in types.items() if key in node.attrs}}
 
 
-def _swap(body: Graph, chain: list[Node], edit: _Edits, any_shape: Output | None) -> None:
+def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     """Put the copies of one body into it and into its order."""
     place = {node: i for i, node in enumerate(chain)}
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in place)
-    releases = [_push_handle(body, push) for push in sorted(edit.pushes, key=place.__getitem__)]
+    releases = [_push_handle(push) for push in sorted(edit.pushes, key=lambda push: place[push.node])]
     readers = _readers(body)
-    first_read = {pop: _first_reader(pop.out(1), readers, place, len(chain)) for pop in edit.pops}
+    first_read = {p: _first_reader(p.node.out(p.position), readers, place, len(chain)) for p in edit.pops}
     begin: list[Node] = []
     after: dict[Node, Node] = {}
     awaits: dict[int, list[Node]] = {}
-    for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop])):
-        assert any_shape is not None
-        loaded, awaited = _pop_handle(body, pop, any_shape)
-        if _needs(pop, place):
-            after[pop] = loaded
+    for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop.node])):
+        loaded, awaited = _pop_handle(pop)
+        if _needs(pop.node, place):
+            after[pop.node] = loaded
         else:
-            begin += (pop, loaded)
+            begin += (pop.node, loaded)
         awaits.setdefault(first_read[pop], []).append(awaited)
     made = chain[: 1 if chain[0].op == names.GATE else 0]
     moved = {*made, *begin}
@@ -118,9 +127,9 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits, any_shape: Output | None
     apply_order(body, [*made, *awaits.get(len(chain), ()), *releases])
 
 
-def _push_handle(body: Graph, push: Node) -> Node:
+def _push_handle(place: Place) -> Node:
     """Push the handle of a copy instead of the tensor; returns what lets go of the tensor."""
-    tensor = push.inputs[1]
+    body, push, tensor = place.graph, place.node, place.pushed
     out = body.add(
         names.SWAP_OUT,
         body.unique_name(f"tfswap/{push.name}/out"),
@@ -129,14 +138,15 @@ def _push_handle(body: Graph, push: Node) -> Node:
         outputs=(VARIANT,),
         device=push.device,
     )
-    body.replace_input(push, 1, out.out())
+    body.replace_input(push, place.position, out.out())
     _retype(push)
     return body.add(names.RELEASE, body.unique_name(f"tfswap/{push.name}/release"), (out.out(),), device=push.device)
 
 
-def _pop_handle(body: Graph, pop: Node, any_shape: Output) -> tuple[Node, Node]:
+def _pop_handle(place: Place) -> tuple[Node, Node]:
     """Pop a handle, and bring its tensor back; returns what allocates that, and what waits for its copy."""
-    handle = pop.out(1)
+    body, pop = place.graph, place.node
+    handle = pop.out(place.position)
     kind = handle.type
     dtype = Dtype(kind.dtype)
     loaded = body.add(
@@ -157,9 +167,10 @@ def _pop_handle(body: Graph, pop: Node, any_shape: Output) -> tuple[Node, Node]:
     )
     body.replace_uses(handle, awaited.out(), lambda node: node is not loaded)
     body.fetches = [awaited.out() if fetch == handle else fetch for fetch in body.fetches]
-    body.replace_input(pop, 1, any_shape)
+    if pops_list(pop.op):
+        body.replace_input(pop, 1, _any_shape(body))
     _retype(pop)
-    pop.outputs = (pop.outputs[0], VARIANT)
+    pop.outputs = (*pop.outputs[: place.position], VARIANT)
     return loaded, awaited
 
 

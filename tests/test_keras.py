@@ -17,8 +17,8 @@ from keras_programs import dense, dense_data, fit_dense  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 
-# What an LSTM holds is inside its loops, where nothing is moved yet.
-LIMITS = {"lstm": "105%"}
+# What an LSTM of this size holds in its loops is too little to be moved.
+LIMITS = {"lstm": "100%"}
 PROGRAMS = (
     "mobilenet",
     "transformer",

@@ -12,6 +12,8 @@ Not handled: more than one replica, `run_eagerly=True`, `jit_compile=True` (all 
 from __future__ import annotations
 
 import logging
+import time
+import weakref
 from typing import Any
 
 from tfswap.errors import TfswapError, UnsupportedGraph
@@ -24,8 +26,11 @@ log = logging.getLogger("tfswap")
 
 
 BATCHES_BESIDE = 2
-"""Batches that Keras' pipeline makes while a step runs: the next one, and one more while its buffers grow. They are
-made on the host, so that they matter where the step runs there too."""
+"""Batches that Keras' pipeline makes in the arena while a step runs, once its buffers are full: the next one, and one
+that is being handed over. It makes them on the host, so that they matter where the step runs there too."""
+
+REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
+"""A new pipeline fills its buffers at once. It is at rest when this many looks, so far apart, find the same bytes."""
 
 
 class Training:
@@ -41,6 +46,7 @@ class Training:
         self._optimize = optimize(**options)
         self._steps: dict[Any, OptimizedFunction] = {}
         self._latest: OptimizedFunction | None = None
+        self._pipeline: Any = None  # weakly, that of the latest batch
 
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
@@ -73,6 +79,9 @@ class Training:
         spec = getattr(batches, "element_spec", None)
         logs = None
         for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first
+            if spec is not None and (self._pipeline is None or self._pipeline() is not batches):
+                self._pipeline = weakref.ref(batches)
+                _await_rest()
             logs = self._run(_spec(batch) if spec is None else spec, batch)
         if logs is None:
             raise StopIteration
@@ -104,7 +113,7 @@ class Training:
         import tensorflow as tf
 
         made = self._optimize(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_beside = BATCHES_BESIDE if machine.current_device()[0].startswith("CPU") else 0
+        made.batches_beside = BATCHES_BESIDE if _shares_arena() else 0
         return made
 
     def _one_step(self, spec: Any) -> Any:
@@ -209,7 +218,10 @@ def _refuse_eager(model: Any) -> None:
 
 
 def _turn_off_xla(model: Any) -> None:
-    """Say that the step is not compiled, where Keras chose so; refuse where the user did."""
+    """Say that the step is not compiled, where Keras chose so; refuse where the user did.
+
+    A model keeps what came of "auto" and not the word: where that is True, the user's own True looks the same.
+    """
     if not model.jit_compile:
         return
     if not model._resolve_auto_jit_compile():
@@ -227,6 +239,25 @@ def _refuse_replicas(model: Any) -> None:
             f"{_named(model)} trains on {count} replicas, and tfswap.keras.optimize plans for one device. Create the "
             "model under a strategy of one device, or train it without tfswap"
         )
+
+
+def _shares_arena() -> bool:
+    """Whether batches are made in the memory that the step has."""
+    device = machine.current_device()[0]
+    return device.startswith("CPU") and machine.memory_info(device) is not None
+
+
+def _await_rest() -> None:
+    """Let a new pipeline fill its buffers before a step runs: what they hold is then counted as being there."""
+    if not _shares_arena():
+        return
+    device = machine.current_device()[0]
+    seen: list[int] = []
+    while len(seen) < MOST_LOOKS and (len(seen) < LOOKS or len({*seen[-LOOKS:]}) > 1):
+        info = machine.memory_info(device)
+        assert info is not None, "it shares the arena"
+        seen.append(info.current_bytes)
+        time.sleep(REST_S)
 
 
 def _spec(batch: Any) -> Any:

@@ -133,6 +133,40 @@ def ctc() -> Made:
     return weights, step, [_data(16, 100, 40)]
 
 
+def masked_loss() -> Made:
+    """A loss of the rows that a mask takes."""
+    weights = _weights(*[(64, 64)] * 6)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.tanh(h @ w) + h
+            rows = tf.boolean_mask(h, x[:, 0] > 0.3)
+            loss = tf.reduce_mean(rows * rows)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(2048, 64)]
+
+
+def hard_examples() -> Made:
+    """A loss of the rows that are worse than the mean, and of the distinct groups that they are in."""
+    weights = _weights(*[(64, 64)] * 6)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.tanh(h @ w) + h
+            error = tf.reduce_mean((h - x) ** 2, 1)
+            hard = tf.where(error > tf.reduce_mean(error))[:, 0]
+            groups, _ = tf.unique(hard // 4)
+            loss = tf.reduce_mean(tf.gather(error, hard)) + tf.reduce_mean(tf.gather(h, groups) ** 2)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(2048, 64)]
+
+
 def cond() -> Made:
     """Conditionals in the forward pass, and so in the backward pass; the larger branch is taken."""
     weights = _weights(*[(64, 64)] * 6)
@@ -228,6 +262,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         scan,
         map_fn,
         ctc,
+        masked_loss,
+        hard_examples,
         cond,
         conditional_update,
         lstm,

@@ -166,17 +166,18 @@ class Dataflow:
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
-        """These facts, and where some temporaries are bounds, the facts without those.
+        """These facts, and where some temporaries or tensors are bounds, the facts without those.
 
         Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
         """
-        if not self.bounded:
+        if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
         events, rest = list(self.events), dict(self.temp_forwards)
         for i in self.bounded:
             events[i] = tuple(event for event in events[i] if event[0] == "out")
             rest.pop(i, None)
-        return self, replace(self, events=events, temp_forwards=rest, bounded=[])
+        values = [v._replace(nbytes=0) if v.tensor.type.bound else v for v in self.values]
+        return self, replace(self, events=events, temp_forwards=rest, values=values, bounded=[])
 
     @cached_property
     def persistent(self) -> list[int]:
@@ -276,7 +277,7 @@ class _Builder:
         deps.update(self.index[c] for c in node.controls)
         flow.deps.append(tuple(sorted(deps)))
         flow.is_kernel.append(not free)
-        if not memory.exact and not free:
+        if not free and (not memory.exact or any(t.bound for t in (*node.outputs, *(t.type for t in node.inputs)))):
             flow.inexact.append(i)
             if record_ is None and any(event != "out" for event, _ in memory.events):
                 flow.bounded.append(i)

@@ -77,8 +77,8 @@ def _same(node: Node, inputs: Sequence[Values | None]) -> Values | None:
 
 
 def _shape(node: Node, inputs: Sequence[Values | None]) -> Values | None:
-    shape = node.inputs[0].type.shape
-    return None if shape is None or None in shape else cast("Values", shape)
+    _, shape, bound = node.inputs[0].type
+    return None if bound or shape is None or None in shape else cast("Values", shape)
 
 
 def _size(node: Node, inputs: Sequence[Values | None]) -> Values | None:

@@ -40,6 +40,11 @@ def known_shape(kind: TensorType) -> tuple[int, ...] | None:
     return shape  # type: ignore[return-value]
 
 
+def _certain_shape(kind: TensorType) -> tuple[int, ...] | None:
+    """The shape that the tensor certainly has, or None: bounds that are equal don't make a view."""
+    return None if kind.bound else known_shape(kind)
+
+
 def _element_bytes(kind: TensorType) -> int:
     return ELEMENT_BYTES.get(kind.dtype, 0)
 
@@ -462,7 +467,7 @@ _TENSOR_ALIGN_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES of the wheels: a slice may be 
 
 
 def _inner_bytes(kind: TensorType) -> int | None:
-    shape = known_shape(kind)
+    shape = _certain_shape(kind)
     return None if shape is None else prod(shape[1:]) * _element_bytes(kind)
 
 
@@ -472,7 +477,7 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
     Gives (is a view, exact). A stride over the first dimension is told from a range only by the values of
     the begin, end and strides inputs, or by taking more than half of the rows.
     """
-    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    source, result = _certain_shape(facts.inputs[0]), _certain_shape(facts.outputs[0])
     if source is None or result is None:
         return False, False
     if source == result:
@@ -505,7 +510,7 @@ def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def is_split_view(facts: Facts) -> tuple[bool, bool]:
     """split_op.cc, split_v_op.cc: aligned pieces along the first dimension are shared."""
     source = facts.inputs[0] if facts.inputs[0].shape else facts.inputs[1]  # Split takes its axis first
-    shape, piece = known_shape(source), known_shape(facts.outputs[0])
+    shape, piece = _certain_shape(source), _certain_shape(facts.outputs[0])
     if not shape or piece is None:
         return False, False
     if len(facts.outputs) == 1:
@@ -516,7 +521,7 @@ def is_split_view(facts: Facts) -> tuple[bool, bool]:
 
 def is_unpack_view(facts: Facts) -> tuple[bool, bool]:
     """unpack_op.cc: aligned rows of the first dimension are shared, and a single row along any."""
-    shape = known_shape(facts.inputs[0])
+    shape = _certain_shape(facts.inputs[0])
     if not shape:
         return False, False
     if len(facts.outputs) == 1:
@@ -528,7 +533,7 @@ def is_unpack_view(facts: Facts) -> tuple[bool, bool]:
 
 def is_transpose_view(facts: Facts) -> tuple[bool, bool]:
     """transpose_op.cc: a permutation that leaves the dimensions over 1 in their order shares the buffer."""
-    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    source, result = _certain_shape(facts.inputs[0]), _certain_shape(facts.outputs[0])
     if source is None or result is None:
         return False, False
     permutation = facts.values.get(1)
@@ -544,7 +549,7 @@ def is_transpose_view(facts: Facts) -> tuple[bool, bool]:
 
 def is_same_shape_view(facts: Facts) -> tuple[bool, bool]:
     """tile_ops.cc, broadcast_to_op.cc: nothing to repeat hands the input on."""
-    source, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    source, result = _certain_shape(facts.inputs[0]), _certain_shape(facts.outputs[0])
     return (source == result is not None), source is not None and result is not None
 
 

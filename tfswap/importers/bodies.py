@@ -9,12 +9,15 @@ change; what is computed from it has no size then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfswap.errors import InvalidModel
+from tfswap.importers.bounds import decides_sizes, largest_shapes
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.library import as_graph_def
-from tfswap.importers.shapes import Argument, Inferred, infer_shapes
+from tfswap.importers.shapes import Argument, infer_shapes
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.ops import control_flow
 
@@ -23,10 +26,6 @@ if TYPE_CHECKING:
 
 Library = Mapping[str, Any]
 """FunctionDefs by name."""
-
-
-def has_control_flow(graph_def: graph_pb2.GraphDef) -> bool:
-    return any(control_flow(node.op) for node in graph_def.node)
 
 
 def import_with_bodies(
@@ -55,29 +54,105 @@ def _import(
     feeds: Sequence[str],
     fetches: Sequence[str],
     targets: Sequence[str],
-) -> tuple[Graph, Inferred]:
+) -> tuple[Graph, _Import]:
+    made = _Import(graph_def, arguments, feeds, fetches, targets)
     library = {f.signature.name: f for f in graph_def.library.function}
-    known: dict[str, Argument] = {}
-    inferred = infer_shapes(graph_def, arguments)
-    graph = import_graph_def(graph_def, feeds, fetches, targets)
-    graph.prune()
     bodies: dict[str, tuple[Graph, ...]] = {}
-    for node in [n for n in graph.topological() if control_flow(n.op)]:
-        bodies[node.name], results = _bodies(node, inferred, library)
-        more = {
-            f"{node.name}:{i}": result
-            for i, result in enumerate(results)
-            if _says_more(result, inferred.argument(f"{node.name}:{i}"))
-        }
-        if more:
-            # What a loop gives is known better from its body than from its node: for lists, what is in them.
-            known |= more
-            inferred = infer_shapes(graph_def, arguments, known)
-    if known:
-        graph = import_graph_def(graph_def, feeds, fetches, targets)
-        graph.prune()
-    graph.bodies = {graph[name]: made for name, made in bodies.items()}
-    return graph, inferred
+    for node in [n for n in made.graph.topological() if control_flow(n.op)]:
+        bodies[node.name], results = _bodies(node, made, library)
+        # What a loop gives is known better from its body than from its node: for lists, what is in them.
+        made.learn({f"{node.name}:{i}": result for i, result in enumerate(results)})
+    made.graph.bodies = {made.graph[name]: graphs for name, graphs in bodies.items()}
+    return made.graph, made
+
+
+class _Import:
+    """A graph that is imported again and again, the more is known of its tensors' sizes."""
+
+    def __init__(
+        self,
+        graph_def: graph_pb2.GraphDef,
+        arguments: Mapping[str, Argument],
+        feeds: Sequence[str],
+        fetches: Sequence[str],
+        targets: Sequence[str],
+    ):
+        self._graph_def = graph_def
+        self._arguments = arguments
+        self._ends = feeds, fetches, targets
+        self._known: dict[str, Argument] = {}
+        self._open: frozenset[str] = frozenset()
+        self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
+        if any(a.bound for a in arguments.values()):
+            self._infer({name: _opened(a) if a.bound else a for name, a in arguments.items()})
+            self._open = self._unknown()
+        self._infer(arguments)
+        self._open |= self._unknown()
+        self._bind()
+
+    def argument(self, name: str) -> Argument:
+        """The tensor as what another graph is given."""
+        return replace(self._inferred.argument(name), bound=self._bounded() and name in self._open)
+
+    def argument_and_value(self, name: str) -> Argument:
+        """The same with its value: for what is evaluated once."""
+        argument = self.argument(name)
+        value = self._inferred.value(name)
+        return replace(argument, value=value, bound=argument.bound or (value is not None and self._bounded()))
+
+    def learn(self, results: Mapping[str, Argument]) -> None:
+        """Take in what is known of tensors, as far as it is news."""
+        news = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
+        if news:
+            self._known |= news
+            self._infer(self._arguments)
+            self._bind()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, with all that is known by now."""
+        if self._graph is None:
+            # What has no size without the bounds has one by them.
+            bounds = self._open if self._bounded() else ()
+            self._graph = import_graph_def(self._graph_def, *self._ends, bounds=bounds)
+            self._graph.prune()
+        return self._graph
+
+    def _infer(self, arguments: Mapping[str, Argument]) -> None:
+        self._inferred = infer_shapes(self._graph_def, arguments, self._known)
+        self._graph: Graph | None = None
+
+    def _bounded(self) -> bool:
+        return any(a.bound for a in (*self._known.values(), *self._arguments.values()))
+
+    def _unknown(self) -> frozenset[str]:
+        tensors = (node.out(i) for node in self.graph for i in range(len(node.outputs)))
+        return frozenset(t.name for t in tensors if t.type.nbytes is None)
+
+    def _bind(self) -> None:
+        """Give what values decide the size of the largest that it can have."""
+        while self._decides:
+            bounds: dict[str, Argument] = {}
+            for node in (self.graph[name] for name in self._decides if name in self.graph):
+                for i, shape in largest_shapes(node):
+                    name = f"{node.name}:{i}"
+                    certain = self._inferred.evaluated_shape(name)
+                    argument = replace(self._inferred.argument(name), shape=shape, bound=True)
+                    bounds[name] = argument if certain is None else replace(argument, shape=certain, bound=False)
+            if not bounds:
+                return
+            before = dict(self._known)
+            self._known |= bounds
+            try:
+                self._infer(self._arguments)
+            except InvalidModel:  # two sizes that turn out equal have different bounds
+                self._known = before
+                return
+
+
+def _opened(argument: Argument) -> Argument:
+    """`argument` without what is a bound."""
+    return replace(argument, value=None) if argument.value is not None else replace(argument, shape=None)
 
 
 def _says_more(made: Argument, known: Argument) -> bool:
@@ -88,19 +163,20 @@ def _says_more(made: Argument, known: Argument) -> bool:
     return any(a is not None and b is None for a, b in zip(made.shape, known.shape, strict=False))
 
 
-def _bodies(node: Node, inferred: Inferred, library: Library) -> tuple[tuple[Graph, ...], list[Argument]]:
+def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[Argument]]:
     """What a loop or a conditional runs, and what is known of what it gives."""
     kind = control_flow(node.op)
     assert kind is not None
-    arguments = [inferred.argument(t.name) for t in node.inputs[kind.first_argument :]]
     names = _names(node, kind.functions)
+    passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
-        return _loop(names, arguments, library)
-    made = [_body(name, arguments, library) for name in names]
-    results = made[0][1]
-    for _, others in made[1:]:
-        results = [_either(one, other) for one, other in zip(results, others, strict=True)]
-    return tuple(graph for graph, _ in made), results
+        return _loop(names, [made.argument(name) for name in passed], library)
+    arguments = [made.argument_and_value(name) for name in passed]
+    branches = [_body(name, arguments, library) for name in names]
+    results = branches[0][1]
+    for _, others in branches[1:]:
+        results = [_larger(one, other) for one, other in zip(results, others, strict=True)]
+    return tuple(graph for graph, _ in branches), results
 
 
 def _names(node: Node, attributes: Iterable[str]) -> list[str]:
@@ -129,13 +205,23 @@ def _loop(
         arguments = steady
 
 
+def _larger(one: Argument, other: Argument) -> Argument:
+    """What is known of a tensor that is the one or the other: it is as large as the larger at most."""
+    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
+        return _either(one, other)
+    pairs = zip(one.shape, other.shape, strict=True)
+    shape = tuple(None if a is None or b is None else max(a, b) for a, b in pairs)
+    return replace(_either(one, other), shape=shape, bound=one.bound or other.bound or one.shape != other.shape)
+
+
 def _either(one: Argument, other: Argument) -> Argument:
     """What is known of a tensor that is the one or the other."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         shape = None
     else:
         shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
-    return Argument(one.dtype, shape, one.handles if one.handles == other.handles else [])
+    handles = one.handles if one.handles == other.handles else []
+    return Argument(one.dtype, shape, handles, one.bound or other.bound)
 
 
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:

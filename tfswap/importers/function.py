@@ -15,11 +15,13 @@ from typing import Any
 
 from tfswap.collector import without_collector
 from tfswap.errors import UnsupportedGraph
-from tfswap.importers.bodies import has_control_flow, import_with_bodies
+from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import CALLS, has_calls, inline_calls
 from tfswap.importers.shapes import HANDLES, Argument
 from tfswap.ir.graph import Graph
+from tfswap.ir.ops import control_flow
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
@@ -63,7 +65,7 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
             if node.op in CALLS:
                 refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
     names = [t.op.name for t in func_graph.inputs]
-    if calls or shapes or has_control_flow(graph_def):
+    if calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune()

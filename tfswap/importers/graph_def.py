@@ -8,7 +8,7 @@ references stay serialised. Shapes come from `_output_shapes`, which TensorFlow 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
@@ -37,7 +37,11 @@ SMALL_CONSTANT = 16
 
 
 def import_graph_def(
-    graph_def: graph_pb2.GraphDef, feeds: Iterable[str], fetches: Iterable[str], targets: Iterable[str] = ()
+    graph_def: graph_pb2.GraphDef,
+    feeds: Iterable[str],
+    fetches: Iterable[str],
+    targets: Iterable[str] = (),
+    bounds: Collection[str] = (),
 ) -> Graph:
     """The IR of `graph_def`.
 
@@ -45,6 +49,7 @@ def import_graph_def(
         feeds: node names that the caller gives values to.
         fetches: tensor names ("node:0") that the caller gets back.
         targets: node names that must run all the same.
+        bounds: tensor names whose shapes are the largest that they can have.
 
     Raises:
         UnsupportedGraph: TensorFlow 1 loop frames, or a name that is not in the graph.
@@ -69,6 +74,8 @@ def import_graph_def(
                 attrs[key] = decode(value)
         node = graph.add(proto.op, proto.name, attrs=attrs, device=proto.device)
         node.outputs = _output_types(proto.op, attrs, shapes if isinstance(shapes, tuple) else ())
+        if bounds and any(node.out(i).name in bounds for i in range(len(node.outputs))):
+            node.outputs = tuple(t._replace(bound=node.out(i).name in bounds) for i, t in enumerate(node.outputs))
         by_name[proto.name] = node
         if proto.op == "Const" and node.outputs[0].dtype in ("int32", "int64"):
             content = attrs["value"]
@@ -224,6 +231,6 @@ def _output_types(op: str, attrs: dict[str, object], shapes: tuple[Shape, ...]) 
         kind = _types.get((dtype, shape))
         if kind is None:
             kind = TensorType(str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape))
-            kind = _types[dtype, shape] = _types.setdefault(kind, kind)
+            kind = _types[dtype, shape] = kind
         result.append(kind)
     return tuple(result)

@@ -19,11 +19,18 @@ the latter also its full type's proto."""
 
 @dataclass
 class Argument:
-    """What a graph is given: an element type (as TensorFlow numbers them), a shape, and what is behind a handle."""
+    """What a graph is given: an element type (as TensorFlow numbers them), a shape, and what is behind a handle.
+
+    Attributes:
+        bound: whether the shape, or the value, is the largest that the step can make it.
+        value: the integers that it holds, flat, where they are known.
+    """
 
     dtype: int
     shape: Shape
     handles: Sequence[HandleType]
+    bound: bool = False
+    value: tuple[int, ...] | None = None
 
 
 class Inferred:
@@ -38,15 +45,42 @@ class Inferred:
         """The tensor as what another graph is given."""
         from tensorflow.python.ops import handle_data_util
 
-        tensor = self._bound.get(name)
-        if tensor is None:
-            tensor = self._graph.get_tensor_by_name(name)
+        tensor = self._tensor(name)
         node, _, index = name.partition(":")
         proto = self._shapes[node].list.shape[int(index)]
         shape = None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
         data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
         handles = [] if data is None else [(t.dtype, t.shape, t.type) for t in data.shape_and_type]
         return Argument(tensor.dtype.as_datatype_enum, shape, handles)
+
+    def value(self, name: str) -> tuple[int, ...] | None:
+        """The integers that a small tensor holds, flat, where TensorFlow can tell without running the graph."""
+        tensor = self._tensor(name)
+        count = tensor.shape.num_elements()
+        if tensor.dtype.name not in ("int32", "int64") or count is None or count > SMALL:
+            return None
+        found = _evaluated(tensor)
+        return None if found is None else tuple(found.ravel().tolist())
+
+    def evaluated_shape(self, name: str) -> Shape:
+        """The shape of a tensor that hangs on constants alone; None for others."""
+        found = _evaluated(self._tensor(name))
+        return None if found is None else found.shape
+
+    def _tensor(self, name: str) -> Any:
+        made = self._bound.get(name)
+        return self._graph.get_tensor_by_name(name) if made is None else made
+
+
+SMALL = 16
+"""Elements up to which a tensor of integers is one of sizes."""
+
+
+def _evaluated(tensor: Any) -> Any:
+    """What the tensor holds, as an array, where it hangs on constants alone; else None."""
+    from tensorflow.python.framework import tensor_util
+
+    return tensor_util.try_evaluate_constant(tensor)
 
 
 HANDLES = frozenset(("resource", "variant"))
@@ -75,7 +109,10 @@ def infer_shapes(
                 resource = tf.as_dtype(argument.dtype) == tf.resource
                 # Not by its own name: "a/b" would take the name "a" too, and a node "a" be imported as "a_1".
                 stand_in = f"tfswap_argument_{i}"
-                made = tf.compat.v1.placeholder(argument.dtype, () if resource else argument.shape, name=stand_in)
+                if argument.value is not None:
+                    made = tf.constant(argument.value, argument.dtype, argument.shape, name=stand_in)
+                else:
+                    made = tf.compat.v1.placeholder(argument.dtype, () if resource else argument.shape, name=stand_in)
                 if argument.handles:
                     handle_data_util.set_handle_data(made, _handle_data(argument.handles))
                 bound[name] = made

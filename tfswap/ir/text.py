@@ -299,8 +299,9 @@ def _parse_attr(line: _Line) -> tuple[str, Any]:
 
 def _parse_type(line: _Line) -> TensorType:
     dtype = line.match(_PLAIN_WORD, "an element type")
+    bound = line.accept("<=")
     dims = _parse_dims(line)
-    return TensorType(dtype, None if dims is None else tuple(dims))
+    return TensorType(dtype, None if dims is None else tuple(dims), bound)
 
 
 def _parse_dims(line: _Line) -> Dims | None:

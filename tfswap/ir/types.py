@@ -1,7 +1,8 @@
 """Tensor types: element type and shape, without TensorFlow.
 
 Element types carry TensorFlow's names ("float32", "resource"). A dimension that is not known is None,
-and so is the whole shape when even the rank is not; nothing here guesses a size.
+and so is the whole shape when even the rank is not; nothing here guesses a size. Where values decide how large a
+tensor is (`tf.where`, `tf.unique`), its shape may be the largest that it can have: the type then says so.
 """
 
 from __future__ import annotations
@@ -53,10 +54,14 @@ Shape = tuple[int | None, ...] | None
 class _TensorType(NamedTuple):
     dtype: str
     shape: Shape
+    bound: bool = False
 
 
 class TensorType(_TensorType):
-    """Element type and shape of one tensor. Graphs share few distinct ones, so that sizes are computed once."""
+    """Element type and shape of one tensor; whether the latter is a bound, for what may turn out smaller.
+
+    Graphs share few distinct ones, so that sizes are computed once.
+    """
 
     @cached_property
     def num_elements(self) -> int | None:
@@ -87,4 +92,5 @@ class TensorType(_TensorType):
     def _text(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[*]"
-        return f"{self.dtype}[{','.join('?' if d is None else str(d) for d in self.shape)}]"
+        most = "<=" if self.bound else ""
+        return f"{self.dtype}{most}[{','.join('?' if d is None else str(d) for d in self.shape)}]"

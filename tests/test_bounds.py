@@ -1,0 +1,107 @@
+"""Sizes that a step decides by its values: planned for at their largest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.text import format_graph, parse_graph
+
+tf: Any = pytest.importorskip("tensorflow")
+
+from tfswap.importers.function import import_function  # noqa: E402 needs TensorFlow
+
+
+def types(function: Any, *shapes: tuple[int, ...]) -> dict[str, str]:
+    """The types of a function's tensors, by op."""
+    concrete = tf.function(function).get_concrete_function(*(tf.TensorSpec(s) for s in shapes))
+    return {node.op: str(node.outputs[0]) for node in import_function(concrete)}
+
+
+def test_rows_that_a_mask_takes_are_all_at_most():
+    found = types(lambda x: tf.boolean_mask(tf.exp(x), x[:, 0] > 0) * 2.0, (100, 8))
+    assert found["Where"] == "int64<=[100,1]"
+    assert found["GatherV2"] == "float32<=[100,8]"
+    assert found["Mul"] == "float32<=[100,8]"
+    assert found["Exp"] == "float32[100,8]"
+
+
+def test_what_hangs_on_constants_alone_is_known():
+    found = types(lambda x: tf.boolean_mask(x, tf.constant([0, 1, 0, 1]) > 0), (4, 8))
+    assert found["GatherV2"] == "float32[2,8]"
+
+
+def test_distinct_values_and_parts_are_all_at_most():
+    def function(x: Any) -> Any:
+        distinct, _ = tf.unique(x[:, 0])
+        one, two = tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2)
+        return tf.exp(distinct), tf.sin(one), two
+
+    found = types(function, (100, 8))
+    assert found["Exp"] == "float32<=[100]"
+    assert found["Sin"] == "float32<=[100,8]"
+
+
+def test_sizes_go_through_conditionals():
+    def function(x: Any, mask: Any) -> Any:
+        rows = tf.cond(x[0, 0] > 0, lambda: tf.boolean_mask(x, mask[:, 0] > 0), lambda: x[:10])
+        return tf.exp(rows)
+
+    assert types(function, (100, 8), (100, 1))["Exp"] == "float32<=[100,8]"
+
+
+def test_a_size_that_a_body_is_given_as_a_constant_is_known():
+    def function(x: Any) -> Any:
+        rows = tf.constant(50)
+        return tf.exp(tf.cond(x[0, 0] > 0, lambda: tf.zeros([rows, 8]), lambda: tf.ones([rows, 8])))
+
+    assert types(function, (100, 8))["Exp"] == "float32[50,8]"
+
+
+def test_sizes_that_turn_out_equal_are_left_open_where_their_bounds_differ():
+    def function(x: Any, y: Any) -> Any:
+        return tf.boolean_mask(x, x > 0) + tf.boolean_mask(y, y > 0)
+
+    assert types(function, (100,), (200,))["AddV2"] == "float32[?]"
+
+
+BOUNDED = """\
+%x = Placeholder() {dtype=float32} -> float32[100,8]
+%i = Placeholder() {dtype=int64} -> int64<=[100]
+%a = Const() -> int32[] = (0,)
+%g = GatherV2(%x, %i, %a) -> float32<=[100,8]
+%e = Exp(%g) -> float32<=[100,8]
+%n = Sum(%x, %a) -> float32[8]
+feeds %x, %i
+fetches %e, %n
+"""
+
+
+def test_a_bound_is_printed_and_read():
+    assert format_graph(parse_graph(BOUNDED)) == format_graph(parse_graph(format_graph(parse_graph(BOUNDED))))
+    assert str(parse_graph(BOUNDED)["e"].outputs[0]) == "float32<=[100,8]"
+
+
+def test_kernels_of_bounded_size_are_not_exact_and_judged_without_that_size_too():
+    flow = analyse_dataflow(parse_graph(BOUNDED), DeviceModel())
+    assert {flow.nodes[i].name for i in flow.inexact} == {"g", "e"}
+    largest, smallest = flow.extremes
+    made = [flow.value_of[flow.nodes[flow.place[name]], 0] for name in "en"]
+    assert [largest.values[v].nbytes for v in made] == [3200, 32]
+    assert [smallest.values[v].nbytes for v in made] == [0, 32]
+
+
+@pytest.mark.parametrize("program", ["masked_loss", "hard_examples"])
+def test_the_limit_is_kept_and_the_bits_are_the_same(program):
+    def run(limit: str) -> dict[str, Any]:
+        return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))")
+
+    expected = run("unoptimised")
+    found = run(str(int(run("floor")["floor"] * 1.02)))
+    assert found["digest"] == expected["digest"]
+    assert found["peak"] <= found["planned"] <= found["limit"] < expected["peak"] * 0.8
+    assert found["bounds"] > 0

@@ -90,7 +90,7 @@ class TensorType(_TensorType):
 
     @cached_property
     def _text(self) -> str:
-        if self.shape is None:
-            return f"{self.dtype}[*]"
         most = "<=" if self.bound else ""
+        if self.shape is None:
+            return f"{self.dtype}{most}[*]"
         return f"{self.dtype}{most}[{','.join('?' if d is None else str(d) for d in self.shape)}]"

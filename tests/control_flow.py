@@ -245,6 +245,17 @@ def gru() -> Made:
     return _recurrent("GRU")
 
 
+def bidirectional() -> Made:
+    """Masks, dropout in the recurrence, and a layer that goes backwards."""
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((20,), dtype="int32")
+    h = layers.Embedding(50, 32, mask_zero=True)(inputs)
+    h = layers.Bidirectional(layers.LSTM(48, return_sequences=True, recurrent_dropout=0.2, seed=1))(h)
+    model = tf.keras.Model(inputs, layers.Dense(10)(layers.Bidirectional(layers.GRU(32))(h)))
+    words = tf.random.stateless_uniform([64, 20], seed=(1, 2), maxval=50, dtype=tf.int32)
+    return _keras(model, tf.keras.optimizers.Adam(1e-3), words)
+
+
 def loss_scale() -> Made:
     layers = tf.keras.layers
     stack = [layers.Input((128,)), *(layers.Dense(128, activation="relu") for _ in range(6)), layers.Dense(10)]
@@ -268,6 +279,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         conditional_update,
         lstm,
         gru,
+        bidirectional,
         loss_scale,
     )
 }

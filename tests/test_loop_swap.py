@@ -129,6 +129,12 @@ def test_the_rewritten_bodies():
     golden.check()
 
 
+def test_what_is_popped_and_not_read_does_not_come_back():
+    graph = swapped(TEXT.replace("TanhGrad(%view, %twice)", "Tanh(%twice)"))
+    assert verify(graph) == 2
+    assert not any(node.op == names.SWAP_IN for body in graph.all_bodies() for node in body)
+
+
 def test_the_chain_of_a_body_is_one():
     for body in swapped().all_bodies():
         kernels = [n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity", names.SWAP_OUT)]
@@ -267,7 +273,8 @@ def run(program: str, limit: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "program", ["while_loop", "nested", "branches", "scan", "map_fn", "cond", "lstm", "gru", "until_small"]
+    "program",
+    ["while_loop", "nested", "branches", "scan", "map_fn", "cond", "lstm", "gru", "bidirectional", "until_small"],
 )
 def test_sixty_per_cent_of_the_unoptimised_peak(program):
     """Below what any of these steps takes while its lists are whole."""

@@ -54,6 +54,11 @@ class Place(NamedTuple):
         return self.node.inputs[self.position]
 
     @property
+    def popped(self) -> Output:
+        """The element that the node gives."""
+        return self.node.out(self.position)
+
+    @property
     def dtype(self) -> str:
         """The element's type, as the node's attributes have it."""
         attrs = self.node.attrs
@@ -227,8 +232,8 @@ class _Lists:
 
     def _pop(self, source: Output, place: Place) -> None:
         self._pops.append((source, place))
-        if _is_variant(place.node.out(place.position)):
-            self._keep(source, place.node.out(place.position))
+        if _is_variant(place.popped):
+            self._keep(source, place.popped)
 
     def _control_flow(self, node: Node, bodies: Sequence[Graph]) -> None:
         kind = control_flow(node.op)

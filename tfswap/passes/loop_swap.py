@@ -104,12 +104,17 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
         node.controls = tuple(c for c in node.controls if c not in place)
     releases = [_push_handle(push) for push in sorted(edit.pushes, key=lambda push: place[push.node])]
     readers = _readers(body)
-    first_read = {p: _first_reader(p.node.out(p.position), readers, place, len(chain)) for p in edit.pops}
+    first_read = {pop: _first_reader(pop.popped, readers, place, len(chain)) for pop in edit.pops}
+    kinds = {pop: pop.popped.type for pop in edit.pops}
     begin: list[Node] = []
     after: dict[Node, Node] = {}
     awaits: dict[int, list[Node]] = {}
     for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop.node])):
-        loaded, awaited = _pop_handle(pop)
+        is_read = pop.popped in readers or pop.popped in body.fetches
+        _pop_handle(pop)
+        if not is_read:
+            continue  # the list alone is wanted
+        loaded, awaited = _bring_back(pop, kinds[pop])
         if _needs(pop.node, place):
             after[pop.node] = loaded
         else:
@@ -143,11 +148,18 @@ def _push_handle(place: Place) -> Node:
     return body.add(names.RELEASE, body.unique_name(f"tfswap/{push.name}/release"), (out.out(),), device=push.device)
 
 
-def _pop_handle(place: Place) -> tuple[Node, Node]:
-    """Pop a handle, and bring its tensor back; returns what allocates that, and what waits for its copy."""
-    body, pop = place.graph, place.node
-    handle = pop.out(place.position)
-    kind = handle.type
+def _pop_handle(place: Place) -> None:
+    """Pop a handle instead of the tensor."""
+    pop = place.node
+    if pops_list(pop.op):
+        place.graph.replace_input(pop, 1, _any_shape(place.graph))
+    _retype(pop)
+    pop.outputs = (*pop.outputs[: place.position], VARIANT)
+
+
+def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:
+    """Bring the tensor of a popped handle back; returns what allocates it, and what waits for its copy."""
+    body, pop, handle = place.graph, place.node, place.popped
     dtype = Dtype(kind.dtype)
     loaded = body.add(
         names.SWAP_IN,
@@ -167,10 +179,6 @@ def _pop_handle(place: Place) -> tuple[Node, Node]:
     )
     body.replace_uses(handle, awaited.out(), lambda node: node is not loaded)
     body.fetches = [awaited.out() if fetch == handle else fetch for fetch in body.fetches]
-    if pops_list(pop.op):
-        body.replace_input(pop, 1, _any_shape(body))
-    _retype(pop)
-    pop.outputs = (*pop.outputs[: place.position], VARIANT)
     return loaded, awaited
 
 

@@ -418,6 +418,37 @@ def test_a_tape_outside_gets_the_right_gradients_and_one_warning(caplog):
     assert forward.plan().order
 
 
+def persistent(function, x, weight):
+    with tf.GradientTape(persistent=True) as tape:
+        loss = function(x)
+    return [tape.gradient(loss, weight), tape.jacobian(loss, weight)]
+
+
+def second_order(function, x, weight):
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            loss = function(x)
+        gradient = inner.gradient(loss, weight)
+    return [outer.gradient(gradient, weight)]
+
+
+def forward_mode(function, x, weight):
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+        loss = function(x)
+    return [accumulator.jvp(loss)]
+
+
+@pytest.mark.parametrize("derive", [persistent, second_order, forward_mode])
+def test_whatever_is_derived_outside_is_right(derive):
+    net, twin = Net(layers=2), Net(layers=2)
+    function = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
+    found = derive(function, batch(64), net.weights[0])
+    expected = derive(tf.function(twin.loss), batch(64), twin.weights[0])
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(b).max() > 0
+        assert np.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
 def test_a_tape_that_watches_nothing_of_it_changes_nothing(caplog):
     step = called(Net())
     with caplog.at_level(logging.WARNING, "tfswap"), tf.GradientTape(watch_accessed_variables=False):

@@ -19,7 +19,7 @@ from tfswap.exporters.function import grappler_off
 MIB = 2**20
 STEPS = 3
 TRIES = 3
-TACTICS = (("swap", "recompute"), ("recompute",), ("swap",))
+TACTICS = (("swap", "recompute", "encode"), ("recompute",), ("swap",), ("swap", "recompute"), ("encode", "swap"))
 SHARES = (0.0, 0.1, 0.5, 1.0)  # of the way from the floor to the unoptimised peak
 
 
@@ -39,7 +39,7 @@ class Program:
         else:
             self.width = choose.choice((96, 128))
             self.shape = [choose.choice((500, 1024)), self.width]
-        kinds = ["relu", "tanh", "scale", "add", "mul", "dropout", "norm", "dense", "dense", "dense"]
+        kinds = ["relu", "relu6", "leaky", "tanh", "scale", "add", "mul", "dropout", "norm", "dense", "dense", "dense"]
         if self.image:
             kinds += ["pool"]
         self.layers = [(choose.choice(kinds), choose.random()) for _ in range(choose.randint(6, 14))]
@@ -62,6 +62,10 @@ class Program:
                 h = tf.nn.conv2d(h, w, 1, "SAME") if self.image else h @ w
             elif kind == "relu":
                 h = tf.nn.relu(h)
+            elif kind == "relu6":
+                h = tf.nn.relu6(4 * h)
+            elif kind == "leaky":
+                h = tf.nn.leaky_relu(h, 0.1)
             elif kind == "tanh":
                 h = tf.tanh(h)
             elif kind == "scale":
@@ -147,7 +151,7 @@ def check(seed: int) -> list[dict]:
             entry["same"], entry["peak"] = found == expected or step.plan().changes_nothing, peak
             entry["unchanged"] = step.plan().changes_nothing
             entry["planned"], entry["swapped"] = step.plan().planned_peak_bytes, len(step.plan().absences)
-            entry["reruns"] = step.report().reruns
+            entry["reruns"], entry["encoded"] = step.report().reruns, len(step.plan().encoded)
             break
         results.append(entry)
     return results

@@ -108,7 +108,7 @@ def train(path: str, batch: int, reference: bool) -> dict[str, Any]:
     import tensorflow as tf
 
     settle_arena()
-    import tfswap.ops
+    import tfswap.ops.codecs
     from tfswap.exporters.function import grappler_off
 
     model = tf.saved_model.load(path)

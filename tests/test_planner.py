@@ -569,12 +569,13 @@ def test_a_plan_can_be_carried_out(graph, share):
     plan = optimizer.plan(floor + int(max(0, optimizer.baseline_peak_bytes - floor) * share))
     if plan.changes_nothing:
         return
-    flow = optimizer.flow
+    form = optimizer.variant_of(plan)
+    flow = form.flow
     order = [flow.place[name] for name in plan.order]
     values = {made.tensor.name: v for v, made in enumerate(flow.values)}
     intervals = [Interval(values[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
     check_choice(flow, Choice(order, intervals))
-    made = optimizer.settled.copy()
+    made = form.graph.copy()
     chain = apply_swaps(made, flow, plan)
     apply_order(made, chain)
     verify(made)
@@ -585,10 +586,10 @@ def test_a_plan_can_be_carried_out(graph, share):
         again = planned in plan.order[:position]
         assert kernel.startswith(names.AGAIN + planned) if again else kernel == planned
     known: dict[object, int] = {}
-    assert meaning(made, known) == meaning(optimizer.settled, known)
+    assert meaning(made, known) == meaning(form.graph, known)
     assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in graph.fetches}
     # Without fragmentation, too, the order and the absences give what the planner judged.
-    assert optimizer.planner.candidate(plan.limit_bytes) is not None
+    assert optimizer.candidate(plan.limit_bytes) is not None
 
 
 @slow

@@ -273,6 +273,11 @@ _WORK: dict[str, Work] = {
     "TruncatedNormal": Work(steps=46),
     "UnsortedSegmentSum": Work(steps=9),
     "Where": Work(steps=25),
+    # tfswap's codecs; those of pooling as with windows of 2 x 2 and 3 x 3 that do not overlap much.
+    "Tfswap>DecodeMask": Work(steps=1),
+    "Tfswap>EncodeMask": Work(steps=0.9),
+    "Tfswap>EncodeMaxPool": Work(steps=1.2),
+    "Tfswap>MaxPoolGradFromPositions": Work(steps=2.5),
 }
 
 

@@ -26,6 +26,9 @@ def export_function(graph: Graph, original: Any) -> Any:
     from tensorflow.python.framework import importer
     from tensorflow.python.ops import handle_data_util
 
+    from tfswap.oplib.load import load_for
+
+    load_for(node.op for node in graph)
     source = original.graph
     made = func_graph_module.FuncGraph(f"{source.name}_tfswap")
     names = _argument_names(graph)

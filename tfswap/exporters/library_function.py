@@ -35,9 +35,9 @@ def export_library_function(
     Raises:
         OpLibraryError: tfswap's ops, which `graph` may have, can't be built or loaded.
     """
-    from tfswap.oplib.load import load
+    from tfswap.oplib.load import load_for
 
-    load()
+    load_for(node.op for node in graph)
     bodies = BodyFunctions()
     made = function_def(graph, name, outputs, bodies)
     made.signature.is_stateful = True

@@ -143,7 +143,7 @@ def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
     text += f"\nWritten to {options.output_dir}{changed}."
     if report.kernels:
-        text += ' Load it after "import tfswap.ops".'
+        text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
     return content, text
 
 
@@ -414,7 +414,10 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
     parser.add_argument(
-        "--tactics", type=_tactics, default="swap,recompute", help='of "swap,recompute"; "" for order alone'
+        "--tactics",
+        type=_tactics,
+        default="swap,recompute,encode",
+        help='of "swap,recompute,encode"; "" for order alone',
     )
     parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
     parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")

@@ -422,7 +422,7 @@ def optimize(
         memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
             for what the device's allocator may have. It bounds the allocator's whole peak
             (`tf.config.experimental.get_memory_info(device)["peak"]`).
-        tactics: what may be used, of ("swap", "recompute"); ordering is always on, and alone with ().
+        tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.

@@ -11,6 +11,7 @@ from tfswap.analysis.bodies import UnboundedLoop
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -40,6 +41,10 @@ BASELINE_SPREAD = 1.1
 """An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
 predicted peak by this much is left to chance."""
 
+
+ENCODED_SHARE = 0.3
+"""Of the rungs that are judged of the step as it is, how many of the step with encodings: what bounds the time that
+planning takes longer where encodings turn out to gain nothing."""
 
 SMALL = 1024
 """Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either."""
@@ -104,7 +109,7 @@ class Optimizer:
         apply_split_views(settled)
         settled.prune()
         chains = apply_bodies(settled, device)
-        self.variants = Variants(settled, chains, self._facts)
+        self.variants = Variants(settled, chains, self._facts, lambda made: find_encodings(made, device))
         self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
         self.renew_baseline()
@@ -150,13 +155,21 @@ class Optimizer:
                 tactics=self.options.tactics,
                 solver=self.options.solver,
                 costs=self.costs,
-                share=1 / len(self._rewritings),
+                share=(ENCODED_SHARE if variant.encodings else 1.0) / len(self._stages),
             )
         return self._planners[variant.rewriting]
 
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
-        """What a plan may choose among, from nothing to the most."""
+        """What a plan may choose among, the step as it is first."""
+        if "encode" not in self.options.tactics or self.options.solver != "default":
+            return self._stages
+        encoded = self.variants.encoded(self.planner_of)
+        return self._stages if encoded is None else [*self._stages, encoded]
+
+    @functools.cached_property
+    def _stages(self) -> list[Rewriting]:
+        """What of what loops save is swapped inside of them, from nothing to the most."""
         if "swap" not in self.options.tactics or self.options.solver != "default":
             return [PLAIN]
         return self.variants.stages(smallest_bytes(self.baseline_peak_bytes))
@@ -171,12 +184,14 @@ class Optimizer:
 
     def candidate(self, limit_bytes: int | None) -> Found | None:
         """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
+        if limit_bytes is None:
+            unmoved = self.planner.candidate(None)
+            return None if unmoved is None else Found(self.variants.plain, unmoved)
         best: Found | None = None
         for variant, planner in self._planners_used():
-            if best is not None and best.candidate.timing.total_s <= planner.fastest_s:
-                continue
-            found = planner.candidate(limit_bytes)
-            if found is not None and (best is None or found.timing.total_s < best.candidate.timing.total_s):
+            faster_than = None if best is None else best.candidate
+            found = planner.candidate(limit_bytes, faster_than)
+            if found is not None and found is not faster_than:
                 best = Found(variant, found)
         return best
 
@@ -312,6 +327,7 @@ class Optimizer:
             solver=self.options.solver,
             beside=choice.beside,
             accumulators=variant.rewriting.accumulators,
+            encoded=variant.rewriting.encoded,
         )
 
     def time_ratio(self, candidate: Candidate) -> float:
@@ -328,7 +344,7 @@ class Optimizer:
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
-        return self.variants[Rewriting(plan.accumulators)]
+        return self.variants[Rewriting(plan.accumulators, plan.encoded)]
 
     def _steps(self, plan: Plan) -> list[Step]:
         flow = self.variant_of(plan).flow
@@ -355,6 +371,8 @@ class Optimizer:
             raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
         if len(plan.order) > len(set(plan.order)) and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
+        if plan.encoded and "encode" not in self.options.tactics:
+            raise InvalidModel('this plan encodes, and tactics leaves "encode" out: allow it, or plan again')
         if host is not None and plan.host_bytes > host:
             raise InvalidModel(
                 f"this plan takes {format_bytes(plan.host_bytes)} of host memory, and host_memory_limit is "
@@ -384,7 +402,8 @@ class Optimizer:
         """What was found and decided."""
         variant = self.variant_of(plan)
         saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
-        return make_report(variant.flow, self.planner_of(variant), plan, saved, self.floor_bytes, self.locate)
+        planner = self.planner_of(variant)
+        return make_report(variant.flow, planner, plan, saved, variant.encodings, self.floor_bytes, self.locate)
 
 
 def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:

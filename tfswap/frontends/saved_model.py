@@ -24,6 +24,7 @@ from tfswap.frontends.offline import OfflineReport, Planned, carry_host_limit, p
 from tfswap.frontends.pipeline import TACTICS
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.types import Shape
+from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
 from tfswap.sizes import format_bytes
 
@@ -69,7 +70,7 @@ def optimize_graph(
         signature: for a MetaGraphDef, the signature that the step is.
         batch_size: size of the leading dimension of every argument that leaves it open.
         input_shapes: full shapes by argument name, for arguments with open dimensions.
-        tactics: what may be used, of ("swap", "recompute"); ordering is always on, and alone with ().
+        tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.
@@ -301,6 +302,7 @@ def _largest(planned: Mapping[str, Planned]) -> Planned:
 def _readme(function: str, changed: Mapping[str, Planned], host_limit_bytes: int | None) -> str:
     from tfswap import __version__
 
+    needs = max(made.plan.needs for made in changed.values())  # the codecs' module imports the other
     lines = [
         f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device",
         "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
@@ -308,10 +310,10 @@ def _readme(function: str, changed: Mapping[str, Planned], host_limit_bytes: int
         "    pip install tfswap",
         "",
         "    import tensorflow as tf",
-        "    import tfswap.ops",
+        f"    import {needs}",
         "    model = tf.saved_model.load(path_of_this_folder)",
         "",
-        "Without that import TensorFlow says that the ops Tfswap>SwapOut and others are not registered.",
+        f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
         "",
     ]
     for name, made in changed.items():
@@ -322,6 +324,7 @@ def _readme(function: str, changed: Mapping[str, Planned], host_limit_bytes: int
             f"  peak before    {format_bytes(plan.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
             f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
+            f"  encoded        for {len(plan.encoded)} kernels",
             f"  host memory    {format_bytes(plan.host_bytes)}",
         ]
     if host_limit_bytes is not None:

@@ -4,25 +4,37 @@ Some tactics change which kernels there are, and not only when they run. Each ch
 facts and ladders of its own, and the plan is the fastest of all that fit. Which variants there are does not depend on
 the limit: so more limit never gives a slower plan, here as on a ladder.
 
-What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first.
+What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Kernels take encodings
+wherever that gains anything, or none does.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
-from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.encodings import Encoding
+from tfswap.errors import InvalidModel
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_view
+from tfswap.oplib import names
+from tfswap.passes.encode import apply_encodings
 from tfswap.passes.loop_swap import apply_loop_swap
-from tfswap.planner.planner import Candidate
+from tfswap.planner.ordering import PEAK_TIE
+from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.problem import Problem
 
 STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
+LONG_WAIT = 8.0
+"""A tensor that waits for no longer than so many times what encoding it takes gains nothing worth a kernel."""
+PROBES = 4
+"""At so many targets of live bytes the step with encodings is compared with the step as it is."""
 
 
 class Rewriting(NamedTuple):
@@ -30,9 +42,11 @@ class Rewriting(NamedTuple):
 
     Attributes:
         accumulators: names of the accumulators whose elements are swapped inside their loops.
+        encoded: names of the kernels that take an encoding in place of a tensor.
     """
 
     accumulators: tuple[str, ...] = ()
+    encoded: tuple[str, ...] = ()
 
 
 PLAIN = Rewriting()
@@ -44,11 +58,13 @@ class Variant(NamedTuple):
     Attributes:
         graph: the step so, with settled variables and ordered bodies.
         flow: its facts.
+        encodings: those in the graph.
     """
 
     rewriting: Rewriting
     graph: Graph
     flow: Dataflow
+    encodings: tuple[Encoding, ...] = ()
 
 
 class Found(NamedTuple):
@@ -65,9 +81,17 @@ class Variants:
         graph: the step, with settled variables and ordered bodies.
         chains: the order of each body's kernels, as `apply_bodies` gave it.
         facts: from such a graph to its facts.
+        encodings: from such a graph to what may be encoded in it.
     """
 
-    def __init__(self, graph: Graph, chains: list[list[str]], facts: Callable[[Graph], Dataflow]):
+    def __init__(
+        self,
+        graph: Graph,
+        chains: list[list[str]],
+        facts: Callable[[Graph], Dataflow],
+        encodings: Callable[[Graph], list[Encoding]],
+    ):
+        self._encodings = encodings
         self.plain = Variant(PLAIN, graph, facts(graph))
         self._chains = chains
         self._facts = facts
@@ -77,8 +101,33 @@ class Variants:
         if rewriting not in self._made:
             graph = self.plain.graph.copy()
             apply_loop_swap(graph, self._chains, rewriting.accumulators)
-            self._made[rewriting] = Variant(rewriting, graph, self._facts(graph))
+            encodings = self._encode(graph, rewriting.encoded)
+            self._made[rewriting] = Variant(rewriting, graph, self._facts(graph), encodings)
         return self._made[rewriting]
+
+    def _encode(self, graph: Graph, kernels: Collection[str]) -> tuple[Encoding, ...]:
+        """Let the kernels of these names take encodings. Raises InvalidModel where one can't."""
+        if not kernels:
+            return ()
+        found = tuple(e for e in self._encodings(graph) if e.kernel.name in kernels)
+        strange = min(set(kernels).difference(e.kernel.name for e in found), default=None)
+        if strange is not None:
+            raise InvalidModel(
+                f"this plan gives an encoding to {strange!r}, which this graph does not have, or which can't take one "
+                "here with the same bits. Plan again for this graph."
+            )
+        apply_encodings(graph, found)
+        graph.prune()
+        return found
+
+    def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
+        """The step with every encoding that gains something; None where none does."""
+        plain = planner_of(self.plain)
+        chosen = _worth_encoding(plain.problems[0], self._encodings(self.plain.graph))
+        if not chosen:
+            return None
+        rewriting = Rewriting(encoded=chosen)
+        return rewriting if _gains(planner_of(self[rewriting]), plain) else None
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
@@ -116,3 +165,39 @@ def _origin(tensor: Output) -> Output:
         tensor = node.inputs[tensor.index if tensor.index < len(node.inputs) else 0]
         node = tensor.node
     return tensor
+
+
+def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[str, ...]:
+    """Names of the kernels that gain by their encodings: a tensor waits long for them, or they need less memory.
+
+    Args:
+        problem: the step as it is, in the order that is planned first.
+    """
+    flow, uses = problem.flow, problem.uses
+    place = {kernel: position for position, kernel in enumerate(problem.order)}
+    chosen: list[str] = []
+    for e in encodings:
+        v = flow.value_of.get((e.tensor.node, e.tensor.index))
+        if v is None or v in problem.keep or flow.values[v].nbytes < problem.smallest_bytes:
+            continue
+        if e.codec.encode == names.ENCODE_MASK:
+            if flow.values[v].producer == PERSISTENT or v in flow.fetched:
+                continue  # it stays all the same
+            at = place[flow.place[e.kernel.name]]
+            waits = (uses.starts[b] - uses.starts[a + 1] for a, b in pairwise(uses.positions[v]) if b <= at)
+            if max(waits, default=0.0) < LONG_WAIT * flow.values[v].nbytes / problem.rates.memory_bytes_per_s:
+                continue
+        chosen.append(e.kernel.name)
+    return tuple(chosen)
+
+
+def _gains(encoded: Planner, plain: Planner) -> bool:
+    """Whether plans of a step with encodings may be better: it gets by with less, or is faster with as much.
+
+    Where a tensor stays for another kernel, its mask alone gives nothing: then plans are not looked for twice.
+    """
+    targets = plain.targets
+    if min(encoded.targets) * PEAK_TIE < min(targets):
+        return True
+    probed = targets[:: max(1, len(targets) // PROBES)]
+    return any(encoded.seconds_at(target) < plain.seconds_at(target) for target in probed)

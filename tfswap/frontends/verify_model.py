@@ -8,10 +8,9 @@ from typing import Any
 from tfswap.frontends.model_file import ModelFile
 from tfswap.importers.library import called_functions
 from tfswap.importers.library_function import file_shape, import_library_function
-from tfswap.oplib.load import load
+from tfswap.oplib.load import load_for
+from tfswap.oplib.names import NAMESPACE
 from tfswap.passes.verify import VerificationError, verify
-
-NAMESPACE = "Tfswap>"
 
 
 def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
@@ -21,8 +20,8 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
         InvalidModel: there is no SavedModel at `path`.
         VerificationError: a rewritten function would not run as planned.
     """
-    load()
     file = ModelFile.load(path)
+    load_for(node.op for function in file.library.values() for node in function.node_def)
     rewritten = [n for n, f in file.library.items() if any(d.op.startswith(NAMESPACE) for d in f.node_def)]
     checked = []
     for name in sorted(rewritten):

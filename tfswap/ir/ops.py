@@ -71,6 +71,8 @@ class Trait(Flag):
     """Gives what is in the optional that is its input."""
     LENGTH = auto()
     """Reads how many elements a list has, and nothing of them."""
+    ENCODES = auto()
+    """Makes a smaller form of its input, to be kept in place of it."""
     INLINE = auto()
     """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
     thread."""
@@ -93,6 +95,7 @@ _EFFECT = Trait.SIDE_EFFECT
 _CALL = Trait.CALLS
 _FRAME = Trait.FRAME
 _LIST = Trait.PURE | Trait.TENSOR_LIST
+_ENCODE = Trait.PURE | Trait.NOT_FOLDED | Trait.ENCODES
 
 _TRAITS: dict[str, Trait] = {
     # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
@@ -641,12 +644,12 @@ _TRAITS: dict[str, Trait] = {
     "Tfswap>DecodeIntegers": _PURE | Trait.NOT_FOLDED,
     "Tfswap>DecodeMask": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
     "Tfswap>DecodeSparse": _PURE | Trait.SIZED_BY_VALUE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeFloats": _PURE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeGroups": _PURE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeIntegers": _PURE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeMask": _PURE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeMaxPool": _PURE | Trait.NOT_FOLDED,
-    "Tfswap>EncodeSparse": _PURE | Trait.NOT_FOLDED,
+    "Tfswap>EncodeFloats": _ENCODE,
+    "Tfswap>EncodeGroups": _ENCODE,
+    "Tfswap>EncodeIntegers": _ENCODE,
+    "Tfswap>EncodeMask": _ENCODE,
+    "Tfswap>EncodeMaxPool": _ENCODE,
+    "Tfswap>EncodeSparse": _ENCODE,
     "Tfswap>LeakyReluGradFromMask": _PURE,
     "Tfswap>MaxPoolGradFromPositions": _PURE,
     "Tfswap>MultiplyByMask": _PURE,
@@ -723,6 +726,12 @@ def passes_on(op: str) -> bool:
 def reads_metadata_only(op: str) -> bool:
     """Whether the op needs only shapes or dtypes, so that it never needs a swapped tensor back."""
     return Trait.METADATA in traits(op)
+
+
+@cache
+def encodes(op: str) -> bool:
+    """Whether the op makes a smaller form of its input, to be kept in place of it."""
+    return Trait.ENCODES in traits(op)
 
 
 @cache

@@ -11,11 +11,12 @@ import ctypes
 import dataclasses
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tfswap.errors import OpLibraryError
-from tfswap.oplib import build
+from tfswap.oplib import build, names
 
 
 class CStats(ctypes.Structure):
@@ -104,6 +105,17 @@ def load_codecs() -> OpLibrary:
             _declare_codecs(library.c)
             _loaded[build.CODECS] = library
         return _loaded[build.CODECS]
+
+
+def load_for(ops: Iterable[str]) -> None:
+    """Loads what graphs with these ops need: the codecs only where one is among them, since they take long to build.
+
+    Raises:
+        OpLibraryError: TensorFlow is missing, or a library can't be built or loaded.
+    """
+    load()
+    if not (names.CODECS | names.FROM_ENCODED).isdisjoint(ops):
+        load_codecs()
 
 
 def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+NAMESPACE: Final = "Tfswap>"
+
 # (tensor: T) -> (handle: variant); attrs T, and of one node per step step_bytes, step_limit, owner (ints): the host
 # memory that the step takes and may take, and whose limit that is. Starts the copy to the host.
 SWAP_OUT: Final = "Tfswap>SwapOut"
@@ -125,3 +127,6 @@ GATE: Final = "Tfswap>Gate"
 
 # Not an op: how the names of kernels that run again begin.
 AGAIN: Final = "tfswap/again/"
+
+# Not an op: how the names of nodes that make an encoding begin.
+ENCODED: Final = "tfswap/encoded/"

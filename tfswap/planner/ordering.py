@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.ir.ops import reads_metadata_only
+from tfswap.ir.ops import encodes, reads_metadata_only
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import simulate_memory
 
@@ -54,9 +54,9 @@ def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
 def traced_order(flow: Dataflow) -> list[int]:
     """All nodes, each as soon as the trace's own numbering and the dependencies allow.
 
-    Kernels that read shapes only run at once: left for later they would hold the whole tensor.
+    Kernels that read shapes only, or encode, run at once: left for later they would hold the whole tensor.
     """
-    return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: reads_metadata_only(flow.nodes[i].op))
+    return _list_schedule(flow, list(range(len(flow.nodes))), lambda i: _lets_go(flow.nodes[i].op))
 
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
@@ -110,7 +110,7 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
             unread[v] += 1
 
     def shrinks(i: int) -> bool:
-        if not flow.is_kernel[i] or reads_metadata_only(flow.nodes[i].op):
+        if not flow.is_kernel[i] or _lets_go(flow.nodes[i].op):
             return True
         freed = sum(
             flow.values[v].nbytes
@@ -124,6 +124,11 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
             unread[v] -= 1
 
     return _list_schedule(flow, base, shrinks, ran)
+
+
+def _lets_go(op: str) -> bool:
+    """Whether the op keeps what is small of a large tensor."""
+    return reads_metadata_only(op) or encodes(op)
 
 
 def _ranks(order: Sequence[int]) -> list[int]:

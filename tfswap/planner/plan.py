@@ -64,6 +64,8 @@ class Plan:
         time_ratio: predicted step time over that of the unoptimised step.
         solver: who made it.
         accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
+        encoded: names of the kernels that take an encoding in place of a tensor. The order and the absences are of the
+            graph with these encodings in it.
     """
 
     fingerprint: str
@@ -78,6 +80,7 @@ class Plan:
     solver: str
     beside: tuple[int, ...] = ()
     accumulators: tuple[str, ...] = ()
+    encoded: tuple[str, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -86,7 +89,12 @@ class Plan:
     @property
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
-        return self.order, self.absences, self.beside, self.accumulators
+        return self.order, self.absences, self.beside, self.accumulators, self.encoded
+
+    @property
+    def needs(self) -> str:
+        """The module that a process imports before it loads a graph that carries the plan out."""
+        return "tfswap.ops.codecs" if self.encoded else "tfswap.ops"
 
     @property
     def keeps_limit(self) -> bool:
@@ -145,6 +153,8 @@ def _check_form(plan: Plan) -> None:
                 f"plan.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use {a.use}: "
                 f"they must rise in this order, and lie among the {len(plan.order)} kernels of plan.order"
             )
+    if plan.encoded and not plan.order:
+        raise InvalidModel("plan.encoded names kernels, and plan.order none: a plan that encodes fixes an order")
     for before, position in pairwise((-1, *plan.beside)):
         if not max(1, before + 2) <= position < len(plan.order):
             raise InvalidModel(

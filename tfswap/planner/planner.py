@@ -34,7 +34,7 @@ from tfswap.planner.simulate import (
     simulate_time,
 )
 
-TACTICS = ("swap", "recompute")
+TACTICS = ("swap", "recompute", "encode")
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
 BOTH: tuple[Solver, ...] = (
@@ -135,7 +135,7 @@ class Planner:
         device: where it runs.
         resident: what is in the arena before the step: variables, arguments and whatever else.
         keep: values that must stay.
-        tactics: what may be used besides an order, of TACTICS.
+        tactics: what may be used besides an order, of TACTICS. What is encoded has been settled when there is a flow.
         host_limit_bytes: the most host memory that swapped tensors may take.
         solver: one of SOLVERS.
         costs: what kernels and copies take; by default what the analytic model says of this kind of device.
@@ -168,10 +168,11 @@ class Planner:
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
-        solvers = SOLVERS[solver][frozenset(tactics)]
+        moves = frozenset(tactics) - {"encode"}
+        solvers = SOLVERS[solver][moves]
         sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // max(1, len(orders[0])))
         solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
-        count = min(MAX_RUNGS, max(MIN_SWEEPS, sweeps // max(1, len(solvers))))
+        count = max(MIN_SWEEPS, min(int(share * MAX_RUNGS), sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
         orders = [self._brought_together(order) for order in orders]
         self.problems = [
@@ -179,7 +180,7 @@ class Planner:
         ]
         self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
         spare = sweeps // count - len(self.ladders)
-        restarts = RESTARTS.get(frozenset(tactics), ()) if solver == "default" else ()
+        restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         self.ladders += [_Ladder(self, self.problems[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
         self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
@@ -199,11 +200,27 @@ class Planner:
         """No rung takes less: to move something takes time."""
         return min(judged.draft.timing.total_s for judged in self.unmoved)
 
-    def candidate(self, limit_bytes: int | None) -> Candidate | None:
-        """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits."""
+    @property
+    def targets(self) -> list[int]:
+        """Live bytes that the first solver reaches, from the unmoved step's down."""
+        unmoved = self.problems[0].live_peak_bytes
+        return [unmoved, *(self.ladders[0].targets if self.ladders else ())]
+
+    def seconds_at(self, target_bytes: int) -> float:
+        """Of the step with no more live bytes than this, as the first solver does it; NEVER where it can't."""
+        if target_bytes >= self.problems[0].live_peak_bytes:
+            return self.unmoved[0].draft.timing.total_s
+        choice = self.ladders[0].solve(self.problems[0], target_bytes) if self.ladders else None
+        return NEVER if choice is None else self.judged(choice).draft.timing.total_s
+
+    def candidate(self, limit_bytes: int | None, best: Candidate | None = None) -> Candidate | None:
+        """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits.
+
+        Args:
+            best: another planner's; returned where nothing is faster.
+        """
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
-        best: Candidate | None = None
         for problem, judged in zip(self.problems, self.unmoved, strict=True):
             # An allocator never needs less than what is live.
             found = judged.fitting(limit_bytes) if problem.live_peak_bytes <= limit_bytes else None

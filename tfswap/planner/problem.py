@@ -63,6 +63,7 @@ class Problem:
         gaps: gaps that a swap can use, by start.
         refusals: values that can't be swapped, with the reason.
         repeatable: per node, whether it may run again, for as long as what it reads is unchanged.
+        keep: values that the user marked to stay.
     """
 
     flow: Dataflow
@@ -75,6 +76,7 @@ class Problem:
     gaps: list[Gap]
     refusals: dict[int, str]
     repeatable: list[bool]
+    keep: frozenset[int] = frozenset()
 
     @property
     def live_peak_bytes(self) -> int:
@@ -152,7 +154,7 @@ def make_problem(
     memory = simulate_memory(flow, build_schedule(order, ()), resident=resident, live=True)
     starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
     before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
-    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable)
+    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, keep)
     problem.gaps.extend(_gaps(problem))
     return problem
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.encodings import Encoding
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
@@ -33,11 +34,12 @@ class TensorRow:
         op: the op that makes it; "list" for a list that loops save in.
         nbytes: its bytes.
         gap: positions in the order between which it waits, or None.
-        tactic: "keep", "swap", "recompute", or "swap, recompute" where it does both in turn.
+        tactic: "keep", or which of "encode", "swap" and "recompute", as "encode, swap".
         reason: why that tactic.
         cost_bytes: bytes that travel for it in a step.
         cost_s: predicted seconds of the kernels that run again to make it, in a step.
         source: the user's own line that made it, where TensorFlow knows it.
+        encoded_bytes: of what some kernels read in place of it; None where all read the tensor itself.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TensorRow:
     cost_bytes: int
     cost_s: float
     source: str | None
+    encoded_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,10 @@ class Report:
         return tuple(row for row in self.rows if "swap" in row.tactic)
 
     @property
+    def encoded(self) -> tuple[TensorRow, ...]:
+        return tuple(row for row in self.rows if "encode" in row.tactic)
+
+    @property
     def recomputed(self) -> tuple[TensorRow, ...]:
         return tuple(row for row in self.rows if "recompute" in row.tactic)
 
@@ -122,9 +129,15 @@ class Report:
             ("smallest limit", format_bytes(self.floor_bytes)),
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
             ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
+            ("encoded", self._encoded_text()),
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
+
+    def _encoded_text(self) -> str:
+        before = sum(row.nbytes for row in self.encoded)
+        after = sum(row.encoded_bytes or 0 for row in self.encoded)
+        return f"{len(self.encoded)} tensors, {format_bytes(before)} read as {format_bytes(after)}"
 
     def headline(self) -> str:
         """One line: the peaks and what it takes."""
@@ -134,7 +147,7 @@ class Report:
             return f"peak {format_bytes(self.baseline_peak_bytes)} is within the limit: nothing is changed"
         return (
             f"peak {format_bytes(self.baseline_peak_bytes)} -> {format_bytes(self.planned_peak_bytes)}, "
-            f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed"
+            f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
         )
 
     def __str__(self) -> str:
@@ -177,6 +190,7 @@ def make_report(
     planner: Planner,
     plan: Plan,
     saved: Mapping[str, int],
+    encodings: Sequence[Encoding],
     floor: Callable[[], int],
     locate: Callable[[str], str | None],
 ) -> Report:
@@ -184,6 +198,7 @@ def make_report(
 
     Args:
         saved: by name, the bytes of the lists that loops save in.
+        encodings: what of the step's kernels takes encodings.
     """
     values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     absences: dict[int, list[Absence]] = {}
@@ -197,7 +212,10 @@ def make_report(
         if kernel in ran:
             again.setdefault(kernel, []).append(position)
         ran.add(kernel)
-    rows = _rows(flow, planner, absences, again, len(plan.order), locate)
+    encoded: dict[int, list[Encoding]] = {}
+    for e in encodings:
+        encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
+    rows = _rows(flow, planner, absences, again, encoded, len(plan.order), locate)
     rows += _saved_rows(saved, plan.accumulators, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
@@ -235,6 +253,7 @@ def _rows(
     planner: Planner,
     absences: dict[int, list[Absence]],
     again: dict[int, list[int]],
+    encoded: dict[int, list[Encoding]],
     kernels: int,
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
@@ -242,6 +261,7 @@ def _rows(
 
     Args:
         again: by kernel, the positions at which it runs again.
+        encoded: by value, what some kernels read in place of it.
         kernels: how many positions there are.
     """
     problem = planner.problems[0]
@@ -251,11 +271,16 @@ def _rows(
             gaps[gap.value] = (gap.start, gap.end)
     rows = []
     for v, value in enumerate(flow.values):
-        if value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES:
+        if v not in encoded and (value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES):
             continue
         away = absences.get(v, ())
         made = again.get(value.producer, ())
+        codings = encoded.get(v, ())
+        encoded_bytes = sum(sizes.values()) if (sizes := {e.codec: e.encoded.nbytes or 0 for e in codings}) else None
         reasons = []
+        if encoded_bytes is not None:
+            readers = ", ".join(e.kernel.name for e in codings)
+            reasons.append(f"{format_bytes(encoded_bytes)} in place of it for {readers}")
         if away:
             reasons.append(f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}")
         if made:
@@ -263,7 +288,7 @@ def _rows(
         if not reasons:
             waits = "memory suffices without" if v in gaps else "never waits between two uses"
             reasons.append(problem.refusals.get(v) or waits)
-        tactics = ["swap"] * bool(away) + ["recompute"] * bool(made)
+        tactics = ["encode"] * bool(codings) + ["swap"] * bool(away) + ["recompute"] * bool(made)
         node = value.tensor.node
         rows.append(
             TensorRow(
@@ -276,6 +301,7 @@ def _rows(
                 value.nbytes * (len(away) + sum(a.out is not None for a in away)),
                 len(made) * planner.cost_s[value.producer],
                 locate(node.name),
+                encoded_bytes,
             )
         )
     return rows

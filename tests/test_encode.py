@@ -1,0 +1,380 @@
+"""Encodings as a tactic: which kernels take one, the rewrite, and the plans that use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from graphs import Layer, training_step, training_steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import on_arena
+from test_passes import Golden
+
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.encodings import find_encodings
+from tfswap.errors import InvalidModel
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.oplib import names
+from tfswap.passes.encode import apply_encodings
+from tfswap.passes.verify import verify
+from tfswap.planner.ordering import choose_order
+from tfswap.planner.plan import Plan
+
+PLAIN = DeviceModel()
+
+
+def encoded(golden: Golden) -> int:
+    found = {e.kernel.name: e for e in find_encodings(golden.graph, PLAIN)}
+    return apply_encodings(golden.graph, [found[name] for name in golden.arguments])
+
+
+# --- the rewrite ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "added"), [("encode_relu", 2), ("encode_pool", 3), ("encode_select", 2)])
+def test_encode(name, added):
+    golden = Golden(name)
+    before = len(golden.graph), {node.name for node in golden.graph}
+    assert encoded(golden) == added
+    assert len(golden.graph) == before[0] + added
+    assert before[1] <= {node.name for node in golden.graph}
+    golden.graph.topological()
+    golden.check()
+    assert not {e.kernel.name for e in find_encodings(golden.graph, PLAIN)} & set(golden.arguments)
+
+
+def test_the_full_map_has_no_backward_user_left():
+    golden = Golden("encode_pool")
+    encoded(golden)
+    readers = {node.name for node in golden.graph if any(t.name == "map:0" for t in node.inputs)}
+    backward = {"gradient", "route", "back"}
+    assert not readers & backward
+    assert {golden.graph[name].op for name in readers} == {
+        "MaxPool",
+        "Shape",
+        names.ENCODE_MASK,
+        names.ENCODE_MAX_POOL,
+    }
+    # And in the order that is chosen for it, it is gone before the backward pass begins.
+    flow = analyse_dataflow(golden.graph, PLAIN)
+    order = [flow.nodes[i].name for i in choose_order(flow, [1.0] * len(flow.nodes))]
+    assert max(order.index(name) for name in readers) < order.index("gradient")
+
+
+POOL = """
+%x = Placeholder() {{dtype={dtype}}} -> {dtype}[2,8,8,3]
+%y = MaxPool(%x) {{}} -> {dtype}[2,{rows},{rows},3]
+%g = Neg(%y) {{T={dtype}}} -> {dtype}[2,{rows},{rows},3]
+%back = MaxPoolGrad(%x, %y, %g) {{T={dtype}, data_format=b'{layout}', explicit_paddings={paddings}, ksize={ksize}, \
+padding=b'{padding}', strides={strides}}} -> {dtype}[2,8,8,3]
+feeds %x
+fetches %back
+"""
+
+
+def pool(**changed: object) -> Graph:
+    what = {"dtype": "float32", "rows": 4, "layout": "NHWC", "paddings": "()", "ksize": "(1, 2, 2, 1)"}
+    what |= {"padding": "VALID", "strides": "(1, 2, 2, 1)"}
+    return parse_graph(POOL.format(**(what | changed)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "encoded_bytes"),
+    [
+        ({}, 2 * 4 * 4 * 2),  # half a byte each, whole bytes a pixel
+        ({"dtype": "float64"}, 2 * 4 * 4 * 2),
+        ({"ksize": "(1, 3, 3, 1)", "padding": "SAME"}, 2 * 4 * 4 * 2),
+        ({"ksize": "(1, 5, 5, 1)", "padding": "SAME"}, 2 * 4 * 4 * 3),
+        ({"ksize": "(1, 17, 17, 1)", "padding": "SAME"}, None),  # more positions than a byte tells
+        ({"dtype": "int32"}, None),
+        ({"layout": "NCHW"}, None),
+        ({"ksize": "(1, 2, 2, 2)"}, None),
+        ({"strides": "(2, 2, 2, 1)"}, None),
+        ({"padding": "EXPLICIT", "paddings": "(0, 0, 1, 1, 1, 1, 0, 0)"}, 2 * 4 * 4 * 2),
+        ({"padding": "EXPLICIT", "paddings": "(0, 0, 2, 1, 1, 1, 0, 0)"}, None),  # a window of padding alone
+    ],
+)
+def test_pools_that_can_be_encoded(changed, encoded_bytes):
+    found = find_encodings(pool(**changed), PLAIN)
+    assert [e.encoded.nbytes for e in found] == [encoded_bytes] * (encoded_bytes is not None)
+
+
+@pytest.mark.parametrize(("ksize", "count"), [("(1, 2, 2, 1)", 1), ("(1, 3, 3, 1)", 0)])
+def test_pools_that_onednn_sums_in_another_order_stay(ksize, count):
+    graph = pool(ksize=ksize, padding="SAME")
+    assert len(find_encodings(graph, PLAIN)) == 1
+    assert len(find_encodings(graph, DeviceModel(onednn=True))) == count
+
+
+def test_on_a_gpu_only_choices_are_encoded():
+    for name, count in (("encode_relu", 0), ("encode_pool", 0), ("encode_select", 2)):
+        assert len(find_encodings(Golden(name).graph, DeviceModel("gpu"))) == count
+
+
+@pytest.mark.parametrize(
+    ("condition", "then", "dtype"),
+    [("4,1", "4,5", "float32"), ("4,5", "1,5", "float32"), ("4,5", "4,5", "int32")],
+)
+def test_choices_that_broadcast_stay(condition, then, dtype):
+    graph = parse_graph(f"""
+%c = Placeholder() {{dtype=bool}} -> bool[{condition}]
+%t = Placeholder() {{dtype={dtype}}} -> {dtype}[{then}]
+%e = Placeholder() {{dtype={dtype}}} -> {dtype}[4,5]
+%s = SelectV2(%c, %t, %e) {{T={dtype}}} -> {dtype}[4,5]
+feeds %c, %t, %e
+fetches %s
+""")
+    assert not find_encodings(graph, PLAIN)
+
+
+# --- plans ------------------------------------------------------------------------------------------------
+
+
+def optimizer_of(graph: Graph, **options) -> Optimizer:
+    return Optimizer(graph, PLAIN, Options(**options))
+
+
+def residual(depth: int = 6) -> Graph:
+    """Blocks of a product, a ReLU and a sum: nothing but its own gradient reads what the ReLU makes."""
+    layers = [layer for i in range(depth) for layer in (Layer("dense"), Layer("relu"), Layer("add", 3 * i))]
+    return training_step(layers, rows=512, width=128)
+
+
+def test_where_a_mask_frees_the_map_the_step_holds_less_and_moves_nothing():
+    optimizer = optimizer_of(residual())
+    plain = optimizer_of(residual(), tactics=("swap", "recompute"))
+    limit = int(plain.planner.unmoved[0].apart.peak_bytes * 0.9)
+    plan = optimizer.plan(limit)
+    assert len(plan.encoded) == 5  # the last map hardly waits
+    assert not plan.absences
+    assert len(plan.order) == len(set(plan.order))
+    assert plan.planned_peak_bytes <= limit
+    without = plain.plan(limit)
+    assert without.absences or len(without.order) > len(set(without.order))
+    assert plan.time_ratio < without.time_ratio
+    made = optimizer.rewrite(plan)
+    verify(made)
+    assert sum(node.op == names.ENCODE_MASK for node in made) == 5
+
+
+def test_where_the_map_stays_for_another_kernel_masks_are_planned_for_tight_limits_only():
+    """What follows is a product, whose gradient needs the map; then the map goes, and the ReLU's need not hold it."""
+    chain = training_step([Layer(kind) for _ in range(6) for kind in ("dense", "relu")], rows=512, width=128)
+    optimizer, without = optimizer_of(chain), optimizer_of(chain, tactics=("swap", "recompute"))
+    assert optimizer.floor_bytes() < 0.95 * without.floor_bytes()
+    assert optimizer.plan(optimizer.floor_bytes()).encoded
+    roomy = without.planner.unmoved[0].apart.peak_bytes
+    assert optimizer.plan(roomy, ordered=True).encoded == ()
+
+
+def test_encodings_alone_move_nothing():
+    optimizer = optimizer_of(residual(), tactics=("encode",))
+    plan = optimizer.plan(optimizer.floor_bytes())
+    assert plan.encoded
+    assert not plan.absences
+    assert len(plan.order) == len(set(plan.order))
+
+
+def test_what_must_stay_is_not_encoded():
+    optimizer = optimizer_of(residual(), keep=frozenset({"relu1:0"}))
+    assert "relu1:0" in {e.tensor.name for e in find_encodings(optimizer.settled, PLAIN)}
+    plan = optimizer.plan(optimizer.floor_bytes())
+    kept = {e.kernel.name for e in find_encodings(optimizer.settled, PLAIN) if e.tensor.name == "relu1:0"}
+    assert plan.encoded
+    assert not kept & set(plan.encoded)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(training_steps(min_layers=4), st.floats(0, 1))
+def test_encodings_never_cost_anything(graph, share):
+    """With them no plan is slower, no floor is higher, and what is planned is carried out."""
+    without, optimizer = optimizer_of(graph, tactics=("swap", "recompute")), optimizer_of(graph)
+    floor = without.floor_bytes()
+    assert optimizer.floor_bytes() <= floor
+    limit = floor + int(max(0, without.baseline_peak_bytes - floor) * share)
+    plain, plan = without.candidate(limit), optimizer.plan(limit, ordered=True)
+    assert plain is not None
+    assert plan.time_ratio <= without.time_ratio(plain.candidate)
+    assert plan.planned_peak_bytes <= limit
+    made = optimizer.rewrite(plan)
+    verify(made)
+    taken = {node.name for node in made if node.op in names.FROM_ENCODED}
+    assert set(plan.encoded) == {name for name in taken if not name.startswith(names.AGAIN)}
+
+
+def encoded_plan() -> tuple[Optimizer, Plan]:
+    optimizer = optimizer_of(residual())
+    plan = optimizer.plan(optimizer.floor_bytes())
+    assert plan.encoded
+    return optimizer, plan
+
+
+def test_a_saved_plan_says_what_is_encoded():
+    optimizer, plan = encoded_plan()
+    read = Plan.from_json(plan.to_json())
+    assert read == plan
+    assert read.needs == "tfswap.ops.codecs"
+    fresh = optimizer_of(residual())
+    assert fresh.adopt(read, None).planned_peak_bytes == plan.planned_peak_bytes
+    assert [n.name for n in fresh.rewrite(read)] == [n.name for n in optimizer.rewrite(plan)]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "said"),
+    [
+        (["loss"], "'loss', which this graph does not have, or which can't take one"),
+        (["nothing"], "'nothing', which this graph does not have"),
+        ([], "names the node 'tfswap/encoded/"),
+    ],
+)
+def test_a_plan_for_other_encodings_is_refused(encoded, said):
+    optimizer, plan = encoded_plan()
+    content = {**json.loads(plan.to_json()), "encoded": encoded}
+    with pytest.raises(InvalidModel, match=said):
+        optimizer.rewrite(Plan.from_json(json.dumps(content)))
+
+
+def test_a_plan_that_encodes_needs_the_tactic():
+    _, plan = encoded_plan()
+    with pytest.raises(InvalidModel, match='tactics leaves "encode" out'):
+        optimizer_of(residual(), tactics=("swap", "recompute")).rewrite(plan)
+    with pytest.raises(InvalidModel, match="a plan that encodes fixes an order"):
+        Plan.from_json(dataclasses.replace(plan, order=(), absences=(), beside=()).to_json())
+
+
+def test_the_report_names_what_is_encoded():
+    optimizer, plan = encoded_plan()
+    report = optimizer.report(plan)
+    assert len(report.encoded) == len(plan.encoded) == 5
+    for row in report.encoded:
+        assert row.encoded_bytes == row.nbytes // 32
+        assert row.reason.startswith("8.0 KiB in place of it for back")
+    assert "5 tensors, 1.2 MiB read as 40.0 KiB" in str(report)
+
+
+# --- real steps -------------------------------------------------------------------------------------------
+
+NET = """
+import json
+import numpy as np
+import tensorflow as tf
+import tfswap
+from nets import bits, unoptimised
+
+weights = [tf.Variable(tf.random.stateless_normal([3, 3, 8, 8], seed=(i, 1)) * 0.2) for i in range(6)]
+start = [w.numpy() for w in weights]
+
+def forward(x):
+    h = tf.nn.relu(tf.nn.conv2d(x, weights[0], 1, "SAME"))
+    h = tf.nn.max_pool2d(h, 2, 2, "VALID")
+    h = tf.nn.relu6(3 * tf.nn.conv2d(h, weights[1], 1, "SAME")) + tf.nn.leaky_relu(h, 0.1)
+    h = tf.nn.max_pool2d(tf.nn.conv2d(h, weights[2], 1, "SAME"), 3, 2, "SAME")
+    h = tf.nn.experimental.stateless_dropout(h, 0.3, seed=[1, 2])
+    return tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(h, weights[3], 1, "SAME")) ** 2)
+
+def train(x):
+    with tf.GradientTape() as tape:
+        loss = forward(x)
+    for w, g in zip(weights, tape.gradient(loss, weights[:4])):
+        w.assign_sub(0.1 * g)
+    return loss
+
+def run(function, *batches):
+    for w, value in zip(weights, start):
+        w.assign(value)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found = [bits(function(x)) for x in batches]
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [found, bits(weights)], peak
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+x = tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))
+signature = [tf.TensorSpec([None, 48, 48, 8])]
+"""
+
+
+@pytest.mark.parametrize("tactics", [("encode",), ("encode", "swap", "recompute")])
+def test_a_step_with_encodings_keeps_its_bits_and_its_limit(tactics):
+    pytest.importorskip("tensorflow")
+    found = on_arena(
+        NET
+        + f"""
+reference = tf.function(train, input_signature=signature)
+expected, _ = unoptimised(lambda: run(reference, x, x, x[:5]))
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, tactics={tactics!r})
+try:
+    step(x)
+except tfswap.InfeasibleMemoryLimit as error:
+    limit = error.floor_bytes + error.floor_bytes // 10  # the arena is another by then
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, tactics={tactics!r})
+made, peak = run(step, x, x, x[:5])
+ops = [op.type for op in step.get_concrete_function(tf.TensorSpec([32, 48, 48, 8])).graph.get_operations()]
+print(json.dumps([made == expected, peak, limit, len(step.plan().encoded), sorted(set(ops)), str(step.report())]))
+"""
+    )
+    same, peak, limit, count, ops, report = found
+    assert same
+    assert peak <= limit, report
+    assert count == 7, report
+    assert not {"ReluGrad", "Relu6Grad", "LeakyReluGrad", "MaxPoolGrad"} & set(ops)
+    assert set(ops) >= names.FROM_ENCODED | {names.ENCODE_MASK, names.ENCODE_MAX_POOL}
+
+
+def test_a_saved_model_with_encodings_says_what_to_import(tmp_path):
+    pytest.importorskip("tensorflow")
+    found = on_arena(
+        NET
+        + f"""
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = weights
+        self.train_step = tf.function(train, input_signature=signature)
+
+model = Model()
+tf.saved_model.save(model, {str(tmp_path / "in")!r})
+report = tfswap.optimize_graph(
+    {str(tmp_path / "in")!r}, {str(tmp_path / "out")!r}, memory_limit="80%", batch_size=32, tactics=("encode",))
+expected = bits(unoptimised(model.train_step, x))
+print(json.dumps([len(report.encoded), expected[0].hex()]))
+"""
+    )
+    count, expected = found
+    assert count == 6
+    text = (tmp_path / "out" / "README.txt").read_text()
+    assert "import tfswap.ops.codecs" in text
+    loaded = on_arena(f"""
+import json
+import tensorflow as tf
+import tfswap.ops.codecs
+from nets import bits
+from tfswap.frontends.verify_model import verify_model
+verify_model({str(tmp_path / "out")!r})
+model = tf.saved_model.load({str(tmp_path / "out")!r})
+print(json.dumps(bits(model.train_step(tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))))[0].hex()))
+""")
+    assert loaded == expected
+
+
+def test_the_codecs_are_loaded_for_plans_that_use_them_only():
+    pytest.importorskip("tensorflow")
+    found = on_arena("""
+import json
+import tensorflow as tf
+import tfswap
+from nets import Net, batch
+from tfswap.oplib import build
+from tfswap.oplib.load import status
+
+net = Net()
+step = tfswap.optimize(tf.function(net.step), memory_limit="75%")
+step(batch())
+print(json.dumps([len(step.plan().encoded), len(step.plan().order) > 0, status(build.CODECS).loaded]))
+""")
+    assert found == [0, True, False]

@@ -1,0 +1,172 @@
+"""Which kernels need less of a tensor than all of it: a predicate of its values, or where its maxima lie.
+
+A fact about kernels of the backward pass: ReluGrad asks of its features only which are positive, MaxPoolGrad of its
+image only where in each window the maximum lies. Each has a twin that takes that much, encoded, and gives the same
+bits (docs/encodings.md; Jain et al., *Gist*, ISCA 2018). Found by what a kernel is and reads, whoever traced it.
+
+Invariant: pure functions of the graph and the device; what is listed gives the same bits wherever it is used. Not
+handled: the bodies of loops and conditionals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import passes_on
+from tfswap.ir.types import TensorType
+from tfswap.oplib import names
+
+FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
+SMALL_WINDOW, LARGEST_WINDOW = 16, 256
+"""Elements of a pooling window whose positions take four bits each, and eight (csrc/codecs/max_pool_ops.cc)."""
+
+
+class Codec(NamedTuple):
+    """How a kernel does with less.
+
+    Attributes:
+        source: the input that it needs only a part of.
+        kept: the inputs that its twin reads as they are, in order.
+        encode: the op that makes the encoding of the source.
+        take: the twin, an op that takes the encoding.
+        predicate: of EncodeMask; "" for other encodings.
+        copied: attributes of the kernel that its twin has too.
+        encode_copied: those that the encoding op has too.
+        encoding_first: whether the twin reads the encoding before what is kept; else after.
+        wants_shape: whether the twin reads the source's shape, last.
+        gpu: whether the bits are those of TensorFlow's GPU kernel as well.
+    """
+
+    source: int
+    kept: tuple[int, ...]
+    encode: str
+    take: str
+    predicate: str = ""
+    copied: tuple[str, ...] = ("T",)
+    encode_copied: tuple[str, ...] = ()
+    encoding_first: bool = False
+    wants_shape: bool = False
+    gpu: bool = False
+
+
+class Encoding(NamedTuple):
+    """One kernel that can read an encoding.
+
+    Attributes:
+        kernel: the kernel.
+        tensor: what it reads now, and only needs a part of.
+        codec: how.
+        encoded: the type of the encoding.
+    """
+
+    kernel: Node
+    tensor: Output
+    codec: Codec
+    encoded: TensorType
+
+
+_WINDOW = ("ksize", "strides", "padding", "explicit_paddings")
+
+# Products and pooling: a GPU's kernels flush denormals and settle ties in their own ways, and were not compared.
+_CODECS: dict[str, Codec] = {
+    "LeakyReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.LEAKY_RELU_GRAD_FROM_MASK, "positive", ("T", "alpha")),
+    "MaxPoolGrad": Codec(
+        0,
+        (2,),
+        names.ENCODE_MAX_POOL,
+        names.MAX_POOL_GRAD_FROM_POSITIONS,
+        copied=("T", *_WINDOW),
+        encode_copied=_WINDOW,
+        wants_shape=True,
+    ),
+    "Relu6Grad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "relu6"),
+    "ReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "positive"),
+    "SelectV2": Codec(
+        0,
+        (1, 2),
+        names.ENCODE_MASK,
+        names.SELECT_BY_MASK,
+        "true",
+        encoding_first=True,
+        wants_shape=True,
+        gpu=True,  # a choice, not a product
+    ),
+}
+
+
+def find_encodings(graph: Graph, device: DeviceModel) -> list[Encoding]:
+    """Every kernel of `graph` that can take an encoding with the same bits, in the graph's order."""
+    found: list[Encoding] = []
+    for node in graph:
+        codec = _CODECS.get(node.op)
+        if codec is None or (device.kind == "gpu" and not codec.gpu):
+            continue
+        encoded = _ENCODED[codec.encode](node, codec, device)
+        if encoded is not None:
+            found.append(Encoding(node, _passed_on(node.inputs[codec.source]), codec, encoded))
+    return found
+
+
+def _passed_on(tensor: Output) -> Output:
+    """The tensor that `tensor` is another name of: kernels that read one and the other share an encoding."""
+    while passes_on(tensor.node.op):
+        tensor = tensor.node.inputs[tensor.index]
+    return tensor
+
+
+def _mask(node: Node, codec: Codec, device: DeviceModel) -> TensorType | None:
+    """A bit for each value, of a tensor of the result's shape."""
+    source, result = node.inputs[codec.source].type, node.outputs[0]
+    count = source.num_elements
+    if result.dtype not in FLOATS or count is None or source.shape != result.shape:
+        return None
+    for position in codec.kept:
+        kept = node.inputs[position].type
+        if kept.shape != result.shape and not (codec.encoding_first and kept.shape == ()):
+            return None
+    return TensorType("uint8", (-(-count // 8),))
+
+
+def _positions(node: Node, codec: Codec, device: DeviceModel) -> TensorType | None:
+    """The place of each maximum in its window: half a byte, or one."""
+    pooled = node.inputs[1].type
+    window, strides = _spatial(node, "ksize"), _spatial(node, "strides")
+    if pooled.dtype not in FLOATS or window is None or strides is None or node.attrs.get("data_format") != b"NHWC":
+        return None
+    if pooled.shape is None or len(pooled.shape) != 4 or None in pooled.shape or pooled.num_elements is None:
+        return None
+    paddings = _integers(node, "explicit_paddings") or (0,) * 8
+    if max(paddings[2:4]) >= window[0] or max(paddings[4:6]) >= window[1]:
+        return None  # a window can lie in the padding alone
+    overlaps = any(stride < size for size, stride in zip(window, strides, strict=True))
+    if device.onednn and overlaps:
+        return None  # oneDNN adds the gradients of windows that share an element in another order
+    elements = math.prod(window)
+    if elements > LARGEST_WINDOW:
+        return None
+    depth = pooled.shape[3] or 0
+    pixel_bytes = -(-depth // 2) if elements <= SMALL_WINDOW else depth
+    pixels = pooled.num_elements // depth if depth else 0
+    return TensorType("uint8", (pixels * pixel_bytes,))
+
+
+def _spatial(node: Node, attribute: str) -> tuple[int, int] | None:
+    """Rows and columns of a window's attribute; None where it also spans images or depth."""
+    value = _integers(node, attribute)
+    return (value[1], value[2]) if len(value) == 4 and value[0] == value[3] == 1 else None
+
+
+def _integers(node: Node, attribute: str) -> tuple[int, ...]:
+    value = node.attrs.get(attribute)
+    return cast("tuple[int, ...]", value) if isinstance(value, tuple) else ()
+
+
+_ENCODED: dict[str, Callable[[Node, Codec, DeviceModel], TensorType | None]] = {
+    names.ENCODE_MASK: _mask,
+    names.ENCODE_MAX_POOL: _positions,
+}
+"""By the op that encodes: the type of its output, or None where the kernel can't take it with the same bits."""

@@ -1,0 +1,57 @@
+"""Gives kernels an encoding in place of a tensor that they need only a part of.
+
+Each keeps its name and its readers and becomes the op that takes the encoding; what encodes is a new node that reads
+the tensor, one for all kernels that take the same. The encoding is then a value like any other: the order says that
+it is made at once (planner/ordering.py) and taken late, and it may be swapped.
+
+Requires: kernels that `find_encodings` lists for this graph. Ensures: they read nothing of the tensor but its
+encoding, whose bits give the same results; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tfswap.analysis.encodings import Encoding
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.types import TensorType
+from tfswap.oplib import names
+
+SHAPE = "Shape"
+"""TensorFlow's op for the shape of what was encoded: a file's batch may be of another size than was planned for."""
+
+
+def apply_encodings(graph: Graph, encodings: Iterable[Encoding]) -> int:
+    """Carry out `encodings` in `graph`, in place; returns how many nodes were added."""
+    before = len(graph)
+    made: dict[tuple[object, ...], Output] = {}
+
+    def once(op: str, encoding: Encoding, attrs: Mapping[str, object], out: TensorType) -> Output:
+        """What `op` makes of the encoded tensor, for all kernels on one device that take it."""
+        tensor, device = encoding.tensor, encoding.kernel.device
+        key = (op, tensor, device, *sorted(attrs.items()))
+        if key not in made:
+            name = graph.unique_name(f"{names.ENCODED}{tensor.node.name}_{tensor.index}/{op.rpartition('>')[2]}")
+            made[key] = graph.add(op, name, (tensor,), attrs=attrs, outputs=(out,), device=device).out()
+        return made[key]
+
+    for encoding in encodings:
+        node, tensor, codec = encoding.kernel, encoding.tensor, encoding.codec
+        attrs = {"T": Dtype(tensor.type.dtype), **_copied(node, codec.encode_copied)}
+        if codec.predicate:
+            attrs["predicate"] = codec.predicate.encode()
+        encoded = once(codec.encode, encoding, attrs, encoding.encoded)
+        kept = tuple(node.inputs[position] for position in codec.kept)
+        inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
+        attrs = _copied(node, codec.copied)
+        if codec.wants_shape:
+            like = {"T": Dtype(tensor.type.dtype), "out_type": Dtype("int32")}
+            inputs += (once(SHAPE, encoding, like, TensorType("int32", (len(tensor.type.shape or ()),))),)
+            attrs["Tshape"] = Dtype("int32")
+        node.op, node.inputs, node.attrs = codec.take, inputs, attrs
+    return len(graph) - before
+
+
+def _copied(node: Node, attributes: tuple[str, ...]) -> dict[str, object]:
+    """Those of the attributes that `node` has."""
+    return {name: node.attrs[name] for name in attributes if name in node.attrs}

@@ -22,6 +22,7 @@ from absl.flags import argparse_flags
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends.progress import Progress
+from tfswap.planner.planner import DEFAULT_TACTICS
 from tfswap.report.report import alive_lines
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
@@ -416,8 +417,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tactics",
         type=_tactics,
-        default="swap,recompute,encode",
-        help='of "swap,recompute,encode"; "" for order alone',
+        default=",".join(DEFAULT_TACTICS),
+        help='of "swap,recompute,encode"; "" for order alone; encode is left out where nothing is said',
     )
     parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
     parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")

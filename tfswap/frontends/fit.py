@@ -20,11 +20,11 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import check
 from tfswap.frontends.function import OptimizedFunction, as_tf_function
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
+from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.profile import restored
 from tfswap.frontends.simulate import target
 from tfswap.frontends.training_step import TrainingStep, find_step, sized_arguments
-from tfswap.planner.planner import Candidate
+from tfswap.planner.planner import DEFAULT_TACTICS, Candidate
 from tfswap.report.fit import Fit
 from tfswap.sizes import format_bytes, parse_limit
 
@@ -48,7 +48,7 @@ def max_batch(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = TACTICS,
+    tactics: Sequence[str] = DEFAULT_TACTICS,
     host_memory_limit: int | str | None = None,
     confirm: bool = True,
 ) -> Fit:

@@ -27,10 +27,10 @@ from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, check, one_of
-from tfswap.frontends.pipeline import TACTICS
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
 from tfswap.planner.plan import Plan
+from tfswap.planner.planner import DEFAULT_TACTICS
 from tfswap.report.report import Report
 
 log = logging.getLogger("tfswap")
@@ -404,7 +404,7 @@ def optimize(
     function: Any = None,
     *,
     memory_limit: int | str | None = None,
-    tactics: Sequence[str] = TACTICS,
+    tactics: Sequence[str] = DEFAULT_TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
@@ -423,6 +423,7 @@ def optimize(
             for what the device's allocator may have. It bounds the allocator's whole peak
             (`tf.config.experimental.get_memory_info(device)["peak"]`).
         tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
+            Encodings are left out by default.
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.

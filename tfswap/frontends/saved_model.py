@@ -21,11 +21,11 @@ from tfswap.frontends.arguments import Request, check, names
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import OfflineReport, Planned, carry_host_limit, plan_offline
-from tfswap.frontends.pipeline import TACTICS
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
+from tfswap.planner.planner import DEFAULT_TACTICS
 from tfswap.sizes import format_bytes
 
 SUFFIX = "_tfswap"
@@ -43,7 +43,7 @@ def optimize_graph(
     signature: str | None = None,
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = TACTICS,
+    tactics: Sequence[str] = DEFAULT_TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
@@ -71,6 +71,7 @@ def optimize_graph(
         batch_size: size of the leading dimension of every argument that leaves it open.
         input_shapes: full shapes by argument name, for arguments with open dimensions.
         tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
+            Encodings are left out by default.
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
             under its own where that is None.

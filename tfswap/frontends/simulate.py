@@ -14,9 +14,9 @@ from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import as_profile, check
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import TACTICS, Optimizer, Options
+from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.training_step import find_step
-from tfswap.planner.planner import Candidate
+from tfswap.planner.planner import DEFAULT_TACTICS, Candidate
 from tfswap.report.curve import Curve, Point
 
 LIMITS = 20
@@ -31,7 +31,7 @@ def simulate(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = TACTICS,
+    tactics: Sequence[str] = DEFAULT_TACTICS,
     host_memory_limit: int | str | None = None,
 ) -> Curve:
     """Predict memory against time for a training step, from its floor to its unoptimised peak. Nothing runs.

@@ -35,6 +35,9 @@ from tfswap.planner.simulate import (
 )
 
 TACTICS = ("swap", "recompute", "encode")
+DEFAULT_TACTICS = ("swap", "recompute")
+"""Encodings are for who asks for them: planning takes half as long again, their ops build for a minute, and where the
+arena changes from step to step plans with them have been seen to miss a limit near the floor."""
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
 BOTH: tuple[Solver, ...] = (

@@ -20,7 +20,7 @@ LIMITS = ("80%", "floor")
 
 ABOVE, BELOW = 0.05, 0.02  # of the measured peak, where the plan's may lie
 WIDENED = 0.03  # the range of measured unoptimised peaks, where the prediction may lie
-RUNS = ("1", "2", "3", "4")
+RUNS = tuple(map(str, range(10)))
 
 
 def run(model: str, limit: str, **env: str) -> dict[str, Any]:
@@ -55,6 +55,11 @@ def test_the_limit_is_kept_when_copies_are_slow(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_unoptimised_peak_is_predicted(model):
+    """Within the range of ten runs, of which fewer are enough where it is within their range already."""
     expected = run(model, "predicted")["baseline"]
-    peaks = [run(model, "default", TFSWAP_TEST_RUN=number)["peak"] for number in RUNS]
-    assert min(peaks) * (1 - WIDENED) <= expected <= max(peaks) * (1 + WIDENED), peaks
+    peaks: list[int] = []
+    for number in RUNS:
+        peaks.append(run(model, "default", TFSWAP_TEST_RUN=number)["peak"])
+        if min(peaks) * (1 - WIDENED) <= expected <= max(peaks) * (1 + WIDENED):
+            return
+    raise AssertionError((expected, peaks))

@@ -92,8 +92,9 @@ def staged(
     """Seconds by `clock` per stage of one planning and rewriting, and the graph's nodes."""
     from tfswap.exporters.function import export_function
     from tfswap.frontends import machine
-    from tfswap.frontends.pipeline import Optimizer
+    from tfswap.frontends.pipeline import Optimizer, Options
     from tfswap.importers.function import import_function
+    from tfswap.planner.planner import DEFAULT_TACTICS
 
     seconds: dict[str, float] = {}
     device, model = machine.current_device()
@@ -105,7 +106,9 @@ def staged(
         return result
 
     graph = timed("import", lambda: import_function(concrete, arguments))
-    optimizer = timed("facts and order", lambda: Optimizer(graph, model, resident=machine.resident(device)))
+    optimizer = timed(
+        "facts and order", lambda: Optimizer(graph, model, Options(DEFAULT_TACTICS), resident=machine.resident(device))
+    )
     plan = timed("plan", lambda: optimizer.plan(limit))
     rewritten = timed("rewrite", lambda: optimizer.rewrite(plan))
     timed("export", lambda: export_function(rewritten, concrete))

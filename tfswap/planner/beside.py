@@ -152,8 +152,7 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
 
 def allocations(flow: Dataflow, i: int) -> int:
     """How many allocations a kernel makes that takes nothing over."""
-    made = dict(flow.makes[i])
-    return sum(bool(flow.values[made[n]].nbytes if event == "out" else n) for event, n in flow.events[i])
+    return sum(bool(request.nbytes) for request in flow.requests[i])
 
 
 def _can_lead(flow: Dataflow, i: int) -> bool:

@@ -269,7 +269,7 @@ class Replay:
         Tried out, and undone: a request in a given state gets the same place again.
         """
         allocate, free = self.arena.allocate, self.arena.free
-        sizes = self._request_bytes(second)
+        sizes = [request.nbytes for request in self.flow.requests[second]]
         places: list[list[int]] = []
         for gone in ((), temps):
             for address in gone:
@@ -277,13 +277,8 @@ class Replay:
             places.append([allocate(size) for size in sizes])
             for address in places[-1]:
                 free(address)
-        temps[:] = [allocate(size) for size in self._request_bytes(lead)[1:]]
+        temps[:] = [allocate(request.nbytes) for request in self.flow.requests[lead][1:]]
         return self.arena.expect_same(*places)
-
-    def _request_bytes(self, i: int) -> list[int]:
-        """What a kernel asks for that takes nothing over, in order."""
-        made = dict(self.flow.makes[i])
-        return [self.flow.values[made[n]].nbytes if event == "out" else n for event, n in self.flow.events[i]]
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""

@@ -10,7 +10,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
-from tfswap.oplib import names
+from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
@@ -28,9 +28,9 @@ def apply_bodies(graph: Graph, device: DeviceModel) -> list[list[str]]:
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)
         order = choose_order(flow, costs.of_step(flow))
-        # With a gate, always open, where bodies have bodies: it makes them with this body's own kernels.
         chain = [flow.nodes[i] for i in order]
-        gates = [body.add(names.GATE, body.unique_name("tfswap/gate"), attrs={"gate": 0})] if body.bodies else []
-        apply_order(body, [*gates, *chain])
-        chains.append([node.name for node in (*gates, *chain)])
+        if body.bodies:  # a gate, always open, makes them with this body's own kernels
+            chain.insert(0, add_gate(body, 0))
+        apply_order(body, chain)
+        chains.append([node.name for node in chain])
     return chains

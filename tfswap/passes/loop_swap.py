@@ -19,9 +19,9 @@ from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import pops_list, stateful_form
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
+from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
 from tfswap.passes.order import apply_order
 
-VARIANT = TensorType("variant", ())
 ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
 """-1, an int32 scalar: what list ops take for a shape that is not known."""
 
@@ -134,18 +134,12 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
 
 def _push_handle(place: Place) -> Node:
     """Push the handle of a copy instead of the tensor; returns what lets go of the tensor."""
-    body, push, tensor = place.graph, place.node, place.pushed
-    out = body.add(
-        names.SWAP_OUT,
-        body.unique_name(f"tfswap/{push.name}/out"),
-        (tensor,),
-        attrs={"T": Dtype(tensor.type.dtype)},
-        outputs=(VARIANT,),
-        device=push.device,
-    )
-    body.replace_input(push, place.position, out.out())
+    body, push = place.graph, place.node
+    stem = f"tfswap/{push.name}"
+    handle = add_swap_out(body, stem, place.pushed, push.device).out()
+    body.replace_input(push, place.position, handle)
     _retype(push)
-    return body.add(names.RELEASE, body.unique_name(f"tfswap/{push.name}/release"), (out.out(),), device=push.device)
+    return add_release(body, stem, handle)
 
 
 def _pop_handle(place: Place) -> None:
@@ -159,24 +153,10 @@ def _pop_handle(place: Place) -> None:
 
 def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:
     """Bring the tensor of a popped handle back; returns what allocates it, and what waits for its copy."""
-    body, pop, handle = place.graph, place.node, place.popped
-    dtype = Dtype(kind.dtype)
-    loaded = body.add(
-        names.SWAP_IN,
-        body.unique_name(f"tfswap/{pop.name}/in"),
-        (handle,),
-        attrs={"T": dtype, "shape": None},
-        outputs=(kind, VARIANT),
-        device=pop.device,
-    )
-    awaited = body.add(
-        names.AWAIT,
-        body.unique_name(f"tfswap/{pop.name}/await"),
-        (loaded.out(0), loaded.out(1)),
-        attrs={"T": dtype},
-        outputs=(kind,),
-        device=pop.device,
-    )
+    body, handle = place.graph, place.popped
+    stem = f"tfswap/{place.node.name}"
+    loaded = add_swap_in(body, stem, handle, kind)
+    awaited = add_await(body, stem, loaded)
     body.replace_uses(handle, awaited.out(), lambda node: node is not loaded)
     body.fetches = [awaited.out() if fetch == handle else fetch for fetch in body.fetches]
     return loaded, awaited

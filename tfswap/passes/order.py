@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.oplib import names
+from tfswap.passes.nodes import add_gate
 
 
 def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) -> int:
@@ -21,7 +22,7 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     """
     added = 0
     if gate is not None:
-        chain = [graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}), *chain]
+        chain = [add_gate(graph, gate), *chain]
     for before, node in pairwise(chain):
         if node.op == names.AWAIT_ALLOCATION:
             continue  # it waits for a kernel to start, not for the one before it to end

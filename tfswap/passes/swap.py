@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.types import TensorType
 from tfswap.oplib import names
+from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
 from tfswap.planner.beside import allocations
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
-
-VARIANT = TensorType("variant", ())
 
 
 @dataclass
@@ -152,45 +150,20 @@ def to_interval(absence: Absence, values: dict[str, int]) -> Interval:
 
 
 def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
-    source = travel.source
     stem = f"tfswap/{travel.original.node.name}_{travel.original.index}"
-    dtype = Dtype(source.type.dtype)
-    device = source.node.device
     if kind == OUT:
-        node = graph.add(
-            names.SWAP_OUT,
-            graph.unique_name(f"{stem}/out"),
-            (source,),
-            attrs={"T": dtype},
-            outputs=(VARIANT,),
-            device=device,
-        )
+        node = add_swap_out(graph, stem, travel.source, travel.source.node.device)
         travel.handle = node.out()
         return node
     assert travel.handle is not None
     if kind == RELEASE:
-        return graph.add(names.RELEASE, graph.unique_name(f"{stem}/release"), (travel.handle,), device=device)
+        return add_release(graph, stem, travel.handle)
     if kind == IN:
-        travel.coming = graph.add(
-            names.SWAP_IN,
-            graph.unique_name(f"{stem}/in"),
-            (travel.handle,),
-            # No shape: TensorFlow takes it from the handle, and planned sizes may be of one batch among many.
-            attrs={"T": dtype, "shape": None},
-            outputs=(source.type, VARIANT),
-            device=device,
-        )
+        travel.coming = add_swap_in(graph, stem, travel.handle, travel.source.type)
         return travel.coming
     assert kind == AWAIT
     assert travel.coming is not None
-    node = graph.add(
-        names.AWAIT,
-        graph.unique_name(f"{stem}/await"),
-        (travel.coming.out(0), travel.coming.out(1)),
-        attrs={"T": dtype},
-        outputs=(source.type,),
-        device=device,
-    )
+    node = add_await(graph, stem, travel.coming)
     travel.renew(node.out())
     return node
 

@@ -1,0 +1,62 @@
+"""The nodes that more than one pass adds: each kind is spelled here, as `oplib/names.py` describes its op.
+
+A node is called by a stem, which says what it is of, and its part in it. What follows from a copy to the host is on the
+device on which that is.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.types import TensorType
+from tfswap.oplib import names
+
+VARIANT = TensorType("variant", ())
+"""What handles and tickets are."""
+
+
+def add_gate(graph: Graph, gate: int) -> Node:
+    """A gate by its number; 0 is always open."""
+    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate})
+
+
+def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str) -> Node:
+    """What starts the copy of `tensor` to the host; its output is the handle of that copy."""
+    return graph.add(
+        names.SWAP_OUT,
+        graph.unique_name(f"{stem}/out"),
+        (tensor,),
+        attrs={"T": Dtype(tensor.type.dtype)},
+        outputs=(VARIANT,),
+        device=device,
+    )
+
+
+def add_release(graph: Graph, stem: str, handle: Output) -> Node:
+    """What waits for the copy to the host and lets go of the tensor."""
+    return graph.add(names.RELEASE, graph.unique_name(f"{stem}/release"), (handle,), device=handle.node.device)
+
+
+def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> Node:
+    """What allocates the tensor behind `handle` again and starts the copy back."""
+    return graph.add(
+        names.SWAP_IN,
+        graph.unique_name(f"{stem}/in"),
+        (handle,),
+        # No shape: TensorFlow takes it from the handle, and planned sizes may be of one batch among many.
+        attrs={"T": Dtype(kind.dtype), "shape": None},
+        outputs=(kind, VARIANT),
+        device=handle.node.device,
+    )
+
+
+def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
+    """What waits for the copy back that `loaded`, a SwapIn, has started; its output is the tensor."""
+    kind, _ = loaded.outputs
+    return graph.add(
+        names.AWAIT,
+        graph.unique_name(f"{stem}/await"),
+        (loaded.out(0), loaded.out(1)),
+        attrs={"T": Dtype(kind.dtype)},
+        outputs=(kind,),
+        device=loaded.device,
+    )

@@ -23,8 +23,8 @@ from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, re
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import fill_defaults
-from tfswap.importers.library_function import refuse_compiled, require_known_ops, shape_of
-from tfswap.importers.shapes import Argument
+from tfswap.importers.library_function import refuse_compiled, require_known_ops
+from tfswap.importers.shapes import Argument, shape_of
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import is_feed, makes_handle
 from tfswap.ir.types import Shape

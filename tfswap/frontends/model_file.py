@@ -14,8 +14,7 @@ from typing import Any
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import called_functions
-from tfswap.importers.library_function import shape_of
-from tfswap.importers.shapes import HandleType
+from tfswap.importers.shapes import HandleType, shape_of
 from tfswap.ir.ops import calls_functions, is_const, is_view
 from tfswap.ir.types import Shape
 

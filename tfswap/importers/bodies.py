@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, largest_shapes
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.inline import has_calls, inline_calls
-from tfswap.importers.library import as_graph_def
+from tfswap.importers.library import Ends, as_graph_def
 from tfswap.importers.shapes import Argument, infer_shapes
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.ops import control_flow
@@ -45,41 +44,16 @@ def import_with_bodies(
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
         InvalidModel: the graph does not fit the arguments.
     """
-    return _import(graph_def, arguments, feeds, fetches, targets)[0]
-
-
-def _import(
-    graph_def: graph_pb2.GraphDef,
-    arguments: Mapping[str, Argument],
-    feeds: Sequence[str],
-    fetches: Sequence[str],
-    targets: Sequence[str],
-) -> tuple[Graph, _Import]:
-    made = _Import(graph_def, arguments, feeds, fetches, targets)
-    library = {f.signature.name: f for f in graph_def.library.function}
-    bodies: dict[str, tuple[Graph, ...]] = {}
-    for node in [n for n in made.graph.topological() if control_flow(n.op)]:
-        bodies[node.name], results = _bodies(node, made, library)
-        # What a loop gives is known better from its body than from its node: for lists, what is in them.
-        made.learn({f"{node.name}:{i}": result for i, result in enumerate(results)})
-    made.graph.bodies = {made.graph[name]: graphs for name, graphs in bodies.items()}
-    return made.graph, made
+    return _Import(graph_def, arguments, (feeds, fetches, targets)).graph
 
 
 class _Import:
-    """A graph that is imported again and again, the more is known of its tensors' sizes."""
+    """A graph that is imported again and again, the more is known of its tensors' sizes; and its bodies."""
 
-    def __init__(
-        self,
-        graph_def: graph_pb2.GraphDef,
-        arguments: Mapping[str, Argument],
-        feeds: Sequence[str],
-        fetches: Sequence[str],
-        targets: Sequence[str],
-    ):
+    def __init__(self, graph_def: graph_pb2.GraphDef, arguments: Mapping[str, Argument], ends: Ends):
         self._graph_def = graph_def
         self._arguments = arguments
-        self._ends = feeds, fetches, targets
+        self._ends = ends
         self._known: dict[str, Argument] = {}
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
@@ -89,6 +63,7 @@ class _Import:
         self._infer(arguments)
         self._open |= self._unknown()
         self._bind()
+        self._import_bodies()
 
     def argument(self, name: str) -> Argument:
         """The tensor as what another graph is given."""
@@ -100,7 +75,20 @@ class _Import:
         value = self._inferred.value(name)
         return replace(argument, value=value, bound=argument.bound or (value is not None and self._bounded()))
 
-    def learn(self, results: Mapping[str, Argument]) -> None:
+    def results(self) -> list[Argument]:
+        """What the graph gives."""
+        return [self.argument(f.name) for f in self.graph.fetches]
+
+    def _import_bodies(self) -> None:
+        library = {f.signature.name: f for f in self._graph_def.library.function}
+        bodies: dict[str, tuple[Graph, ...]] = {}
+        for node in [n for n in self.graph.topological() if control_flow(n.op)]:
+            bodies[node.name], results = _bodies(node, self, library)
+            # What a loop gives is known better from its body than from its node: for lists, what is in them.
+            self._learn({f"{node.name}:{i}": result for i, result in enumerate(results)})
+        self.graph.bodies = {self.graph[name]: graphs for name, graphs in bodies.items()}
+
+    def _learn(self, results: Mapping[str, Argument]) -> None:
         """Take in what is known of tensors, as far as it is news."""
         news = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
         if news:
@@ -226,15 +214,7 @@ def _either(one: Argument, other: Argument) -> Argument:
 
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
-    fdef = library[name]
-    graph_def, flat = as_graph_def(fdef, library)
-    names = [a.name for a in fdef.signature.input_arg]
-    fetches = [flat[fdef.ret[a.name]] for a in fdef.signature.output_arg]
-    targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
-    if has_calls(graph_def):
-        types = [a.type for a in fdef.signature.output_arg]
-        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
-    given = dict(zip(names, arguments, strict=True))
-    graph, inferred = _import(graph_def, given, names, fetches, targets)
-    graph.library = None  # what its loops and conditionals run are graphs too
-    return graph, [inferred.argument(f.name) for f in graph.fetches]
+    graph_def, ends = as_graph_def(library[name], library)
+    made = _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends)
+    made.graph.library = None  # what its loops and conditionals run are graphs too
+    return made.graph, made.results()

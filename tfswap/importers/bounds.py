@@ -9,7 +9,6 @@ Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from tfswap.ir.graph import Node
@@ -18,9 +17,9 @@ from tfswap.ir.types import Shape
 Rule = Callable[[Node], Iterator[tuple[int, Shape]]]
 
 
-def _elements(node: Node, *outputs: int, of: int = 0) -> Iterator[tuple[int, Shape]]:
-    """As many elements as an input has."""
-    count = node.inputs[of].type.num_elements
+def _elements(node: Node, *outputs: int) -> Iterator[tuple[int, Shape]]:
+    """As many elements as the first input has."""
+    count = node.inputs[0].type.num_elements
     if count is not None:
         yield from ((i, (count,)) for i in outputs)
 
@@ -39,9 +38,10 @@ def _where(node: Node) -> Iterator[tuple[int, Shape]]:
 
 def _partitions(node: Node) -> Iterator[tuple[int, Shape]]:
     data, rows = (t.type for t in node.inputs)
-    if data.num_elements is not None and rows.shape is not None and None not in rows.shape:
+    if data.num_elements is not None and rows.num_elements is not None:
         assert data.shape is not None, "it has a size"
-        shape = (math.prod(rows.shape), *data.shape[len(rows.shape) :])  # type: ignore[arg-type]
+        assert rows.shape is not None, "so has this"
+        shape = (rows.num_elements, *data.shape[len(rows.shape) :])
         yield from ((i, shape) for i in range(len(node.outputs)))
 
 
@@ -71,7 +71,7 @@ def decides_sizes(op: str) -> bool:
 
 
 def largest_shapes(node: Node) -> Iterator[tuple[int, Shape]]:
-    """(output, shape) for outputs of unknown size: the largest that the inputs' sizes allow."""
-    for i, shape in _RULES[node.op](node) if node.op in _RULES else ():
+    """(output, shape) for outputs of unknown size of a node that decides sizes: the largest that its inputs' allow."""
+    for i, shape in _RULES[node.op](node):
         if node.outputs[i].nbytes is None:
             yield i, shape

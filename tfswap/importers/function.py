@@ -19,7 +19,7 @@ from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import CALLS, has_calls, inline_calls
-from tfswap.importers.shapes import HANDLES, Argument
+from tfswap.importers.shapes import Argument, handle_types
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import control_flow
 
@@ -91,14 +91,11 @@ def refuse_xla(name: str, attributes: Any) -> None:
 
 def _arguments(func_graph: Any, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, Argument]:
     """The inputs of `func_graph` for `infer_shapes`, with these shapes bound."""
-    from tensorflow.python.ops import handle_data_util
-
     result = {}
     for tensor in func_graph.inputs:
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
-        handle = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
-        types = [(t.dtype, t.shape, t.type) for t in handle.shape_and_type] if handle is not None else []
-        result[tensor.op.name] = Argument(tensor.dtype.as_datatype_enum, shapes.get(tensor.op.name, shape), types)
+        shape = shapes.get(tensor.op.name, shape)
+        result[tensor.op.name] = Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor))
     return result
 
 

@@ -8,10 +8,11 @@ references stay serialised. Shapes come from `_output_shapes`, which TensorFlow 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
+from tfswap.importers.shapes import SMALL_INTEGERS, shape_of
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import passes_on
 from tfswap.ir.types import Shape, TensorType
@@ -31,9 +32,6 @@ LOOP_FRAMES = frozenset(
         "RefNextIteration",
     )
 )
-
-# Elements of an integer constant up to which its values are kept: axes, permutations, paddings of a tensor.
-SMALL_CONSTANT = 16
 
 
 def import_graph_def(
@@ -73,9 +71,7 @@ def import_graph_def(
             else:
                 attrs[key] = decode(value)
         node = graph.add(proto.op, proto.name, attrs=attrs, device=proto.device)
-        node.outputs = _output_types(proto.op, attrs, shapes if isinstance(shapes, tuple) else ())
-        if bounds and any(node.out(i).name in bounds for i in range(len(node.outputs))):
-            node.outputs = tuple(t._replace(bound=node.out(i).name in bounds) for i, t in enumerate(node.outputs))
+        node.outputs = _output_types(node, shapes if isinstance(shapes, tuple) else (), bounds)
         by_name[proto.name] = node
         if proto.op == "Const" and node.outputs[0].dtype in ("int32", "int64"):
             content = attrs["value"]
@@ -112,7 +108,7 @@ def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ..
     count = node.outputs[0].num_elements
     if count is None:
         count = math.prod(d.size for d in tensor.tensor_shape.dim)
-    if count > SMALL_CONSTANT:
+    if count > SMALL_INTEGERS:
         return None
     from tensorflow.python.framework import tensor_util
 
@@ -182,10 +178,9 @@ class _AttrDecoder:
         return Dtype(self._dtypes.as_dtype(enum).name)
 
 
-def _dims(shape: tensor_shape_pb2.TensorShapeProto) -> Dims | None:
-    if shape.unknown_rank:
-        return None
-    return Dims(None if d.size < 0 else d.size for d in shape.dim)
+def _dims(proto: tensor_shape_pb2.TensorShapeProto) -> Dims | None:
+    shape = shape_of(proto)
+    return None if shape is None else Dims(shape)
 
 
 class _Signature:
@@ -207,7 +202,7 @@ class _Signature:
             for a in definition.output_arg
         ]
 
-    def dtypes(self, attrs: dict[str, Any]) -> list[str]:
+    def dtypes(self, attrs: Mapping[str, Any]) -> list[str]:
         result: list[str] = []
         for number, type_attr, type_list, fixed in self.args:
             if type_list:
@@ -218,19 +213,18 @@ class _Signature:
 
 
 _signatures: dict[str, _Signature] = {}
-_types: dict[tuple[str, Shape], TensorType] = {}
+_types: dict[tuple[str, Shape, bool], TensorType] = {}
 
 
-def _output_types(op: str, attrs: dict[str, object], shapes: tuple[Shape, ...]) -> tuple[TensorType, ...]:
-    signature = _signatures.get(op)
+def _output_types(node: Node, shapes: tuple[Shape, ...], bounds: Collection[str]) -> tuple[TensorType, ...]:
+    signature = _signatures.get(node.op)
     if signature is None:
-        signature = _signatures[op] = _Signature(op)
+        signature = _signatures[node.op] = _Signature(node.op)
     result = []
-    for i, dtype in enumerate(signature.dtypes(attrs)):
+    for i, dtype in enumerate(signature.dtypes(node.attrs)):
         shape = shapes[i] if i < len(shapes) else None
-        kind = _types.get((dtype, shape))
-        if kind is None:
-            kind = TensorType(str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape))
-            kind = _types[dtype, shape] = kind
-        result.append(kind)
+        key = dtype, shape, node.out(i).name in bounds
+        if key not in _types:
+            _types[key] = TensorType(str(dtype).removesuffix("_ref"), None if shape is None else tuple(shape), key[2])
+        result.append(_types[key])
     return tuple(result)

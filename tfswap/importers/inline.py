@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tfswap.ir.ops import control_flow
+
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
@@ -72,6 +74,6 @@ def inline_calls(
         node.attr.pop("_class", None)
     if lowered:
         for node in made.node:
-            if node.op in ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"):
+            if control_flow(node.op):
                 node.attr[LOWERING].b = True
     return made, [f"{FETCH}{i}:0" for i in range(len(fetches))], [TARGET] if targets else []

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfswap.importers.inline import has_calls, inline_calls
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
 
 
 def fill_defaults(nodes: Iterable[Any]) -> None:
@@ -43,8 +48,12 @@ def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
     return sorted(seen)
 
 
-def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
-    """A function's nodes as a GraphDef with the functions that they run, and its tensors' names there."""
+Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]
+"""Names of what a graph is fed, of what is fetched from it, and of what runs besides, as `import_graph_def`'s."""
+
+
+def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[graph_pb2.GraphDef, Ends]:
+    """A function with its calls inlined, as a GraphDef that has the functions that it runs; and its ends."""
     import tensorflow as tf
     from tensorflow.core.framework import graph_pb2
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
@@ -56,4 +65,10 @@ def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[Any, dict[str, 
         graph_def, flat = function_def_to_graph_def(fdef)
     fill_defaults(graph_def.node)
     graph_def.library.CopyFrom(functions.library)
-    return graph_def, flat
+    feeds = [a.name for a in fdef.signature.input_arg]
+    fetches = [flat[fdef.ret[a.name]] for a in fdef.signature.output_arg]
+    targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
+    if has_calls(graph_def):
+        types = [a.type for a in fdef.signature.output_arg]
+        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
+    return graph_def, (feeds, fetches, targets)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import XLA_ATTRIBUTES, refuse_xla
-from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.library import as_graph_def, reachable
-from tfswap.importers.shapes import Argument, HandleType
+from tfswap.importers.shapes import Argument, HandleType, shape_of
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 
@@ -46,7 +45,7 @@ def import_library_function(
     fdef = library[name]
     refuse_compiled(name, fdef.attr, fdef.node_def, library)
     require_known_ops(fdef.node_def)
-    graph_def, flat = as_graph_def(fdef, library)
+    graph_def, ends = as_graph_def(fdef, library)
     arguments = {}
     for argument in fdef.signature.input_arg:
         found = [(d.dtype, d.shape) for d in argument.handle_data]
@@ -54,12 +53,7 @@ def import_library_function(
             found = [handles[argument.name]]
         shape = shapes.get(argument.name, file_shape(fdef, argument.name))
         arguments[argument.name] = Argument(argument.type, shape, found)
-    fetches = [flat[fdef.ret[a.name]] for a in fdef.signature.output_arg]
-    targets = [fdef.control_ret[c] for c in fdef.signature.control_output]
-    if has_calls(graph_def):
-        types = [a.type for a in fdef.signature.output_arg]
-        graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
-    return import_with_bodies(graph_def, arguments, [a.name for a in fdef.signature.input_arg], fetches, targets)
+    return import_with_bodies(graph_def, arguments, *ends)
 
 
 def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
@@ -72,10 +66,6 @@ def file_shape(fdef: function_pb2.FunctionDef, argument: str) -> Shape:
     if "_input_shapes" in fdef.attr and index < len(fdef.attr["_input_shapes"].list.shape):
         return shape_of(fdef.attr["_input_shapes"].list.shape[index])
     return None
-
-
-def shape_of(proto: Any) -> Shape:
-    return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
 
 
 def refuse_compiled(name: str, attributes: Any, nodes: Iterable[Any], library: Mapping[str, Any]) -> None:

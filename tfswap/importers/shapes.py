@@ -10,7 +10,13 @@ from tfswap.errors import InvalidModel
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import graph_pb2
+    from tensorflow.core.framework import graph_pb2, tensor_shape_pb2
+
+SMALL_INTEGERS = 16
+"""Elements up to which the values of integers are kept: sizes, axes, permutations, paddings of a tensor."""
+
+HANDLES = frozenset(("resource", "variant"))
+"""Element types of tensors that stand for others."""
 
 HandleType = tuple[int, Any] | tuple[int, Any, Any]
 """Element type (as TensorFlow numbers them) and shape proto of what is behind a resource, or in a tensor list; for
@@ -33,6 +39,19 @@ class Argument:
     value: tuple[int, ...] | None = None
 
 
+def shape_of(proto: tensor_shape_pb2.TensorShapeProto) -> Shape:
+    """The shape as types have it."""
+    return None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
+
+
+def handle_types(tensor: Any) -> list[HandleType]:
+    """What is behind a symbolic tensor that stands for others, where TensorFlow knows it."""
+    from tensorflow.python.ops import handle_data_util
+
+    data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
+    return [] if data is None else [(t.dtype, t.shape, t.type) for t in data.shape_and_type]
+
+
 class Inferred:
     """What TensorFlow knows of a graph's tensors, by their names ("node:0")."""
 
@@ -43,21 +62,16 @@ class Inferred:
 
     def argument(self, name: str) -> Argument:
         """The tensor as what another graph is given."""
-        from tensorflow.python.ops import handle_data_util
-
         tensor = self._tensor(name)
         node, _, index = name.partition(":")
-        proto = self._shapes[node].list.shape[int(index)]
-        shape = None if proto.unknown_rank else tuple(None if d.size < 0 else d.size for d in proto.dim)
-        data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype.name in HANDLES else None
-        handles = [] if data is None else [(t.dtype, t.shape, t.type) for t in data.shape_and_type]
-        return Argument(tensor.dtype.as_datatype_enum, shape, handles)
+        shape = shape_of(self._shapes[node].list.shape[int(index)])
+        return Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor))
 
     def value(self, name: str) -> tuple[int, ...] | None:
         """The integers that a small tensor holds, flat, where TensorFlow can tell without running the graph."""
         tensor = self._tensor(name)
         count = tensor.shape.num_elements()
-        if tensor.dtype.name not in ("int32", "int64") or count is None or count > SMALL:
+        if tensor.dtype.name not in ("int32", "int64") or count is None or count > SMALL_INTEGERS:
             return None
         found = _evaluated(tensor)
         return None if found is None else tuple(found.ravel().tolist())
@@ -72,19 +86,11 @@ class Inferred:
         return self._graph.get_tensor_by_name(name) if made is None else made
 
 
-SMALL = 16
-"""Elements up to which a tensor of integers is one of sizes."""
-
-
 def _evaluated(tensor: Any) -> Any:
     """What the tensor holds, as an array, where it hangs on constants alone; else None."""
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.try_evaluate_constant(tensor)
-
-
-HANDLES = frozenset(("resource", "variant"))
-"""Element types of tensors that stand for others."""
 
 
 def infer_shapes(

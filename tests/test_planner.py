@@ -545,6 +545,34 @@ def test_more_limit_never_costs_time_and_less_never_memory(graph):
             assert less.planned_peak_bytes <= more.planned_peak_bytes
 
 
+WRITTEN = """\
+%v = Placeholder() {dtype=resource} -> resource[]
+%x = Placeholder() {dtype=float32} -> float32[1024,1024]
+%up = Placeholder() {dtype=float32} -> float32[1024,2048]
+%down = Placeholder() {dtype=float32} -> float32[2048,1024]
+%h = Exp(%x) -> float32[1024,1024]
+%write = AssignVariableOp(%v, %h) {dtype=float32}
+%wide = MatMul(%h, %up) -> float32[1024,2048]
+%narrow = MatMul(%wide, %down) -> float32[1024,1024]
+%wider = MatMul(%narrow, %up) -> float32[1024,2048]
+%last = MatMul(%wider, %down) -> float32[1024,1024]
+%use = Mul(%h, %last) -> float32[1024,1024]
+feeds %v, %x, %up, %down
+fetches %use
+targets %write
+"""
+
+
+def test_what_an_unread_variable_is_set_to_can_be_swapped():
+    """The variable's versions are known by that tensor: none but the tensor's own value goes by its name."""
+    optimizer = Optimizer(parse_graph(WRITTEN), CPU, Options(tactics=("swap",)))
+    plan = optimizer.plan(optimizer.floor_bytes())
+    assert [absence.tensor for absence in plan.absences] == ["h:0"]
+    assert verify(optimizer.rewrite(plan)) == 4
+    (row,) = optimizer.report(plan).swapped
+    assert row.name == "h:0"
+
+
 def meaning(graph: Graph, known: dict[object, int]) -> dict[str, list[tuple[int, int]]]:
     """What a graph computes: what it fetches and what it writes, as terms; `known` numbers the terms that are equal."""
     terms: dict[Node, int] = {}
@@ -572,8 +600,7 @@ def test_a_plan_can_be_carried_out(graph, share):
     form = optimizer.variant_of(plan)
     flow = form.flow
     order = [flow.place[name] for name in plan.order]
-    values = {made.tensor.name: v for v, made in enumerate(flow.values)}
-    intervals = [Interval(values[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
+    intervals = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
     check_choice(flow, Choice(order, intervals))
     made = form.graph.copy()
     chain = apply_swaps(made, flow, plan)

@@ -144,6 +144,18 @@ class Dataflow:
         return users
 
     @cached_property
+    def value_named(self) -> dict[str, int]:
+        """The value that a tensor is the first to hold, by the tensor's name.
+
+        Versions of a variable, and what lists keep, have no tensor of their own and are known by another value's,
+        which was there before them.
+        """
+        named: dict[str, int] = {}
+        for v, value in enumerate(self.values):
+            named.setdefault(value.tensor.name, v)
+        return named
+
+    @cached_property
     def requests(self) -> list[tuple[Request, ...]]:
         """Per node, its events with all that there is to know of each, for those who replay them again and again."""
         return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]

@@ -23,7 +23,7 @@ from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.split_views import apply_split_views
-from tfswap.passes.swap import apply_swaps, to_interval
+from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
 from tfswap.planner.baseline import simulate_baseline
@@ -32,7 +32,7 @@ from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.requests import Requests, record_requests
-from tfswap.planner.schedule import Step, build_schedule
+from tfswap.planner.schedule import planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
 from tfswap.report.report import Report, make_report
 from tfswap.sizes import format_bytes, parse_limit
@@ -336,21 +336,17 @@ class Optimizer:
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""
-        return judge_memory(self.variant_of(plan).flow, self._steps(plan), resident).peak_bytes
+        flow = self.variant_of(plan).flow
+        return judge_memory(flow, planned_schedule(flow, plan), resident).peak_bytes
 
     def requests(self, plan: Plan, resident: Resident) -> Requests:
         """What the step asks of the allocator with `plan`, where `resident` is there before."""
-        return record_requests(self.variant_of(plan).flow, self._steps(plan), resident)
+        flow = self.variant_of(plan).flow
+        return record_requests(flow, planned_schedule(flow, plan), resident)
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
         return self.variants[Rewriting(plan.accumulators, plan.encoded)]
-
-    def _steps(self, plan: Plan) -> list[Step]:
-        flow = self.variant_of(plan).flow
-        values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
-        order = [flow.place[name] for name in plan.order]
-        return build_schedule(order, [to_interval(a, values) for a in plan.absences], plan.beside)
 
     def written_variables(self) -> list[int]:
         """Which feeds, by position, are variables that the step writes."""

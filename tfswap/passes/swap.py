@@ -17,8 +17,8 @@ from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.oplib import names
 from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
 from tfswap.planner.beside import allocations
-from tfswap.planner.plan import Absence, Plan
-from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, Interval, build_schedule
+from tfswap.planner.plan import Plan
+from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, planned_schedule
 
 
 @dataclass
@@ -50,10 +50,6 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
 
     `flow` holds the facts of the graph as it is before.
     """
-    index = {node.name: i for i, node in enumerate(flow.nodes)}
-    order = [index[name] for name in plan.order]
-    values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
-    intervals = [to_interval(a, values) for a in plan.absences]
     travels: dict[int, _Travel] = {}
 
     def travel(value: int) -> _Travel:
@@ -64,7 +60,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
 
     chain: list[Node] = []
     lead: int | None = None  # the kernel that the next one runs beside
-    for kind, subject in build_schedule(order, intervals, plan.beside):
+    for kind, subject in planned_schedule(flow, plan):
         if kind in (RUN, LEAD):
             node = graph[flow.nodes[subject].name]
             for position, tensor in enumerate(_current(graph, flow, subject, travels)):
@@ -143,10 +139,6 @@ def _current(graph: Graph, flow: Dataflow, kernel: int, travels: dict[int, _Trav
         if value is not None and travel is not None and travel.views:
             tensor = _fresh(graph, flow, value, tensor, travel)
         yield tensor
-
-
-def to_interval(absence: Absence, values: dict[str, int]) -> Interval:
-    return Interval(values[absence.tensor], absence.out, absence.release, absence.back, absence.use)
 
 
 def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:

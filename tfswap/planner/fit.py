@@ -33,10 +33,9 @@ def require_fit(plan: Plan, problem: Problem) -> None:
         return
     flow, pinned = problem.flow, problem.refusals
     order = _require_order(plan, problem)
-    tensors = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     by_value: dict[int, list[Absence]] = {}
     for absence in plan.absences:
-        v = tensors.get(absence.tensor)
+        v = flow.value_named.get(absence.tensor)
         if v is None:
             raise InvalidModel(f"this plan moves {absence.tensor!r}, which this graph does not have. {REMEDY}")
         if v in pinned or flow.values[v].producer == PERSISTENT:

@@ -18,6 +18,9 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.planner.plan import Plan
+
 RUN = "run"
 LEAD = "lead"
 RERUN = "rerun"
@@ -88,6 +91,13 @@ def build_schedule(
         steps += [entry[3] for entry in sorted(before[position])]
         done = position
     return steps + runs[done:]
+
+
+def planned_schedule(flow: Dataflow, plan: Plan) -> list[Step]:
+    """The schedule of a plan that was made for the step with these facts."""
+    order = [flow.place[name] for name in plan.order]
+    absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
+    return build_schedule(order, absences, plan.beside)
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

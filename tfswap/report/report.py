@@ -14,7 +14,7 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
-from tfswap.planner.schedule import build_schedule
+from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import simulate_memory
 from tfswap.report.markup import fields
 from tfswap.sizes import format_bytes
@@ -200,11 +200,9 @@ def make_report(
         saved: by name, the bytes of the lists that loops save in.
         encodings: what of the step's kernels takes encodings.
     """
-    values = {flow.values[v].tensor.name: v for v in range(len(flow.values))}
     absences: dict[int, list[Absence]] = {}
     for absence in plan.absences:
-        absences.setdefault(values[absence.tensor], []).append(absence)
-    alive = _alive_at_peak(flow, planner, plan, values)
+        absences.setdefault(flow.value_named[absence.tensor], []).append(absence)
     again: dict[int, list[int]] = {}
     ran: set[int] = set()
     for position, name in enumerate(plan.order):
@@ -229,19 +227,15 @@ def make_report(
         kernels=len(plan.order),
         reruns=len(plan.order) - len(ran),
         rows=tuple(rows),
-        alive_at_peak=alive,
+        alive_at_peak=_alive_at_peak(flow, planner, plan),
         unmodelled=unmodelled,
         costs=planner.costs.source,
         _floor=floor,
     )
 
 
-def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan, values: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    from tfswap.passes.swap import to_interval
-
-    intervals = [to_interval(a, values) for a in plan.absences]
-    order = [flow.place[name] for name in plan.order] or planner.problems[0].order
-    steps = build_schedule(order, intervals, plan.beside)
+def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:
+    steps = planned_schedule(flow, plan) or build_schedule(planner.problems[0].order, ())
     memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
     return tuple(
         (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes

@@ -113,6 +113,17 @@ inline absl::Status CheckEncodedBytes(tensorflow::OpKernelContext* ctx, int inde
       "in ", bytes, ". It must come from the op that encoded that very tensor."));
 }
 
+// The tensor that input 0 encodes: output 0, of the shape that the last input spells out. A tensor
+// of that many values is encoded in `bytes(count)`.
+template <typename Bytes>
+absl::Status AllocateDecoded(tensorflow::OpKernelContext* ctx, const Bytes& bytes,
+                             tensorflow::Tensor** tensor) {
+  tensorflow::TensorShape shape;
+  TF_RETURN_IF_ERROR(ShapeFromInput(ctx, ctx->num_inputs() - 1, &shape));
+  TF_RETURN_IF_ERROR(CheckEncodedBytes(ctx, 0, bytes(shape.num_elements())));
+  return ctx->allocate_output(0, shape, tensor);
+}
+
 // Shape functions.
 
 // One dimension, of the input's number of values divided by `values_per_byte`, rounded

@@ -54,12 +54,21 @@ REGISTER_OP("Tfswap>DecodeIntegers")
 Undoes EncodeIntegers with the same `minimum`.
 )doc");
 
-template <typename T, typename U>
-class EncodeIntegersOp : public OpKernel {
+// What both kernels read at construction.
+class IntegersOp : public OpKernel {
  public:
-  explicit EncodeIntegersOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit IntegersOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("minimum", &minimum_));
   }
+
+ protected:
+  int64_t minimum_;
+};
+
+template <typename T, typename U>
+class EncodeIntegersOp : public IntegersOp {
+ public:
+  using IntegersOp::IntegersOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& tensor = ctx->input(0);
@@ -97,16 +106,12 @@ class EncodeIntegersOp : public OpKernel {
         "-th) is outside of the range that it was planned for, ", minimum_, " and up to ",
         std::numeric_limits<U>::max(), " more. Mark the tensor with tfswap.keep."));
   }
-
-  int64_t minimum_;
 };
 
 template <typename T, typename U>
-class DecodeIntegersOp : public OpKernel {
+class DecodeIntegersOp : public IntegersOp {
  public:
-  explicit DecodeIntegersOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("minimum", &minimum_));
-  }
+  using IntegersOp::IntegersOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& encoded = ctx->input(0);
@@ -125,9 +130,6 @@ class DecodeIntegersOp : public OpKernel {
                 }
               });
   }
-
- private:
-  int64_t minimum_;
 };
 
 #define REGISTER_FOR_TYPES(T, U)                                    \

@@ -100,12 +100,21 @@ REGISTER_OP("Tfswap>DecodeFloats")
 The values that EncodeFloats kept.
 )doc");
 
-template <typename Device, typename T>
-class EncodeFloatsOp : public OpKernel {
+// What both kernels read at construction.
+class FloatsOp : public OpKernel {
  public:
-  explicit EncodeFloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit FloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("format", &format_));
   }
+
+ protected:
+  std::string format_;
+};
+
+template <typename Device, typename T>
+class EncodeFloatsOp : public FloatsOp {
+ public:
+  using FloatsOp::FloatsOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& tensor = ctx->input(0);
@@ -122,26 +131,19 @@ class EncodeFloatsOp : public OpKernel {
                     reinterpret_cast<decltype(word)*>(encoded->data())});
     });
   }
-
- private:
-  std::string format_;
 };
 
 template <typename Device, typename T>
-class DecodeFloatsOp : public OpKernel {
+class DecodeFloatsOp : public FloatsOp {
  public:
-  explicit DecodeFloatsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("format", &format_));
-  }
+  using FloatsOp::FloatsOp;
 
   void Compute(OpKernelContext* ctx) override {
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 1, &shape));
-    const int64_t count = shape.num_elements();
     const Packing packing = PackingOf(format_);
-    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, packing.bytes(count)));
     Tensor* tensor = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
+    OP_REQUIRES_OK(ctx, AllocateDecoded(
+                            ctx, [&](int64_t values) { return packing.bytes(values); }, &tensor));
+    const int64_t count = tensor->NumElements();
     WithFormat(format_, [&](auto kind, auto word) {
       constexpr int kBlock = Device::kFloatsBlock;
       Device::Run(ctx, codec::CeilDiv(count, kBlock), kCyclesPerFloat * kBlock,
@@ -150,9 +152,6 @@ class DecodeFloatsOp : public OpKernel {
                     MutableElements<T>(tensor)});
     });
   }
-
- private:
-  std::string format_;
 };
 
 // ---------------------------------------------------------------------------
@@ -229,12 +228,21 @@ REGISTER_OP("Tfswap>DecodeGroups")
 The values that EncodeGroups kept, of the same bits and group_size.
 )doc");
 
-template <typename Device, typename T>
-class EncodeGroupsOp : public OpKernel {
+// What both kernels read at construction.
+class GroupsOp : public OpKernel {
  public:
-  explicit EncodeGroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit GroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, grouping_.Read(ctx));
   }
+
+ protected:
+  Grouping grouping_;
+};
+
+template <typename Device, typename T>
+class EncodeGroupsOp : public GroupsOp {
+ public:
+  using GroupsOp::GroupsOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& seed = ctx->input(1);
@@ -264,23 +272,18 @@ class EncodeGroupsOp : public OpKernel {
                   static_cast<uint64_t>(ctx->input(1).flat<int64_t>()(0)),
                   reinterpret_cast<float*>(bytes), bytes + grouping_.ranges_bytes(count)});
   }
-
-  Grouping grouping_;
 };
 
 template <typename Device, typename T>
-class DecodeGroupsOp : public OpKernel {
+class DecodeGroupsOp : public GroupsOp {
  public:
-  explicit DecodeGroupsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, grouping_.Read(ctx));
-  }
+  using GroupsOp::GroupsOp;
 
   void Compute(OpKernelContext* ctx) override {
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 1, &shape));
-    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, grouping_.bytes(shape.num_elements())));
     Tensor* tensor = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
+    OP_REQUIRES_OK(ctx, AllocateDecoded(
+                            ctx, [&](int64_t values) { return grouping_.bytes(values); },
+                            &tensor));
     if (grouping_.bits == 8) {
       Decode<8>(ctx, tensor);
     } else {
@@ -298,8 +301,6 @@ class DecodeGroupsOp : public OpKernel {
                   reinterpret_cast<const float*>(bytes), bytes + grouping_.ranges_bytes(count),
                   count, grouping_.size, MutableElements<T>(tensor)});
   }
-
-  Grouping grouping_;
 };
 
 #define REGISTER(op, kernel, type, host_input)                                              \

@@ -140,15 +140,12 @@ class DecodeMaskOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 1, &shape));
-    const int64_t count = shape.num_elements();
-    const int64_t bytes = codec::CeilDiv(count, 8);
-    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, bytes));
     Tensor* tensor = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
-    Device::Run(ctx, bytes, kCyclesPerByte,
-              codec::DecodeMask{Elements<uint8_t>(ctx->input(0)), count,
+    OP_REQUIRES_OK(ctx, AllocateDecoded(
+                            ctx, [](int64_t count) { return codec::CeilDiv(count, 8); }, &tensor));
+    const Tensor& mask = ctx->input(0);
+    Device::Run(ctx, mask.NumElements(), kCyclesPerByte,
+              codec::DecodeMask{Elements<uint8_t>(mask), tensor->NumElements(),
                                 MutableElements<bool>(tensor)});
   }
 };

@@ -63,17 +63,18 @@ struct Layout {
   int64_t bytes;
 };
 
-absl::Status ReadCapacity(int64_t capacity) {
-  if (capacity >= 0) return absl::OkStatus();
+template <typename Source>
+absl::Status ReadCapacity(Source* source, int64_t* capacity) {
+  TF_RETURN_IF_ERROR(source->GetAttr("capacity", capacity));
+  if (*capacity >= 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("capacity must be a number of values, got ", capacity, "."));
+      absl::StrCat("capacity must be a number of values, got ", *capacity, "."));
 }
 
 absl::Status EncodeShape(InferenceContext* c) {
   int64_t capacity;
   tensorflow::DataType type;
-  TF_RETURN_IF_ERROR(c->GetAttr("capacity", &capacity));
-  TF_RETURN_IF_ERROR(ReadCapacity(capacity));
+  TF_RETURN_IF_ERROR(ReadCapacity(c, &capacity));
   TF_RETURN_IF_ERROR(c->GetAttr("T", &type));
   const DimensionHandle count = c->NumElements(c->input(0));
   c->set_output(0, c->Vector(c->ValueKnown(count)
@@ -163,14 +164,22 @@ class Entries {
   int64_t capacity_;
 };
 
-// T stands for its bits: values are moved, never computed with.
-template <typename Word>
-class EncodeSparseOp : public OpKernel {
+// What both kernels read at construction.
+class SparseOp : public OpKernel {
  public:
-  explicit EncodeSparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
-    OP_REQUIRES_OK(ctx, ReadCapacity(capacity_));
+  explicit SparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadCapacity(ctx, &capacity_));
   }
+
+ protected:
+  int64_t capacity_;
+};
+
+// A word stands for a value's bits: values are moved, never computed with.
+template <typename Word>
+class EncodeSparseOp : public SparseOp {
+ public:
+  using SparseOp::SparseOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& tensor = ctx->input(0);
@@ -231,30 +240,24 @@ class EncodeSparseOp : public OpKernel {
     });
     SetVariantOutput(ctx, 1, std::move(spill));
   }
-
- private:
-  int64_t capacity_;
 };
 
 template <typename Word>
-class DecodeSparseOp : public OpKernel {
+class DecodeSparseOp : public SparseOp {
  public:
-  explicit DecodeSparseOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("capacity", &capacity_));
-    OP_REQUIRES_OK(ctx, ReadCapacity(capacity_));
-  }
+  using SparseOp::SparseOp;
 
   void Compute(OpKernelContext* ctx) override {
-    TensorShape shape;
-    OP_REQUIRES_OK(ctx, ShapeFromInput(ctx, 2, &shape));
-    const int64_t count = shape.num_elements();
-    const Layout layout(count, capacity_, sizeof(Word));
-    OP_REQUIRES_OK(ctx, CheckEncodedBytes(ctx, 0, layout.bytes));
     const Spill* spill;
     OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 1, &spill));
+    const auto layout_of = [&](int64_t values) { return Layout(values, capacity_, sizeof(Word)); };
     Tensor* tensor = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &tensor));
+    OP_REQUIRES_OK(ctx, AllocateDecoded(
+                            ctx, [&](int64_t values) { return layout_of(values).bytes; },
+                            &tensor));
 
+    const int64_t count = tensor->NumElements();
+    const Layout layout = layout_of(count);
     auto* const encoded = const_cast<uint8_t*>(Elements<uint8_t>(ctx->input(0)));
     const auto* const begins = reinterpret_cast<const uint32_t*>(encoded);
     const int64_t available = layout.capacity + spill->count;
@@ -283,9 +286,6 @@ class DecodeSparseOp : public OpKernel {
                     "DecodeSparse node '", name(),
                     "' did not get the two outputs of one EncodeSparse of that shape.")));
   }
-
- private:
-  int64_t capacity_;
 };
 
 #define REGISTER_FOR_TYPE(type, word)                                                        \

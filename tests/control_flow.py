@@ -133,15 +133,19 @@ def ctc() -> Made:
     return weights, step, [_data(16, 100, 40)]
 
 
+def _residual(x: Any, weights: list[Any]) -> Any:
+    for w in weights:
+        x = tf.tanh(x @ w) + x
+    return x
+
+
 def masked_loss() -> Made:
     """A loss of the rows that a mask takes."""
     weights = _weights(*[(64, 64)] * 6)
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = tf.tanh(h @ w) + h
+            h = _residual(x, weights)
             rows = tf.boolean_mask(h, x[:, 0] > 0.3)
             loss = tf.reduce_mean(rows * rows)
         return _descend(tape, loss, weights)
@@ -155,9 +159,7 @@ def hard_examples() -> Made:
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = tf.tanh(h @ w) + h
+            h = _residual(x, weights)
             error = tf.reduce_mean((h - x) ** 2, 1)
             hard = tf.where(error > tf.reduce_mean(error))[:, 0]
             groups, _ = tf.unique(hard // 4)

@@ -113,7 +113,7 @@ class Training:
         import tensorflow as tf
 
         made = self._optimize(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_beside = BATCHES_BESIDE if _shares_arena() else 0
+        made.batches_beside = 0 if _shared_device() is None else BATCHES_BESIDE
         return made
 
     def _one_step(self, spec: Any) -> Any:
@@ -241,17 +241,17 @@ def _refuse_replicas(model: Any) -> None:
         )
 
 
-def _shares_arena() -> bool:
-    """Whether batches are made in the memory that the step has."""
-    device = machine.current_device()[0]
-    return device.startswith("CPU") and machine.memory_info(device) is not None
+def _shared_device() -> str | None:
+    """The device in whose arena the step runs and batches are made; None where that is not one."""
+    device, model = machine.current_device()
+    return device if model.kind == "cpu" and machine.memory_info(device) is not None else None
 
 
 def _await_rest() -> None:
     """Let a new pipeline fill its buffers before a step runs: what they hold is then counted as being there."""
-    if not _shares_arena():
+    device = _shared_device()
+    if device is None:
         return
-    device = machine.current_device()[0]
     seen: list[int] = []
     while len(seen) < MOST_LOOKS and (len(seen) < LOOKS or len({*seen[-LOOKS:]}) > 1):
         info = machine.memory_info(device)

@@ -30,6 +30,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.planner.allocator import round_up
 from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 
 ARENA_BYTES = 1 << 40
@@ -89,7 +90,7 @@ def measure(name: str, alive: bool) -> dict[str, Any]:
     planner = optimizer.planner
     found = lowest(planner)
     took_s = time.process_time() - started
-    steps = planner.schedule(found)
+    steps = build_schedule(*found.choice)
     live = simulate_memory(flow, steps, resident=planner.resident, live=True, detail=True)
     floor = found.peak_bytes
     row = {

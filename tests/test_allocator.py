@@ -38,6 +38,11 @@ programs = st.lists(sizes.map(lambda s: ("allocate", s)) | st.integers(0, 9).map
 layouts = st.lists(st.tuples(st.integers(1, 600), st.booleans(), st.booleans()), max_size=12)
 
 
+def handed_out(arena: Arena, size_bytes: int) -> int:
+    """Bytes of the chunk that a request gets."""
+    return arena._size[arena.allocate(size_bytes)]
+
+
 def make_layout(rows) -> list[tuple[int, int, bool]]:
     """(granules, in use, starts a region) to chunks; free neighbours in a region would have coalesced."""
     chunks: list[tuple[int, int, bool]] = []
@@ -75,7 +80,7 @@ def test_chunks_tile_their_regions_and_free_ones_coalesce(rows, program):
             lowest = min(min(20, int(math.log2(size >> 8))) for size, _ in fitting)
             best = min(f for f in fitting if min(20, int(math.log2(f[0] >> 8))) == lowest)
             assert address == best[1]
-            size = arena.chunk_bytes(address)
+            size = arena._size[address]
             split = best[0] >= 2 * rounded or best[0] - rounded >= SPLIT_SLACK_BYTES
             assert size == (rounded if split else best[0])
             held.append((address, size))
@@ -100,20 +105,20 @@ def test_empty_requests_take_nothing():
     arena = Arena()
     assert arena.allocate(0) == -1
     arena.free(-1)
-    assert (arena.in_use_bytes, arena.peak_bytes, arena.chunk_bytes(-1)) == (0, 0, 0)
+    assert (arena.in_use_bytes, arena.peak_bytes) == (0, 0)
 
 
 def test_a_chunk_is_split_when_it_is_twice_the_request():
     arena = Arena([(0, 1024, False)])
-    assert arena.chunk_bytes(arena.allocate(513)) == 1024
+    assert handed_out(arena, 513) == 1024
     arena = Arena([(0, 1024, False)])
-    assert arena.chunk_bytes(arena.allocate(512)) == 512
+    assert handed_out(arena, 512) == 512
 
 
 def test_a_large_chunk_is_split_for_what_128_mib_leave():
     for slack, taken in [(SPLIT_SLACK_BYTES, 300 * MIB), (SPLIT_SLACK_BYTES - 256, 428 * MIB - 256)]:
         arena = Arena([(0, 300 * MIB + slack, False)])
-        assert arena.chunk_bytes(arena.allocate(300 * MIB)) == taken
+        assert handed_out(arena, 300 * MIB) == taken
 
 
 def test_chunks_do_not_coalesce_across_regions():
@@ -150,8 +155,8 @@ def test_the_next_region_is_twice_the_last_one_unless_a_request_made_that_so_lar
 
 def test_an_arena_grows_to_its_limit_and_no_further():
     arena = Arena([(4096, 2 * MIB, True)], limit_bytes=7 * MIB)
-    assert arena.chunk_bytes(arena.allocate(3 * MIB)) == 4 * MIB  # the region, which is less than twice the request
-    assert arena.chunk_bytes(arena.allocate(MIB)) == MIB  # of which 1 MiB was left
+    assert handed_out(arena, 3 * MIB) == 4 * MIB  # the region, which is less than twice the request
+    assert handed_out(arena, MIB) == MIB  # of which 1 MiB was left
     assert arena.peak_bytes == 7 * MIB
     arena.allocate(1)
     assert arena.peak_bytes == 7 * MIB + ALIGNMENT_BYTES, "more than there may be"
@@ -234,7 +239,7 @@ for step in range(STEPS):
         tensor = allocate(size)
         address = arena.allocate(size)
         assert address == address_of(tensor), (step, size)
-        in_whole += arena.chunk_bytes(address) > size + 255
+        in_whole += arena._size[address] > size + 255
         held.append((tensor, address))
     else:
         tensor, address = held.pop(random.randrange(len(held)))

@@ -49,24 +49,6 @@ def test_strangers_are_refused(diamond):
     assert "a" not in diamond
 
 
-@pytest.mark.parametrize("name", ["x", "left", "right", "sum", "print"])
-def test_what_is_used_is_not_removed(diamond, name):
-    with pytest.raises(ValueError, match=f"'{name}' can't be removed"):
-        diamond.remove(diamond[name])
-    assert format_graph(diamond) == DIAMOND
-
-
-def test_what_is_unused_is_removed(diamond):
-    node = diamond["unused"]
-    diamond.small_constants[node] = (1,)
-    diamond.remove(node)
-    assert "unused" not in diamond
-    assert not diamond.small_constants
-    diamond.targets.clear()
-    diamond.remove(diamond["print"])
-    assert len(diamond) == 4
-
-
 def test_replace_uses_changes_the_nodes_asked_for(diamond):
     x, left = diamond["x"], diamond["left"]
     assert diamond.replace_uses(x.out(), left.out(), lambda node: node.name == "right") == 1

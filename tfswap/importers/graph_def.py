@@ -14,24 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.shapes import SMALL_INTEGERS, shape_of
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import passes_on
+from tfswap.ir.ops import is_loop_frame, passes_on
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_pb2, tensor_shape_pb2
-
-# Ops of TensorFlow 1's lowered loops: they make the graph cyclic, and a node in them runs many times.
-LOOP_FRAMES = frozenset(
-    (
-        "Enter",
-        "Exit",
-        "LoopCond",
-        "NextIteration",
-        "RefEnter",
-        "RefExit",
-        "RefNextIteration",
-    )
-)
 
 
 def import_graph_def(
@@ -58,7 +45,7 @@ def import_graph_def(
     pending: list[tuple[Node, Any]] = []
     integers: dict[object, tuple[int, ...] | None] = {}  # small integer constants, by content
     for proto in graph_def.node:
-        if proto.op in LOOP_FRAMES:
+        if is_loop_frame(proto.op):
             raise UnsupportedGraph(
                 f"node {proto.name!r} is a {proto.op}: this graph has TensorFlow 1 loop frames. "
                 "Rebuild it with tf.compat.v1.enable_control_flow_v2(), which keeps loops as While nodes."

@@ -175,15 +175,6 @@ class Graph:
                 changed += 1
         return changed
 
-    def remove(self, node: Node) -> None:
-        """Remove an unused node. Raises ValueError when something still reads it or waits for it."""
-        for other in self:
-            if any(i.node is node for i in other.inputs) or node in other.controls:
-                raise ValueError(f"{node.name!r} can't be removed: {other.name!r} uses it")
-        if any(f.node is node for f in self.fetches) or node in self.targets or node in self.feeds:
-            raise ValueError(f"{node.name!r} can't be removed: it is fed, fetched or a target")
-        self._discard(node)
-
     def prune(self) -> None:
         """Drop the nodes that neither a fetch nor a target needs: TensorFlow never runs them.
 

@@ -57,6 +57,8 @@ class Trait(Flag):
     """Runs functions, whose insides are not in this graph."""
     FRAME = auto()
     """Lowered control flow: outputs may be dead, or live in another iteration."""
+    LOOP_FRAME = auto()
+    """Of a lowered loop: it makes the graph cyclic, and a node in it runs many times."""
     TENSOR_LIST = auto()
     """Makes or reads a tensor list, which keeps the buffers of its elements."""
     EMPTY_LIST = auto()
@@ -94,6 +96,7 @@ _RANDOM = Trait.RANDOM
 _EFFECT = Trait.SIDE_EFFECT
 _CALL = Trait.CALLS
 _FRAME = Trait.FRAME
+_LOOP_FRAME = Trait.FRAME | Trait.LOOP_FRAME
 _LIST = Trait.PURE | Trait.TENSOR_LIST
 _ENCODE = Trait.PURE | Trait.NOT_FOLDED | Trait.ENCODES
 
@@ -280,15 +283,15 @@ _TRAITS: dict[str, Trait] = {
     "_While": _CALL,
     # Lowered control flow: frames and dead tensors.
     "ControlTrigger": _FRAME,
-    "Enter": _FRAME,
-    "Exit": _FRAME,
-    "LoopCond": _FRAME,
+    "Enter": _LOOP_FRAME,
+    "Exit": _LOOP_FRAME,
+    "LoopCond": _LOOP_FRAME,
     "Merge": _FRAME,
-    "NextIteration": _FRAME,
-    "RefEnter": _FRAME,
-    "RefExit": _FRAME,
+    "NextIteration": _LOOP_FRAME,
+    "RefEnter": _LOOP_FRAME,
+    "RefExit": _LOOP_FRAME,
     "RefMerge": _FRAME,
-    "RefNextIteration": _FRAME,
+    "RefNextIteration": _LOOP_FRAME,
     "RefSwitch": _FRAME,
     "Switch": _FRAME,
     "_SwitchN": _FRAME,
@@ -747,12 +750,6 @@ def is_feed(op: str) -> bool:
 
 
 @cache
-def is_fetch(op: str) -> bool:
-    """Whether the op hands a value to the caller."""
-    return Trait.FETCH in traits(op)
-
-
-@cache
 def makes_handle(op: str) -> bool:
     """Whether the op's output is a handle to a variable."""
     return Trait.HANDLE in traits(op)
@@ -801,18 +798,6 @@ def is_folded(op: str) -> bool:
 
 
 @cache
-def is_random(op: str) -> bool:
-    """Whether the op gives another value each time. Stateless random ops do not."""
-    return Trait.RANDOM in traits(op)
-
-
-@cache
-def has_side_effect(op: str) -> bool:
-    """Whether the op must run once, and in its place, whoever uses its outputs. Unknown ops count."""
-    return not is_known(op) or bool(traits(op) & (Trait.SIDE_EFFECT | Trait.WRITES_VARIABLE | Trait.CALLS))
-
-
-@cache
 def calls_functions(op: str) -> bool:
     """Whether the op runs functions (While, If, Case, calls)."""
     return Trait.CALLS in traits(op)
@@ -829,9 +814,9 @@ def stateful_form(op: str) -> str:
 
 
 @cache
-def is_frame_op(op: str) -> bool:
-    """Whether the op is lowered control flow (Switch, Merge, Enter)."""
-    return Trait.FRAME in traits(op)
+def is_loop_frame(op: str) -> bool:
+    """Whether the op is of a lowered loop (Enter, NextIteration)."""
+    return Trait.LOOP_FRAME in traits(op)
 
 
 @cache

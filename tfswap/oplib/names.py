@@ -41,8 +41,6 @@ AWAIT_ALLOCATION: Final = "Tfswap>AwaitAllocation"
 # (tensors...) -> (); attr T: their types. Keeps them until it runs.
 HOLD: Final = "Tfswap>Hold"
 
-BESIDE: Final = frozenset({COUNT_ALLOCATIONS, AWAIT_ALLOCATION, HOLD})
-
 # --- codecs (docs/encodings.md) --------------------------------------------------------------------------
 # `shape` is a vector of int32 or int64 (attr Tshape), in host memory on every device.
 

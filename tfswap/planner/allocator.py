@@ -161,10 +161,6 @@ class Arena:
             self._before[after] = address
         self._insert(address, size)
 
-    def chunk_bytes(self, address: int) -> int:
-        """Size of the chunk at `address`, which can be larger than what was asked for."""
-        return self._size[address] if address >= 0 else 0
-
     def _grow(self, rounded: int) -> None:
         """Make room for a request that no free chunk fits."""
         if self._extend(rounded) or (self._collects and self._collect(rounded) and self._extend(rounded)):

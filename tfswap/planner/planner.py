@@ -23,7 +23,7 @@ from tfswap.planner import classics, evict, furthest, meng
 from tfswap.planner.beside import bring_together, gains, side_by_side
 from tfswap.planner.ordering import PEAK_TIE, rank_orders
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
-from tfswap.planner.schedule import LEAD, Step, build_schedule
+from tfswap.planner.schedule import LEAD, build_schedule
 from tfswap.planner.simulate import (
     NOTHING_KNOWN,
     Memory,
@@ -199,11 +199,6 @@ class Planner:
         return made if next(peaks) * PEAK_TIE >= next(peaks) else order
 
     @property
-    def fastest_s(self) -> float:
-        """No rung takes less: to move something takes time."""
-        return min(judged.draft.timing.total_s for judged in self.unmoved)
-
-    @property
     def targets(self) -> list[int]:
         """Live bytes that the first solver reaches, from the unmoved step's down."""
         unmoved = self.problems[0].live_peak_bytes
@@ -266,9 +261,6 @@ class Planner:
                 if target <= found.peak_bytes * self.coarseness and self.host_fits(found):
                     best = min(best, found.peak_bytes)
         return best
-
-    def schedule(self, candidate: Candidate) -> list[Step]:
-        return build_schedule(*candidate.choice)
 
     def host_fits(self, candidate: Candidate) -> bool:
         return self.host_limit_bytes is None or candidate.memory.host_peak_bytes <= self.host_limit_bytes

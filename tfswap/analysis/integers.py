@@ -13,13 +13,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
 from tfswap.ir.ops import is_view
 
 Values = tuple[int, ...]
-
-MOST = 16
-"""Elements up to which a tensor is followed."""
 
 _DTYPES = frozenset(("bool", "int32", "int64"))
 
@@ -27,7 +24,7 @@ _DTYPES = frozenset(("bool", "int32", "int64"))
 def is_followed(tensor: Output) -> bool:
     """Whether the tensor is one of small integers."""
     count = tensor.type.num_elements
-    return tensor.type.dtype in _DTYPES and count is not None and count <= MOST
+    return tensor.type.dtype in _DTYPES and count is not None and count <= SMALL_INTEGERS
 
 
 Rule = Callable[[Node, Sequence["Values | None"]], "Values | None"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.collector import without_collector
-from tfswap.exporters.function_def import BodyFunctions
+from tfswap.exporters.function_def import BodyFunctions, grappler_off_config
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
 from tfswap.ir.graph import Graph, Node
@@ -143,11 +143,7 @@ class grappler_off:  # noqa: N801 - a context manager, named as one
         from tensorflow.python.eager import context
 
         if grappler_off._options is None:
-            from tensorflow.core.protobuf import config_pb2
-
-            config = config_pb2.ConfigProto()
-            config.graph_options.rewrite_options.disable_meta_optimizer = True
-            grappler_off._options = context.FunctionCallOptions(config_proto=config)
+            grappler_off._options = context.FunctionCallOptions(config_proto=grappler_off_config())
         self._context = context.context()
         self._previous = self._context.function_call_options
         self._context.function_call_options = grappler_off._options

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.exporters.graph_def import encode_nodes
+from tfswap.importers.inline import LOWERING
+from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
-
-LOWERING = "_lower_using_switch_merge"
+    from tensorflow.core.protobuf import config_pb2
 
 
 class BodyFunctions:
@@ -41,7 +42,7 @@ class BodyFunctions:
             opaque = node.attrs[attribute]
             assert isinstance(opaque, Opaque)
             value = attr_value_pb2.AttrValue.FromString(opaque.data)
-            for function in value.list.func if value.HasField("list") else (value.func,):
+            for function in functions_in(value):
                 function.name = self._add(waiting.pop(0), function.name)
                 function.attr.clear()
             result[attribute] = value
@@ -53,6 +54,15 @@ class BodyFunctions:
         made.signature.name = f"{name}_tfswap_{digest}"
         self.made[made.signature.name] = made
         return made.signature.name
+
+
+def grappler_off_config() -> config_pb2.ConfigProto:
+    """What a function that must run as it was planned is called with."""
+    from tensorflow.core.protobuf import config_pb2
+
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
 
 
 def function_def(graph: Graph, name: str, outputs: Sequence[str], bodies: BodyFunctions) -> function_pb2.FunctionDef:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
 from tfswap.oplib.names import GATE
 
@@ -54,7 +55,7 @@ def encode_nodes(
         if node in graph.bodies:
             for key, value in running(node, graph.bodies[node]).items():
                 proto.attr[key].CopyFrom(value)
-                functions += [f.name for f in (*value.list.func, value.func) if f.name]
+                functions += [f.name for f in functions_in(value)]
         elif node.op == GATE:  # which comes after all that wait for it
             for name in functions:
                 proto.attr["bodies"].list.func.add(name=name)

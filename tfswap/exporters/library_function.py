@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.exporters.function_def import BodyFunctions, OutputNames, function_def
+from tfswap.exporters.function_def import BodyFunctions, OutputNames, function_def, grappler_off_config
 from tfswap.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def wrap_function(original: function_pb2.FunctionDef, inner: function_pb2.Functi
 def call_node(name: str, inner: function_pb2.FunctionDef, inputs: Iterable[str]) -> node_def_pb2.NodeDef:
     """A node that calls `inner` and keeps Grappler off it."""
     from tensorflow.core.framework import node_def_pb2
-    from tensorflow.core.protobuf import config_pb2
 
-    config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
     made = node_def_pb2.NodeDef(name=name, op="StatefulPartitionedCall", input=list(inputs))
     made.attr["Tin"].list.SetInParent()
     made.attr["Tin"].list.type.extend(a.type for a in inner.signature.input_arg)
@@ -81,7 +78,7 @@ def call_node(name: str, inner: function_pb2.FunctionDef, inputs: Iterable[str])
     made.attr["Tout"].list.type.extend(a.type for a in inner.signature.output_arg)
     made.attr["f"].func.name = inner.signature.name
     made.attr["config"].s = b""
-    made.attr["config_proto"].s = config.SerializeToString(deterministic=True)
+    made.attr["config_proto"].s = grappler_off_config().SerializeToString(deterministic=True)
     made.attr["executor_type"].s = b""
     made.attr["_noinline"].b = True
     return made

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import calls_functions, control_flow, is_const, is_view
 from tfswap.oplib.names import GATE
@@ -172,8 +173,7 @@ def _compare_bodies(name: str, planned: Expected, node: Any, functions: Mapping[
     kind = control_flow(node.op)
     if kind is None:
         raise VerificationError(f"TensorFlow made {node.op} of the planned node {name!r}. {REMEDY}")
-    values = [node.attr[attribute] for attribute in kind.functions]
-    called = [f.name for value in values for f in (value.list.func if value.HasField("list") else (value.func,))]
+    called = [f.name for attribute in kind.functions for f in functions_in(node.attr[attribute])]
     edges = 0
     for function, body in zip(called, planned.bodies[name], strict=True):
         edges += _compare(body, Found([functions[function]]), functions, f" in {function!r}, which {name!r} runs")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
+from tfswap.exporters.function_def import OutputNames
 from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.offline import OfflineReport, carry_host_limit, plan_offline
@@ -244,18 +245,9 @@ class _Step:
         op = self.nodes[name].op
         return name in self.feeds or makes_handle(op) or op in REFERENCE_VARIABLES
 
-    def _outputs(self, node: Any) -> int:
-        from tensorflow.python.framework import op_def_registry
-
-        total = 0
-        for argument in op_def_registry.get(node.op).output_arg:
-            if argument.number_attr:
-                total += node.attr[argument.number_attr].i
-            elif argument.type_list_attr:
-                total += len(node.attr[argument.type_list_attr].list.type)
-            else:
-                total += 1
-        return total
+    @staticmethod
+    def _outputs(node: Any) -> int:
+        return len(OutputNames().of(node.op, node.attr))
 
     def _as_placeholder(self, node: Any) -> tuple[int, Shape]:
         """Turn a fed node into a Placeholder, in place; returns its element type and shape."""

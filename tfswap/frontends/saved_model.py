@@ -245,6 +245,8 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
 
 def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: ArgumentSizes) -> Any:
     """The graph of one trace, with these sizes. Raises InvalidModel, UnsupportedGraph."""
+    from tensorflow.core.framework import types_pb2
+
     from tfswap.importers.library_function import (
         file_shape,
         import_library_function,
@@ -263,7 +265,7 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
                 "model"
             )
         arguments = [a.name for a in fdef.signature.input_arg]
-        resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == _RESOURCE}
+        resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == types_pb2.DT_RESOURCE}
         own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
         shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
         return import_library_function(file.library, step.name, shapes, step.handles)
@@ -275,10 +277,6 @@ def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) 
 
     stated = file_shape(file.library[step.name], argument)
     return tuple(axis for axis in range(len(shape or ())) if stated is None or stated[axis] is None)
-
-
-_RESOURCE = 20
-"""DT_RESOURCE, as types.proto numbers it."""
 
 
 def _replace_step(file: ModelFile, name: str, made: Planned) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, largest_shapes
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.library import Ends, as_graph_def
+from tfswap.importers.library import Ends, as_graph_def, functions_in
 from tfswap.importers.shapes import Argument, infer_shapes
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.ops import control_flow
@@ -175,8 +175,7 @@ def _names(node: Node, attributes: Iterable[str]) -> list[str]:
     for attribute in attributes:
         value = node.attrs[attribute]
         assert isinstance(value, Opaque)
-        proto = attr_value_pb2.AttrValue.FromString(value.data)
-        found += [f.name for f in proto.list.func] if proto.HasField("list") else [proto.func.name]
+        found += [f.name for f in functions_in(attr_value_pb2.AttrValue.FromString(value.data))]
     return found
 
 

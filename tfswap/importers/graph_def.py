@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import UnsupportedGraph
-from tfswap.importers.shapes import SMALL_INTEGERS, shape_of
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
+from tfswap.importers.shapes import shape_of
+from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import is_loop_frame, passes_on
 from tfswap.ir.types import Shape, TensorType
 

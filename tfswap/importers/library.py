@@ -24,15 +24,14 @@ def fill_defaults(nodes: Iterable[Any]) -> None:
                 node.attr[attribute.name].CopyFrom(attribute.default_value)
 
 
+def functions_in(value: Any) -> list[Any]:
+    """The functions that an AttrValue refers to, as NameAttrLists."""
+    return list(value.list.func) if value.HasField("list") else [value.func] if value.HasField("func") else []
+
+
 def called_functions(node: Any) -> list[str]:
     """Names of the functions that a NodeDef refers to."""
-    found = []
-    for value in node.attr.values():
-        if value.WhichOneof("value") == "func":
-            found.append(value.func.name)
-        elif value.WhichOneof("value") == "list":
-            found.extend(f.name for f in value.list.func)
-    return found
+    return [function.name for value in node.attr.values() for function in functions_in(value)]
 
 
 def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel
+from tfswap.ir.graph import SMALL_INTEGERS
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, tensor_shape_pb2
-
-SMALL_INTEGERS = 16
-"""Elements up to which the values of integers are kept: sizes, axes, permutations, paddings of a tensor."""
 
 HANDLES = frozenset(("resource", "variant"))
 """Element types of tensors that stand for others."""

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 from tfswap.ir.types import TensorType
 
+SMALL_INTEGERS = 16
+"""Elements up to which the values of integers are kept and followed: sizes, axes, permutations, a tensor's paddings."""
+
 
 class Opaque(NamedTuple):
     """A serialised value that the IR carries and does not look into: a tensor, a function with its attrs."""

@@ -29,8 +29,7 @@ from itertools import accumulate
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.devices import Rates
 from tfswap.planner.problem import NEVER, Choice, Gap, Problem
-from tfswap.planner.schedule import Interval, build_schedule
-from tfswap.planner.simulate import simulate_memory
+from tfswap.planner.schedule import Interval
 
 _ARITHMETIC = Rates(1.0, math.inf, math.inf, math.inf, math.inf, launch_s=0.0)
 """A device on which a kernel takes as many seconds as its contraction has floating point operations."""
@@ -211,10 +210,4 @@ def _swapped(problem: Problem, target_bytes: int, gaps: list[Gap]) -> Choice | N
 
 
 def _first_that_fits(problem: Problem, target_bytes: int, choices: Iterator[Choice]) -> Choice | None:
-    own = simulate_memory(problem.flow, build_schedule(problem.order, ()), live=True).peak_bytes
-    before = problem.live_peak_bytes - own  # what is there before the step, besides its own
-    for choice in choices:
-        memory = simulate_memory(problem.flow, build_schedule(*choice), live=True)
-        if before + memory.peak_bytes <= target_bytes:
-            return choice
-    return None
+    return next((choice for choice in choices if problem.live_peak_of(choice) <= target_bytes), None)

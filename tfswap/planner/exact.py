@@ -63,7 +63,7 @@ def optimise(problem: Problem, target_bytes: int, limit_s: float) -> Optimum:
     found = _search(problem, target_bytes, target_bytes, limit_s)
     result, aim = found, target_bytes
     for _ in range(MAX_REPAIRS):
-        if result.choice is None or (over := _live_peak(problem, result.choice) - target_bytes) <= 0:
+        if result.choice is None or (over := problem.live_peak_of(result.choice) - target_bytes) <= 0:
             break
         aim -= over
         result = _search(problem, aim, target_bytes, limit_s)
@@ -87,22 +87,13 @@ def _search(problem: Problem, aim_bytes: int, target_bytes: int, limit_s: float)
     # What absences let kernels take over is not in the live bytes that copies are placed by: tightly they fit too.
     choice = min(
         model.choices(values),
-        key=lambda c: (max(target_bytes, _live_peak(problem, c)), _seconds(problem, c)),
+        key=lambda c: (max(target_bytes, problem.live_peak_of(c)), _seconds(problem, c)),
     )
     return Optimum(choice, _seconds(problem, choice), bound_s, status == OPTIMAL)
 
 
 def _seconds(problem: Problem, choice: Choice) -> float:
     return simulate_time(problem.flow, build_schedule(*choice), problem.cost_s, problem.rates).total_s
-
-
-def _live_peak(problem: Problem, choice: Choice) -> int:
-    """With what is there before the step, as the problem's live bytes have it."""
-    own, moved = (
-        simulate_memory(problem.flow, build_schedule(*c), live=True).peak_bytes
-        for c in (Choice(problem.order, []), choice)
-    )
-    return problem.live_peak_bytes - own + moved
 
 
 OPTIMAL, STOPPED, INFEASIBLE = 0, 1, 2
@@ -474,8 +465,7 @@ class _Model:
                 if kernel < stage:
                     reruns.append((position, self.kernels[kernel]))
         order = problem.extended(reruns, problem.live_bytes).order
-        there = problem.live_bytes[:1] - self._live(problem.order)[:1]  # before the step, besides what is its own
-        extended = problem.extended(reruns, self._live(order) + there)
+        extended = problem.extended(reruns, self._live(order) + problem.there_bytes)
         return [Choice(order, place_copies(extended, swapped, self.target)), Choice(order, _tight(swapped))]
 
     def _live(self, order: list[int]) -> np.ndarray:

@@ -92,6 +92,16 @@ class Problem:
         """When values are used in this order, and what it takes to make them again."""
         return Uses(self)
 
+    @cached_property
+    def there_bytes(self) -> int:
+        """Of what is live, what is there before the step besides its own."""
+        own = simulate_memory(self.flow, build_schedule(self.order, ()), live=True)
+        return self.live_peak_bytes - own.peak_bytes
+
+    def live_peak_of(self, choice: Choice) -> int:
+        """The most live bytes with another choice, counted as those of this order are."""
+        return self.there_bytes + simulate_memory(self.flow, build_schedule(*choice), live=True).peak_bytes
+
     def extended(self, reruns: Sequence[tuple[int, int]], live_bytes: np.ndarray) -> Problem:
         """The same step with kernels that run again.
 

@@ -70,8 +70,9 @@ class Memory:
         before_bytes: per step, what is in use when it starts (first repeat).
         during_bytes: per step, the most in use while it runs (first repeat).
         host_peak_bytes: the most held in host memory at once.
-        host_bytes: bytes that travel out, and in.
+        out_bytes, in_bytes: that travel to the host, and back.
         alive_at_peak: values in device memory at the peak.
+        forwarded: (value made, value whose buffer it took over), in the order of the first repeat.
         raced: steps that let a kernel start beside theirs whose buffers' places depend on which of the two is faster.
     """
 

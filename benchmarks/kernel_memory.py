@@ -30,8 +30,9 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_REPOSITORY))
 
 from tfswap.analysis.device import DeviceModel  # noqa: E402  (the path above comes first)
-from tfswap.analysis.kernels import ALLOCATOR_GRANULE_BYTES, KernelMemory, kernel_memory  # noqa: E402
+from tfswap.analysis.kernels import KernelMemory, kernel_memory  # noqa: E402
 from tfswap.ir.types import TensorType  # noqa: E402
+from tfswap.planner.allocator import round_up  # noqa: E402
 
 _ALLOCATE = re.compile(r"\] AllocateRaw \S+  (\d+) 0x")
 _RELEASE = re.compile(r"\] DeallocateRaw \S+ (\d+)")
@@ -331,7 +332,7 @@ def peak(run: Sequence[tuple[str, int]]) -> int:
     """The most bytes alive at once in a run, each request rounded to the allocator's granule."""
     alive = most = 0
     for kind, size in run:
-        rounded = -(-size // ALLOCATOR_GRANULE_BYTES) * ALLOCATOR_GRANULE_BYTES
+        rounded = round_up(size)
         alive += rounded if kind == "+" else -rounded
         most = max(most, alive)
     return most

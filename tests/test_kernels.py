@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.analysis import kernel_rules, kernels
+from tfswap.analysis import kernels
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.kernels import kernel_memory, unmodelled
+from tfswap.analysis.kernels import kernel_memory
 from tfswap.ir import ops
 from tfswap.ir.types import TensorType
 
@@ -35,7 +35,6 @@ def test_backward_convolutions_buffer_one_image_of_columns():
     ]:
         memory = kernel_memory(op, {}, inputs, (output,), CPU)
         assert memory.events == (("out", 0), ("temp", columns))
-        assert memory.workspace_bytes == columns
         assert memory.exact
 
 
@@ -76,8 +75,6 @@ def test_unknown_ops_allocate_their_outputs():
     memory = kernel_memory("SomebodysOp", {}, (IMAGE,), (POOLED, IMAGE), CPU)
     assert memory.events == (("out", 0), ("out", 1))
     assert memory.alias == memory.forward == ()
-    assert unmodelled("SomebodysOp")
-    assert not unmodelled("Conv2D")
 
 
 def test_the_answer_is_remembered_by_what_matters():
@@ -86,15 +83,14 @@ def test_the_answer_is_remembered_by_what_matters():
     threads = DeviceModel("cpu", intra_op_threads=64)
     narrow = TensorType("float32", (1024, 64))
     bias = TensorType("float32", (64,))
-    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), CPU).workspace_bytes == 512
-    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), threads).workspace_bytes == 64 * 64 * 4
+    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), CPU).events == (("out", 0), ("temp", 512))
+    assert kernel_memory("BiasAddGrad", {}, (narrow,), (bias,), threads).events == (("out", 0), ("temp", 64 * 64 * 4))
 
 
 def test_unknown_shapes_are_never_exact_nor_an_error():
     unknown = TensorType("float32", None)
     for op in sorted(kernels._RULES):
         memory = kernel_memory(op, {}, (unknown,) * 8, (unknown,) * 7, CPU)
-        assert memory.workspace_bytes == kernel_rules.peak(memory.events), op
         assert not memory.forward, op
 
 

@@ -53,7 +53,8 @@ class Record:
         events: as `KernelMemory.events`. Outputs from the node's own number of outputs on are buffers that its
             lists keep.
         part_bytes: sizes of those buffers.
-        alias: by output, the input whose buffer or list it is; or, as (None, output), the output whose it is too.
+        alias: by output, the input whose buffer or list it is.
+        twins: by output, the output before it whose buffer or list it is.
         keeps: by output, what its list keeps: numbers of outputs as in `events`, and inputs whose buffers it keeps.
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.

@@ -137,11 +137,7 @@ class Dataflow:
     @cached_property
     def users(self) -> list[list[int]]:
         """Per node, the nodes that `deps` makes wait for it."""
-        users: list[list[int]] = [[] for _ in self.nodes]
-        for i, deps in enumerate(self.deps):
-            for d in deps:
-                users[d].append(i)
-        return users
+        return _users(self.deps)
 
     @cached_property
     def value_named(self) -> dict[str, int]:
@@ -442,10 +438,7 @@ class _Builder:
         """
         flow = self.flow
         flow.own_deps = list(flow.deps)
-        users: list[list[int]] = [[] for _ in flow.nodes]
-        for i, deps in enumerate(flow.deps):
-            for d in deps:
-                users[d].append(i)
+        users = _users(flow.deps)
         forward = True  # whether all edges lead to nodes with a higher index, as they do at first
         for i, updates in enumerate(flow.updates):
             extra = {r for u in updates for r in self.readers[u.old] if r != i}
@@ -457,6 +450,15 @@ class _Builder:
             flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
             for r in extra:
                 users[r].append(i)
+
+
+def _users(waits_for: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Per node, the nodes that wait for it."""
+    users: list[list[int]] = [[] for _ in waits_for]
+    for i, sources in enumerate(waits_for):
+        for source in sources:
+            users[source].append(i)
+    return users
 
 
 def _reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:

@@ -16,9 +16,6 @@ from tfswap.analysis import workspace
 from tfswap.analysis.workspace import Event, Facts
 from tfswap.ir.types import TensorType
 
-ALLOCATOR_GRANULE_BYTES = 256
-"""The BFC allocator rounds every request up to this."""
-
 
 class KernelMemory(NamedTuple):
     """One kernel's dealings with the allocator.
@@ -31,10 +28,8 @@ class KernelMemory(NamedTuple):
             else holds when the kernel runs, and asks for a new one (its "out" event) only if there is none.
             Candidates already have the output's dtype and number of elements.
         events: what the kernel asks for, in order: ("out", index) allocates an output, ("temp", bytes) a
-            temporary, ("free", k) releases the k-th temporary, ("hold", bytes) allocates what output 0 (a
-            tensor list) owns from then on. Temporaries left at the end are released when the kernel
-            returns, in reverse order. Outputs of zero bytes never reach the allocator.
-        workspace_bytes: temporaries alive at the worst moment, each rounded to the allocator's granule.
+            temporary, ("free", k) releases the k-th temporary. Temporaries left at the end are released when
+            the kernel returns, in reverse order. Outputs of zero bytes never reach the allocator.
         retains: inputs whose buffers live on after the step's own references end: a variable adopts them
             and drops the buffer that it had.
         updates: resource inputs whose variable is written in place; if a read of it is still held, or if
@@ -48,7 +43,6 @@ class KernelMemory(NamedTuple):
     alias: tuple[tuple[int, int], ...] = ()
     forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
     events: tuple[Event, ...] = ()
-    workspace_bytes: int = 0
     retains: tuple[int, ...] = ()
     updates: tuple[int, ...] = ()
     exact: bool = True
@@ -81,21 +75,6 @@ def candidates(facts: Facts, output: int, inputs: Sequence[int]) -> tuple[tuple[
     return ((output, fitting),) if fitting else ()
 
 
-def peak(events: Sequence[Event]) -> int:
-    """The most bytes of temporaries alive at once, rounded as the allocator rounds."""
-    sizes: list[int] = []
-    alive = peak = 0
-    for kind, value in events:
-        if kind == "temp":
-            rounded = -(-value // ALLOCATOR_GRANULE_BYTES) * ALLOCATOR_GRANULE_BYTES
-            sizes.append(rounded)
-            alive += rounded
-            peak = max(peak, alive)
-        elif kind == "free":
-            alive -= sizes[value]
-    return peak
-
-
 def with_events(
     events: Sequence[Event],
     *,
@@ -103,7 +82,7 @@ def with_events(
     forward: tuple[tuple[int, tuple[int, ...]], ...] = (),
     exact: bool = True,
 ) -> KernelMemory:
-    return KernelMemory(alias, forward, tuple(events), peak(events), (), (), exact)
+    return KernelMemory(alias, forward, tuple(events), exact=exact)
 
 
 def fresh(facts: Facts) -> KernelMemory:
@@ -221,7 +200,7 @@ def max_pool_grad(facts: Facts) -> KernelMemory:
     """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image."""
     events, exact = workspace.max_pool_grad(facts)
     memory = with_events(events, forward=candidates(facts, 0, (0,)), exact=exact)
-    return memory._replace(temp_forward=((0, (1,)),) if memory.workspace_bytes else ())
+    return memory._replace(temp_forward=((0, (1,)),) if events[0][0] == "temp" else ())
 
 
 def lstm_block_cell(facts: Facts) -> KernelMemory:

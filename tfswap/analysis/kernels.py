@@ -29,11 +29,11 @@ from typing import NamedTuple
 from tfswap.analysis import kernel_rules as rules
 from tfswap.analysis import workspace
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.kernel_rules import ALLOCATOR_GRANULE_BYTES, KernelMemory
+from tfswap.analysis.kernel_rules import KernelMemory
 from tfswap.analysis.workspace import Event
 from tfswap.ir.types import TensorType
 
-__all__ = ["ALLOCATOR_GRANULE_BYTES", "Event", "KernelMemory", "kernel_memory", "unmodelled"]
+__all__ = ["Event", "KernelMemory", "kernel_memory"]
 
 
 class _Entry(NamedTuple):
@@ -428,8 +428,3 @@ def kernel_memory(
             found = found._replace(exact=False)
         _cache[key] = found
     return found
-
-
-def unmodelled(op: str) -> bool:
-    """Whether nothing is known of the op's kernel, so that the default stands in for it."""
-    return op not in _RULES

@@ -6,6 +6,8 @@ has it), the values involved, and what to do next.
 
 from __future__ import annotations
 
+INSTALL_TENSORFLOW = 'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
+
 
 class TfswapError(Exception):
     """Base of every error that tfswap raises on purpose."""

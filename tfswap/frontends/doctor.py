@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
+from tfswap.frontends import machine
 from tfswap.frontends.rewriters import FLAGS, clusters_by_environment
 from tfswap.sizes import format_bytes
 
@@ -54,8 +55,6 @@ def _library(status: OpLibraryStatus) -> dict[str, Any]:
 def _devices(advice: list[str]) -> list[dict[str, Any]]:
     import tensorflow as tf
 
-    from tfswap.frontends import machine
-
     found = []
     for device in tf.config.list_logical_devices():
         name = device.name.rpartition("device:")[2]
@@ -78,8 +77,7 @@ def _advise(content: dict[str, Any]) -> None:
     if not content["op_library"]["built"] and not advice:
         advice.append('the ops are not built yet: it happens at first use, or now with python -c "import tfswap.ops"')
     kinds = {d["kind"] for d in content["devices"]}
-    capped = os.environ.get("TF_CPU_ALLOCATOR_USE_BFC") == "1"
-    if "GPU" not in kinds and not capped:
+    if "GPU" not in kinds and not machine.cpu_uses_bfc():
         advice.append(
             "TensorFlow sees no GPU, and the CPU's memory is not capped: to try limits on the CPU set "
             "TF_CPU_ALLOCATOR_USE_BFC=1 and TF_CPU_BFC_MEM_LIMIT_IN_MB=N before Python starts"

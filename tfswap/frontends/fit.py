@@ -18,7 +18,7 @@ from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import check
-from tfswap.frontends.function import OptimizedFunction, as_tf_function
+from tfswap.frontends.function import OptimizedFunction, undecorated
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.profile import restored
@@ -232,7 +232,7 @@ def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> int
     """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found."""
     import tensorflow as tf
 
-    traced = as_tf_function(step.traced if isinstance(step, OptimizedFunction) else step)
+    traced = undecorated(step)
     request = check(search.limit_bytes, search.optimizer(size).options.tactics, None, None, "optimize")
     device, _ = machine.current_device()
     for _ in range(CONFIRMATIONS):

@@ -448,6 +448,11 @@ def optimize(
     return decorate if function is None else decorate(function)
 
 
+def undecorated(function: Any) -> Any:
+    """As `as_tf_function`, also of a function that is optimized already: the one that it was made from."""
+    return as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
+
+
 def as_tf_function(target: Any) -> Any:
     """The `tf.function` to optimise. Raises TfswapError, saying what to give, for what is none and makes none."""
     tf = machine.require_tensorflow()

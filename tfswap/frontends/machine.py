@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.errors import TfswapError
+from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident
 
 
@@ -26,8 +26,7 @@ def require_tensorflow() -> Any:
         import tensorflow as tf
     except ImportError as error:
         raise TfswapError(
-            f"tfswap needs TensorFlow, which can't be imported ({error}). "
-            'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
+            f"tfswap needs TensorFlow, which can't be imported ({error}). {INSTALL_TENSORFLOW}"
         ) from error
     return tf
 
@@ -67,7 +66,7 @@ def memory_info(device: str) -> MemoryInfo | None:
     """The allocator's figures; None where it keeps none (a CPU without TF_CPU_ALLOCATOR_USE_BFC=1)."""
     import tensorflow as tf
 
-    if device.startswith("CPU") and not _cpu_uses_bfc():
+    if device.startswith("CPU") and not cpu_uses_bfc():
         return None  # what malloc hands out is counted from some moment on, and in part
     try:
         info: Any = tf.config.experimental.get_memory_info(device)
@@ -77,8 +76,8 @@ def memory_info(device: str) -> MemoryInfo | None:
 
 
 @functools.cache
-def _cpu_uses_bfc() -> bool:
-    """As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar), once."""
+def cpu_uses_bfc() -> bool:
+    """Whether the CPU has an arena. As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar), once."""
     return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").strip().lower() in ("1", "true")
 
 

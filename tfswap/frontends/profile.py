@@ -28,7 +28,7 @@ from tfswap.analysis.profile import Profile, Timed, types_of
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.function import OptimizedFunction, as_tf_function, stand_ins
+from tfswap.frontends.function import OptimizedFunction, stand_ins, undecorated
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer, Options
 from tfswap.planner.plan import Plan
 from tfswap.sizes import parse_limit
@@ -68,10 +68,8 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
     machine.require_tensorflow()
     from tfswap.importers.function import import_function
 
-    limit = None
-    if isinstance(function, OptimizedFunction):
-        limit, function = function.memory_limit, function.traced
-    traced = as_tf_function(function)
+    limit = function.memory_limit if isinstance(function, OptimizedFunction) else None
+    traced = undecorated(function)
     device, model = machine.current_device()
     concrete = traced.get_concrete_function(*args)
     graph = import_function(concrete, stand_ins(traced, concrete, args, {}))

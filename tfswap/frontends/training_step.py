@@ -13,7 +13,7 @@ from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.backward import require_backward
-from tfswap.frontends.function import OptimizedFunction, as_tf_function, stand_ins
+from tfswap.frontends.function import stand_ins, undecorated
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
 from tfswap.ir.graph import Graph
@@ -74,7 +74,7 @@ def find_step(
 def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
     import tensorflow as tf
 
-    traced = as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
+    traced = undecorated(function)
     concrete = traced.get_concrete_function(*args)
 
     def make(sizes: Sizes) -> Graph:

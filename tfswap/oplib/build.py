@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tfswap.errors import OpLibraryError
+from tfswap.errors import INSTALL_TENSORFLOW, OpLibraryError
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
 MANIFEST_NAME = "manifest.json"
@@ -141,8 +141,7 @@ def tensorflow_facts() -> TensorFlowFacts:
         import tensorflow as tf
     except ImportError as error:
         raise OpLibraryError(
-            f"tfswap's ops need TensorFlow, which can't be imported ({error}). "
-            'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
+            f"tfswap's ops need TensorFlow, which can't be imported ({error}). {INSTALL_TENSORFLOW}"
         ) from error
     return TensorFlowFacts(
         version=tf.version.VERSION,

@@ -1,4 +1,4 @@
-"""The swap ops as Python functions, for tests and for graphs written by hand.
+"""The swap ops as Python functions, for measuring copies (`tfswap.profile`) and for graphs written by hand.
 
 The rewriter does not call these: it writes the nodes themselves (tfswap.oplib.names).
 """

@@ -14,6 +14,7 @@ from tfswap.analysis.integers import Integers, Values
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.passes.bodies import apply_bodies
+from tfswap.planner.baseline import simulate_baseline
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.schedule import RUN, Step
 from tfswap.planner.simulate import simulate_memory
@@ -257,3 +258,30 @@ def test_one_side_can_decide(known):
     )
     found = Integers(graph, graph.topological()).follow({(graph["q"], 0): (known,)}).get((graph["y"], 0))
     assert found == (None if known else (0,))
+
+
+@pytest.mark.parametrize("reads", ("list", "element"))
+def test_a_list_of_constants_is_folded_with_what_it_keeps(reads):
+    text = """\
+%x = Placeholder() {dtype=float32} -> float32[1024]
+%ones = Const() -> float32[4, 1024]
+%shape = Const() -> int32[1] = (1024,)
+%list = TensorListFromTensor(%ones, %shape) -> variant[]
+"""
+    if reads == "list":
+        text += "%i = Placeholder() {dtype=int32} -> int32[]\n"
+    else:
+        text += "%i = Const() -> int32[] = (2,)\n"
+    text += """\
+%element = TensorListGetItem(%list, %i, %shape) -> float32[1024]
+%y = MatMul(%element, %x) -> float32[1024]
+"""
+    text += f"feeds %x{', %i' * (reads == 'list')}\nfetches %y\n"
+    flow = analyse_dataflow(parse_graph(text), CPU)
+    steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+    # The four rows lie in the arena for good; of a single one that is read only that one does.
+    there = {"list": 4, "element": 1}[reads] * 4 * KIB
+    small = 1024
+    assert there + 4 * KIB <= flow.persistent_bytes <= there + 4 * KIB + small
+    assert simulate_memory(flow, steps).peak_bytes == flow.persistent_bytes + 4 * KIB
+    assert simulate_baseline(flow, [1e-6] * len(flow.nodes), CPU) == flow.persistent_bytes + 4 * KIB

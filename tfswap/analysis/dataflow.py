@@ -379,6 +379,9 @@ class _Builder:
         for j, nbytes in enumerate(made.part_bytes):
             o = len(node.outputs) + j
             owner = next(k for k, (parts, _) in made.keeps.items() if o in parts)
+            if node in flow.constants:  # TensorFlow folds lists too, with all that they keep
+                number[o] = self._value(node.out(owner), nbytes, PERSISTENT)
+                continue
             number[o] = self._value(node.out(owner), nbytes, i)
             makes.append((o, number[o]))
         for o, (parts, sources) in made.keeps.items():
@@ -397,10 +400,14 @@ class _Builder:
         flow = self.flow
         kept = {t.node for node in flow.nodes if node not in flow.constants for t in node.inputs}
         kept.update(f.node for f in self.graph.fetches)
+        lists = [
+            node.out(o) for node in flow.constants & kept for o, k in enumerate(node.outputs) if k.dtype == "variant"
+        ]
+        in_lists = {v for made in lists for v in self._kept(made)}
         for node in flow.constants - kept:
             for o in range(len(node.outputs)):
-                v = flow.value_of[node, o]
-                flow.values[v] = flow.values[v]._replace(nbytes=0)
+                for v in {flow.value_of[node, o], *self._kept(node.out(o))} - in_lists:
+                    flow.values[v] = flow.values[v]._replace(nbytes=0)
 
     def _variable_version(self, resource: int, output: Output) -> int:
         """The value that a read of the variable behind `resource` sees now."""

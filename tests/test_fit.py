@@ -16,7 +16,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Machine, default_rates
 from tfswap.errors import TfswapError
 from tfswap.frontends import cli
-from tfswap.frontends.fit import PROBED_SHARE, PROBES, Search, axes_of
+from tfswap.frontends.fit import PROBED_SHARE, PROBES, Search, axes_of, max_batch
 from tfswap.frontends.pipeline import Options
 from tfswap.frontends.training_step import TrainingStep
 
@@ -116,6 +116,26 @@ def test_fit_on_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "those that are open are (0,)" in err.replace("\n", " ")
     for bad in ("--vary=x", "--memory_limit=60%", "--device=abacus"):
         assert run("fit", model, bad)[0] == 2
+
+
+def test_tensors_that_a_saved_step_captures_are_not_its_arguments(tmp_path: Path):
+    tf = pytest.importorskip("tensorflow")
+    module = tf.Module()
+    module.weight = tf.Variable(tf.ones([256, 256]))
+    scale = tf.range(256.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 256], name="x")])
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x * scale @ module.weight))
+        module.weight.assign_sub(tape.gradient(loss, module.weight))
+        return loss
+
+    module.train_step = step
+    tf.saved_model.save(module, str(tmp_path / "model"))
+    found = max_batch(tmp_path / "model", memory_limit="8MiB")
+    assert found.varied == (("x", (0,)),)
+    assert found.size > 1
 
 
 CONFIRMED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import json
 import logging
@@ -37,7 +38,11 @@ def of_a_python_function(net):
     return tfswap.optimize(net.step, memory_limit=LIMIT)
 
 
-@pytest.mark.parametrize("form", [decorated, called, of_a_python_function])
+def of_a_partial(net):
+    return tfswap.optimize(functools.partial(Net.step, net), memory_limit=LIMIT)
+
+
+@pytest.mark.parametrize("form", [decorated, called, of_a_python_function, of_a_partial])
 def test_each_form_swaps_and_changes_no_bit(form):
     import tfswap.ops
 

@@ -209,6 +209,14 @@ def damage_the_data(model: Path) -> None:
         file.write(b"four")
 
 
+def lose_an_asset(model: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    proto = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    proto.meta_graphs[0].asset_file_def.add(filename="words.txt")
+    (model / "saved_model.pb").write_bytes(proto.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
@@ -226,6 +234,7 @@ def damage_the_data(model: Path) -> None:
         (take_away_the_data, "variables .* are missing or damaged"),
         (cut_the_data, "variables .* are missing or damaged"),
         (damage_the_data, "variables .* are missing or damaged.*[Cc]hecksum"),
+        (lose_an_asset, "the asset 'words.txt', which is missing"),
     ],
 )
 def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, break_it: Any, says: str) -> None:

@@ -73,7 +73,8 @@ class OptimizedFunction:
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self.batches_beside = 0
-        functools.update_wrapper(self, getattr(function, "python_function", function), updated=())
+        functools.update_wrapper(self, function.python_function, updated=())
+        self.__name__ = name_of(function)
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] object's is writable
@@ -451,6 +452,12 @@ def optimize(
 def undecorated(function: Any) -> Any:
     """As `as_tf_function`, also of a function that is optimized already: the one that it was made from."""
     return as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
+
+
+def name_of(function: Any) -> str:
+    """What messages call a `tf.function`: as its Python function, of which some (`functools.partial`) have no name."""
+    python_function = function.python_function
+    return getattr(python_function, "__name__", type(python_function).__name__)
 
 
 def as_tf_function(target: Any) -> Any:

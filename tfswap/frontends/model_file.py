@@ -185,6 +185,18 @@ class ModelFile:
                 "whole of its variables folder; copy that again, or save the model anew."
             ) from error
 
+    def check_assets(self) -> None:
+        """Raises InvalidModel where a file that the model names is not there: a copy would not load either."""
+        import tensorflow as tf
+
+        assets = self.path / tf.saved_model.ASSETS_DIRECTORY
+        missing = [a.filename for a in self.meta_graph.asset_file_def if not (assets / a.filename).is_file()]
+        if missing:
+            raise InvalidModel(
+                f"the SavedModel at {str(self.path)!r} names the asset {missing[0]!r}, which is missing: it takes the "
+                "whole of its assets folder; copy that again, or save the model anew."
+            )
+
     def replace_function(self, fdef: Any) -> None:
         """Put `fdef` in the place of the library's function of that name, or add it."""
         name = fdef.signature.name

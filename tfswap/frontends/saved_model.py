@@ -207,6 +207,7 @@ def _optimize_file(
 ) -> OfflineReport:
     file = ModelFile.load(model)
     file.check_variables()
+    file.check_assets()
     with new_folder(file.path, output_dir) as folder:
         planned = _plan_file(file, function, request, sizes)
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}

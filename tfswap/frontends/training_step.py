@@ -13,7 +13,7 @@ from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.backward import require_backward
-from tfswap.frontends.function import stand_ins, undecorated
+from tfswap.frontends.function import name_of, stand_ins, undecorated
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
 from tfswap.ir.graph import Graph
@@ -85,7 +85,7 @@ def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
             made = traced.get_concrete_function(*specs) if sizes else concrete
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
             raise UnsupportedGraph(
-                f"{traced.__name__} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
+                f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
                 "Where it takes only multiples of some number, say so with multiple_of=."
             ) from error
         return import_function(made, stand_ins(traced, made, specs, {}))
@@ -95,7 +95,7 @@ def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
     shapes = {name: tuple(found[0].shape) for name, found in tensors.items() if found}
     free = {name: range(min(len(t.shape) for t in tensors[name])) for name in shapes}
     variables = [(v.dtype.name, tuple(v.shape.as_list())) for v in concrete.variables]
-    return TrainingStep(traced.__name__, shapes, free, variables, make)
+    return TrainingStep(name_of(traced), shapes, free, variables, make)
 
 
 def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: bool = True) -> tuple[Any, ...]:
@@ -144,7 +144,8 @@ def _saved_step(
     if not found:
         raise refused[0]
     _, trace, graph = max(found, key=lambda f: f[0])  # of several, the one that takes most
-    given = {n.name: n.outputs[0].shape for n in graph.feeds if n.outputs[0].dtype != "resource"}
+    own = list(trace.user_names)[: len(trace.user_names) - trace.captures]
+    given = {n.name: n.outputs[0].shape for n in graph.feeds if n.name in own and n.outputs[0].dtype != "resource"}
     users = {name: next(iter(trace.user_names.get(name, ())), name) for name in given}
     shapes = {users[name]: shape for name, shape in given.items()}
     free = {users[name]: open_axes(file, trace, name, shape) for name, shape in given.items()}

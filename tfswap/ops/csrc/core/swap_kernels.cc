@@ -59,13 +59,21 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeAndType;
 using tensorflow::shape_inference::ShapeHandle;
 
+// `where` says which node it is; TensorFlow itself adds that to what a shape function says.
+absl::Status CheckType(DataType type, const std::string& where) {
+  if (tensorflow::DataTypeCanUseMemcpy(type)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tfswap can't swap tensors of type ", tensorflow::DataTypeString(type), where,
+      ": only types whose elements are plain bytes of a fixed size can be copied to the host."));
+}
+
+absl::Status CheckType(const OpKernelConstruction* ctx, DataType type) {
+  return CheckType(type, absl::StrCat(" (node '", ctx->def().name(), "')"));
+}
+
 absl::Status CheckType(InferenceContext* c, DataType* type) {
   TF_RETURN_IF_ERROR(c->GetAttr("T", type));
-  if (tensorflow::DataTypeCanUseMemcpy(*type)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tfswap can't swap tensors of type ", tensorflow::DataTypeString(*type),
-      ": only types whose elements are plain bytes of a fixed size can be copied to "
-      "the host"));
+  return CheckType(*type, "");
 }
 
 absl::Status SwapOutShape(InferenceContext* c) {
@@ -214,14 +222,6 @@ struct Ticket : ProcessLocal {
   std::string TypeName() const { return "tfswap::Ticket"; }
 };
 
-absl::Status CheckType(DataType type, const std::string& node) {
-  if (tensorflow::DataTypeCanUseMemcpy(type)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("tfswap can't swap tensors of type ", tensorflow::DataTypeString(type),
-                   " (node '", node, "'): only types whose elements are plain bytes of a "
-                   "fixed size can be copied to the host."));
-}
-
 // One async kernel's wait for a copy: ends when the copy ends or the step is
 // cancelled, whichever comes first. `finish` runs only in the first case and holds
 // what the kernel still needs; it is destroyed before the step goes on.
@@ -313,7 +313,7 @@ template <typename CopierFactory>
 class SwapOutOp : public OpKernel {
  public:
   explicit SwapOutOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, CheckType(ctx->input_type(0), name()));
+    OP_REQUIRES_OK(ctx, CheckType(ctx, ctx->input_type(0)));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("step_bytes", &step_bytes_));
     if (step_bytes_ <= 0) return;
     int64_t limit;
@@ -387,7 +387,7 @@ template <typename CopierFactory>
 class SwapInOp : public OpKernel {
  public:
   explicit SwapInOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, CheckType(ctx->output_type(0), name()));
+    OP_REQUIRES_OK(ctx, CheckType(ctx, ctx->output_type(0)));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -451,7 +451,7 @@ class SwapInOp : public OpKernel {
 class AwaitOp : public AsyncOpKernel {
  public:
   explicit AwaitOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, CheckType(ctx->input_type(0), name()));
+    OP_REQUIRES_OK(ctx, CheckType(ctx, ctx->input_type(0)));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {

@@ -372,13 +372,11 @@ class Machine:
         elif choice is not None:
             branch = bodies[0 if choice[0] else 1]
         else:
-            branch = self._worst(node, bodies, arguments, given)
+            branch = self._worst(bodies, arguments, given)
             self.exact = False
         return self._run(branch, arguments, given, consume=False)
 
-    def _worst(
-        self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
-    ) -> Graph:
+    def _worst(self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]) -> Graph:
         """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
         found: list[tuple[int, int, Graph]] = []
         for body in bodies:

@@ -338,7 +338,7 @@ class _Builder:
             flow.temp_forwards[i] = {
                 k: tuple(inputs[c] for c in candidates if inputs[c] >= 0) for k, candidates in memory.temp_forward
             }
-        flow.updates.append(self._updates(memory, inputs, i, node))
+        flow.updates.append(self._updates(memory, inputs, node))
 
     def _record(self, node: Node) -> Record | None:
         """What a loop, a conditional or an op of lists does; None for other nodes. Notes what is known of integers."""
@@ -416,7 +416,7 @@ class _Builder:
             self.readers[self.version[resource]] = []
         return self.version[resource]
 
-    def _updates(self, memory: kernels.KernelMemory, inputs: list[int], i: int, node: Node) -> tuple[Update, ...]:
+    def _updates(self, memory: kernels.KernelMemory, inputs: list[int], node: Node) -> tuple[Update, ...]:
         writes: list[tuple[int, int | None]] = [(inputs[r], None) for r in memory.updates]
         if memory.retains:
             writes.append((inputs[0], inputs[memory.retains[0]]))

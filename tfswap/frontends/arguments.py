@@ -119,6 +119,12 @@ def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
+def whole(what: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no int, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TfswapError(f"{what} is {value!r}: give an int of {least} or more")
+
+
 def one_of(what: str, value: Any, allowed: Iterable[str]) -> None:
     if not isinstance(value, str) or value not in allowed:
         raise TfswapError(f"{what} is {value!r}; it can be {' or '.join(map(repr, allowed))}")

@@ -17,7 +17,7 @@ from tfswap.analysis.devices import Machine
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.arguments import check
+from tfswap.frontends.arguments import check, whole
 from tfswap.frontends.function import OptimizedFunction, undecorated
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
@@ -75,8 +75,7 @@ def max_batch(
         TfswapError: an argument is malformed, or there is no limit.
         UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not take a size that is tried.
     """
-    if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
-        raise TfswapError(f"multiple_of is {multiple_of!r}: give a positive int")
+    whole("multiple_of", multiple_of)
     on, options, costs = target(device, profile, tactics, host_memory_limit)
     limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
     if limit_bytes is None:

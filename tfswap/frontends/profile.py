@@ -27,7 +27,7 @@ from tfswap.analysis.devices import THIS, Machine, default_rates
 from tfswap.analysis.profile import Profile, Timed, types_of
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.arguments import Request
+from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.function import OptimizedFunction, stand_ins, undecorated
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer, Options
 from tfswap.planner.plan import Plan
@@ -63,8 +63,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
         TfswapError: `steps` is not positive, or TensorFlow's profiler is in use.
         UnsupportedGraph, InfeasibleMemoryLimit: as `optimize`.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise TfswapError(f"steps is {steps!r}: give a positive int")
+    whole("steps", steps)
     machine.require_tensorflow()
     from tfswap.importers.function import import_function
 

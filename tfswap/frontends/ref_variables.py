@@ -46,7 +46,7 @@ def order_writes(graph: Graph) -> int:
             users.setdefault(source, []).append(node)
     added = 0
     for variable in reference_variables(graph):
-        readers, writers = _uses(graph, variable, users)
+        readers, writers = _uses(variable, users)
         for writer in writers:
             after = _descendants(writer, users)
             for reader in readers:
@@ -56,7 +56,7 @@ def order_writes(graph: Graph) -> int:
     return added
 
 
-def _uses(graph: Graph, variable: Node, users: dict[Node, list[Node]]) -> tuple[list[Node], list[Node]]:
+def _uses(variable: Node, users: dict[Node, list[Node]]) -> tuple[list[Node], list[Node]]:
     """The nodes that read the variable, at once or through views and what writes hand on, and those that write."""
     readers, writers = [], []
     pending, seen = [variable], {variable}

@@ -12,7 +12,7 @@ from tfswap.analysis.devices import THIS, Machine, described
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.arguments import as_profile, check
+from tfswap.frontends.arguments import as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.training_step import find_step
@@ -54,8 +54,7 @@ def simulate(
         TfswapError: an argument is malformed.
         UnsupportedGraph, InvalidModel: as `optimize` and `optimize_graph`.
     """
-    if isinstance(limits, bool) or not isinstance(limits, int) or limits < 2:
-        raise TfswapError(f"limits is {limits!r}: give how many limits to try, 2 or more")
+    whole("limits", limits, least=2)
     on, options, costs = target(device, profile, tactics, host_memory_limit)
     found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes)
     optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)

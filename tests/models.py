@@ -1,4 +1,4 @@
-"""Keras models, small, with their training steps: what test_models.py runs in processes of their own.
+"""Models, small, with their training steps: what test_models.py runs in processes of their own.
 
     python models.py MODEL unoptimised    # Grappler off: the reference for the bits
     python models.py MODEL default        # TensorFlow as it is: the reference for the unoptimised peak
@@ -79,7 +79,41 @@ def transformer() -> Made:
     return model, _trained(model, loss_of, tf.keras.optimizers.Adam(1e-3)), [tokens, tokens]
 
 
-MODELS: dict[str, Callable[[], Made]] = {"vgg": vgg, "mobilenet": mobilenet, "transformer": transformer}
+class _Messages(tf.Module):
+    """A graph network, whose layers all average over the same edges."""
+
+    def __init__(self, layers: int = 5, width: int = 64, nodes: int = 4096):
+        super().__init__()
+        self.nodes = nodes
+        self.weights = [
+            tf.Variable(tf.random.stateless_normal([width, width], seed=(i, 1)) * 0.1) for i in range(layers)
+        ]
+
+    def step(self, x: Any, source: Any, target: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in self.weights:
+                messages = tf.gather(h @ weight, source)
+                h += tf.nn.elu(tf.math.unsorted_segment_mean(messages, target, self.nodes))
+            loss = tf.reduce_mean(h * h)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(1e-2 * gradient)
+        return loss
+
+
+def messages() -> Made:
+    model = _Messages()
+    x = tf.random.stateless_normal([model.nodes, 64], seed=(1, 2))
+    edges = [tf.random.stateless_uniform([20000], seed=(1, i), maxval=model.nodes, dtype=tf.int32) for i in (3, 4)]
+    return model, model.step, [x, *edges]
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "vgg": vgg,
+    "mobilenet": mobilenet,
+    "transformer": transformer,
+    "messages": messages,
+}
 
 
 def settle() -> None:

@@ -19,6 +19,7 @@ from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
+from tfswap.passes.share import apply_share
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import VerificationError, verify
@@ -97,6 +98,16 @@ def test_split_views():
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert apply_split_views(golden.graph) == 0
+
+
+def test_share():
+    golden = Golden("share")
+    before = len(golden.graph)
+    assert apply_share(golden.graph) == 3
+    golden.graph.prune()
+    assert len(golden.graph) == before - 3
+    golden.check()
+    assert apply_share(golden.graph) == 0
 
 
 @pytest.mark.parametrize(

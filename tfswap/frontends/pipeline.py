@@ -22,6 +22,7 @@ from tfswap.ir.ops import has_small_extras, sized_by_value
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
+from tfswap.passes.share import apply_share
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
@@ -251,9 +252,10 @@ class Optimizer:
         )
 
     def _baseline(self, resident: Resident) -> tuple[int, float]:
-        """Peak and seconds of the step as it runs without tfswap: variables adopt buffers, Grappler splits views."""
+        """Peak and seconds of the step as it runs without tfswap: variables adopt buffers, Grappler has its part."""
         graph = self.graph.copy()
         apply_split_views(graph)
+        apply_share(graph)
         graph.prune()
         flow, costs = analyse_dataflow(graph, self.device), self.costs
         live = graph.live_nodes()

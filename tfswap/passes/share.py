@@ -1,0 +1,38 @@
+"""What is computed twice is computed once: the part of Grappler that changes most about what a step holds.
+
+Gradients ask anew for what the forward pass has, or each other: masks, one-hot rows, zeros of a shape, sums of a batch.
+TensorFlow runs such nodes once (tensorflow/core/grappler/optimizers/common_subgraph_elimination.cc) in a step that
+tfswap leaves alone, so that the prediction of its peak has to. Values are not touched. Nodes that wait for others by
+control inputs are shared where they wait for the same.
+
+Not handled: inputs of commutative ops in another order.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import is_pure
+
+
+def apply_share(graph: Graph) -> int:
+    """Point the readers of repeated pure nodes at the first of them, in place; returns how many nodes were repeats."""
+    first: dict[object, Node] = {}
+    instead: dict[Node, Node] = {}
+    for node in graph.topological():
+        if instead:
+            node.inputs = tuple([Output(instead.get(source, source), index) for source, index in node.inputs])
+            if node.controls:
+                node.controls = tuple(dict.fromkeys([instead.get(c, c) for c in node.controls]))
+        if is_pure(node.op) and node not in graph.bodies:
+            attrs = tuple(sorted([(k, v) for k, v in node.attrs.items() if not k.startswith("_")], key=_name))
+            key = node.op, node.device, node.inputs, frozenset(node.controls), attrs, node.outputs
+            kept = first.setdefault(key, node)
+            if kept is not node:
+                instead[node] = kept
+    graph.fetches = [Output(instead.get(source, source), index) for source, index in graph.fetches]
+    graph.targets = list(dict.fromkeys([instead.get(node, node) for node in graph.targets]))
+    return len(instead)
+
+
+def _name(item: tuple[str, object]) -> str:
+    return item[0]

@@ -79,6 +79,17 @@ def transformer() -> Made:
     return model, _trained(model, loss_of, tf.keras.optimizers.Adam(1e-3)), [tokens, tokens]
 
 
+def swish() -> Made:
+    layers = tf.keras.layers
+    stack: list[Any] = [layers.Input((64, 64, 3))]
+    for width in (16, 32, 64):
+        stack += [layers.Conv2D(width, 3, padding="same", use_bias=False), layers.BatchNormalization()]
+        stack += [layers.Activation("swish"), layers.MaxPooling2D()]
+    model = tf.keras.Sequential([*stack, layers.GlobalAveragePooling2D(), layers.Dense(10)])
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model, _trained(model, loss_of, tf.keras.optimizers.SGD(1e-2, momentum=0.9)), _images(32, 64)
+
+
 class _Messages(tf.Module):
     """A graph network, whose layers all average over the same edges."""
 
@@ -96,7 +107,8 @@ class _Messages(tf.Module):
                 messages = tf.gather(h @ weight, source)
                 h += tf.nn.elu(tf.math.unsorted_segment_mean(messages, target, self.nodes))
             loss = tf.reduce_mean(h * h)
-        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+        gradients: Any = tape.gradient(loss, self.weights)
+        for weight, gradient in zip(self.weights, gradients, strict=True):
             weight.assign_sub(1e-2 * gradient)
         return loss
 
@@ -113,6 +125,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "mobilenet": mobilenet,
     "transformer": transformer,
     "messages": messages,
+    "swish": swish,
 }
 
 

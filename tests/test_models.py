@@ -19,6 +19,7 @@ MODELS = ("vgg", "mobilenet", "transformer")
 PREDICTED = (
     *MODELS,
     "messages",  # gradients ask for the same masks and zeros anew, layer by layer
+    "swish",  # multiplies by one, forward and backward
 )
 LIMITS = ("80%", "floor")
 

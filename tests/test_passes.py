@@ -17,6 +17,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
+from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -98,6 +99,14 @@ def test_split_views():
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert apply_split_views(golden.graph) == 0
+
+
+def test_neutral():
+    golden = Golden("neutral")
+    numbers = {"one": 1.0, "ones": 1.0, "late": 1.0, "zero": 0.0}
+    assert apply_neutral(golden.graph, lambda node: numbers.get(node.name)) == 3
+    golden.check()
+    assert apply_neutral(golden.graph, lambda node: numbers.get(node.name)) == 0
 
 
 def test_share():

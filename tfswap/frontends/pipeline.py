@@ -17,9 +17,11 @@ from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
+from tfswap.importers.graph_def import repeated_number
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import has_small_extras, sized_by_value
 from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -255,6 +257,7 @@ class Optimizer:
         """Peak and seconds of the step as it runs without tfswap: variables adopt buffers, Grappler has its part."""
         graph = self.graph.copy()
         apply_split_views(graph)
+        apply_neutral(graph, repeated_number)
         apply_share(graph)
         graph.prune()
         flow, costs = analyse_dataflow(graph, self.device), self.costs

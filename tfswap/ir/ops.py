@@ -693,6 +693,23 @@ _STATEFUL_FORMS = {
     "StatelessWhile": "While",
 }
 
+
+class Neutral(NamedTuple):
+    """What leaves an operation of two tensors without effect: the one that has it gives the other back."""
+
+    number: float
+    positions: tuple[int, ...]
+
+
+_NEUTRAL: dict[str, Neutral] = {
+    "Add": Neutral(0.0, (0, 1)),
+    "AddV2": Neutral(0.0, (0, 1)),
+    "Div": Neutral(1.0, (1,)),
+    "Mul": Neutral(1.0, (0, 1)),
+    "RealDiv": Neutral(1.0, (1,)),
+    "Sub": Neutral(0.0, (1,)),
+}
+
 _NONE = Trait(0)
 
 
@@ -806,6 +823,11 @@ def calls_functions(op: str) -> bool:
 def control_flow(op: str) -> ControlFlow | None:
     """What the op runs, if it is a functional loop or conditional."""
     return _CONTROL_FLOW.get(op)
+
+
+def neutral(op: str) -> Neutral | None:
+    """The neutral element of an operation of two tensors, and which of its inputs may be that; None if it has none."""
+    return _NEUTRAL.get(op)
 
 
 def stateful_form(op: str) -> str:

@@ -17,7 +17,8 @@ Which thread is first is a race, and the real peak varies from run to run; and t
 decides most races, is true to a factor only. So a few runs are replayed, each with other kernel times, and the
 median of their peaks is what is predicted.
 
-Not handled: what Grappler does to the graph besides what is done to it before (passes/split_views.py, passes/share.py).
+Not handled: what Grappler does to the graph besides what is done to it before (passes/neutral.py, share.py,
+split_views.py).
 """
 
 from __future__ import annotations

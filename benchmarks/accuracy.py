@@ -103,6 +103,52 @@ def _transformer(layers: int = 4, width: int = 192, heads: int = 4, length: int 
     return _trained(model, loss_fn, keras.optimizers.Adam(1e-4)), (tokens, tokens)
 
 
+def _gpt(layers: int = 4, width: int = 192, heads: int = 4, length: int = 128, batch: int = 16) -> Made:
+    """A decoder in plain TensorFlow, with one matrix for the words that it reads and those that it predicts."""
+    import keras
+    import tensorflow as tf
+
+    words, weights = 1000, []
+
+    def weight(*shape: int) -> Any:
+        weights.append(tf.Variable(tf.random.stateless_normal(shape, seed=(len(weights), 3)) * 0.02))
+        return weights[-1]
+
+    embedding, positions = weight(words, width), weight(length, width)
+    shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
+    blocks = [[weight(*shape) for shape in shapes] for _ in range(layers)]
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer.build(weights)
+
+    def normalized(h: Any) -> Any:
+        mean, variance = tf.nn.moments(h, [-1], keepdims=True)
+        return (h - mean) * tf.math.rsqrt(variance + 1e-5)
+
+    def attended(h: Any, inward: Any, outward: Any) -> Any:
+        parts = tf.split(tf.tensordot(h, inward, 1), 3, -1)
+        split = [tf.transpose(tf.reshape(p, [batch, length, heads, -1]), [0, 2, 1, 3]) for p in parts]
+        past = tf.linalg.band_part(tf.ones([length, length]), -1, 0)
+        scores = tf.matmul(split[0], split[1], transpose_b=True) * (width // heads) ** -0.5
+        read = tf.nn.softmax(scores * past - 1e9 * (1 - past)) @ split[2]
+        return tf.tensordot(tf.reshape(tf.transpose(read, [0, 2, 1, 3]), [batch, length, width]), outward, 1)
+
+    def step(tokens: Any, following: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.gather(embedding, tokens) + positions
+            for inward, outward, up, down in blocks:
+                h += attended(normalized(h), inward, outward)
+                h += tf.tensordot(tf.nn.gelu(tf.tensordot(normalized(h), up, 1)), down, 1)
+            logits = tf.matmul(tf.reshape(normalized(h), [-1, width]), embedding, transpose_b=True)
+            labels = tf.reshape(following, [-1])
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradients: Any = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    tokens = tf.zeros([batch, length], tf.int32)
+    return step, (tokens, tokens)
+
+
 def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Made:
     import keras
     import tensorflow as tf
@@ -136,7 +182,9 @@ MODELS: dict[str, Callable[[], Made]] = {
     "vgg": _images("VGG16", 16, 64, 0.0),
     "resnet": _images("ResNet50", 16, 64, 0.9),
     "mobilenet": _images("MobileNetV2", 16, 96, 0.9),
+    "efficientnet": _images("EfficientNetB0", 16, 64, 0.9),
     "transformer": _transformer,
+    "gpt": _gpt,
     "unet": _unet,
 }
 

@@ -102,6 +102,7 @@ class Dataflow:
         bounded: those of them whose temporaries are what is not exact: at run time they may take none.
         place: index of each node by name.
         constants: nodes that are tensors of the graph itself, or of its bodies.
+        holders: nodes whose kernels hold memory from when they are made on.
         kept: values that tensor lists keep, by (node, output index) of the list.
         runs: by node that is a loop or a conditional, how often it runs each body, those of its bodies' own included.
         inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
@@ -123,6 +124,7 @@ class Dataflow:
     bounded: list[int] = field(default_factory=list[int])
     place: dict[str, int] = field(default_factory=dict[str, int])
     constants: set[Node] = field(default_factory=set[Node])
+    holders: set[Node] = field(default_factory=set[Node])
     own_deps: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     kept: dict[tuple[Node, int], tuple[int, ...]] = field(default_factory=dict[tuple[Node, int], tuple[int, ...]])
     runs: dict[int, dict[Graph, float]] = field(default_factory=dict[int, dict[Graph, float]])
@@ -276,7 +278,8 @@ class _Builder:
         inputs = [flow.value_of.get(t, -1) for t in node.inputs]
         if reads_variable(node.op) and not memory.events and inputs and inputs[0] in self.copied_on_read:
             memory = memory._replace(alias=(), events=(("out", 0),))
-        free = node in self.feeds or not (memory.events or memory.updates or memory.retains or record_ is not None)
+        works = memory.events or memory.updates or memory.retains or memory.held_bytes or record_ is not None
+        free = node in self.feeds or not works
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
         folded = self._is_folded(node)
@@ -301,6 +304,9 @@ class _Builder:
                 if kind.dtype != "resource" and node.inputs[aliases[o]].type.dtype == "resource":
                     viewed = self._variable_version(viewed, node.out(o))
                 flow.value_of[node, o] = viewed
+            elif memory.held_bytes:
+                flow.value_of[node, o] = self._value(node.out(o), memory.held_bytes, PERSISTENT)
+                flow.holders.add(node)
             elif folded or (free and not node.inputs):  # a constant, an argument, or a variable's handle
                 flow.value_of[node, o] = self._value(node.out(o), kind.nbytes or 0, PERSISTENT)
                 if node not in self.feeds:

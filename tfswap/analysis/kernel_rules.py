@@ -38,6 +38,7 @@ class KernelMemory(NamedTuple):
         exact: False where the above is an upper bound.
         temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
             buffer of a dying input, if there is one, and its "temp" event then asks for nothing.
+        held_bytes: what the kernel holds from when it is made; its output lies there, and asks for nothing.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -47,6 +48,7 @@ class KernelMemory(NamedTuple):
     updates: tuple[int, ...] = ()
     exact: bool = True
     temp_forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    held_bytes: int = 0
 
 
 Rule = Callable[[Facts], KernelMemory]
@@ -174,6 +176,14 @@ def update(*resources: int) -> Rule:
         return KernelMemory(updates=resources)
 
     return rule
+
+
+def hand_over(facts: Facts) -> KernelMemory:
+    """Slots that the kernel has for its results, each a chunk of its own."""
+    slots, nbytes = facts.attrs.get("slots"), facts.outputs[0].nbytes
+    if not isinstance(slots, int) or nbytes is None:
+        return fresh(facts)
+    return KernelMemory(held_bytes=slots * -(-nbytes // ALLOCATOR_GRANULE_BYTES) * ALLOCATOR_GRANULE_BYTES)
 
 
 def pack(facts: Facts) -> KernelMemory:

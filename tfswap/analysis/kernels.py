@@ -246,6 +246,7 @@ _RULES: dict[str, _Entry] = {
     "SparseSoftmaxCrossEntropyWithLogits": _Entry(rules.cross_entropy),
     # Variables (resource_variable_ops.cc, training_ops.cc). Reads share the variable's buffer.
     "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/core/arena_ops.cc
+    "Tfswap>HandOver": _Entry(rules.hand_over, attrs=("slots",)),  # the same
     "AssignVariableOp": _Entry(rules.assign),
     "ReadVariableOp": _VIEW,
     "_ReadVariablesOp": _Entry(rules.alias_each),

@@ -120,7 +120,7 @@ def optimize_graph_def(
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
     options = dataclasses.replace(request.options, keep=request.options.keep | writers)
     request = dataclasses.replace(request, options=options)
-    planned = plan_offline(", ".join(fetches), graph, request, variables=step.variables())
+    planned = plan_offline(", ".join(fetches), graph, request, variables=step.variables(), keeps_results=False)
     result = type(graph_def)()
     if request.changes_nothing or planned.plan.changes_nothing:
         result.CopyFrom(graph_def)

@@ -65,11 +65,13 @@ def plan_offline(
     request: Request,
     *,
     variables: Iterable[tuple[str, Shape]] = (),
+    keeps_results: bool = True,
 ) -> Planned:
     """Plan and rewrite one step.
 
     Args:
         variables: element type and shape of all that the model holds on the device, used by the step or not.
+        keeps_results: as of Optimizer.
 
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
@@ -77,7 +79,7 @@ def plan_offline(
     require_backward(step, graph)
     refuse_rewriters()
     device, model = machine.current_device()
-    optimizer = offline_optimizer(graph, model, request.options, variables)
+    optimizer = offline_optimizer(graph, model, request.options, variables, keeps_results=keeps_results)
     plan = request.choose(optimizer, device)
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
@@ -99,12 +101,15 @@ def offline_optimizer(
     options: Options,
     variables: Iterable[tuple[str, Shape]] = (),
     costs: Costs | None = None,
+    *,
+    keeps_results: bool = True,
 ) -> Optimizer:
     """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(dtype, shape) for dtype, shape in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
-    made = Optimizer(graph, model, options, resident=Resident(sum(sizes)), costs=costs)
+    resident = Resident(sum(sizes))
+    made = Optimizer(graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results)
     largest = max((t.nbytes or 0 for t in held), default=0)
     margin = min(largest, int(made.baseline_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = margin

@@ -21,6 +21,7 @@ from tfswap.importers.graph_def import repeated_number
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import has_small_extras, sized_by_value
 from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
@@ -86,6 +87,7 @@ class Optimizer:
         extra_margin_bytes: kept free besides, since a run has shown the need.
         locate: from a node's name to the user's own line that made it, where that is known.
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
+        keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
     """
 
     @without_collector
@@ -99,6 +101,7 @@ class Optimizer:
         extra_margin_bytes: int = 0,
         locate: Callable[[str], str | None] = lambda _: None,
         costs: Costs | None = None,
+        keeps_results: bool = False,
     ):
         self.options = options or Options()
         self.graph = graph
@@ -110,6 +113,8 @@ class Optimizer:
         settled = graph.copy()
         apply_settle(settled)
         apply_split_views(settled)
+        if keeps_results:
+            apply_hand_over(settled)
         settled.prune()
         chains = apply_bodies(settled, device)
         self.variants = Variants(settled, chains, self._facts, lambda made: find_encodings(made, device))

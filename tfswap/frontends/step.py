@@ -240,7 +240,14 @@ class Step:
             assert self._optimizer is not None
             self._optimizer.suppose(resident)
             return self._optimizer, resident
-        made = Optimizer(graph, model, self._request.options, resident=resident, locate=source_lines(self._concrete))
+        made = Optimizer(
+            graph,
+            model,
+            self._request.options,
+            resident=resident,
+            locate=source_lines(self._concrete),
+            keeps_results=True,
+        )
         self._optimizer = made
         self._count_limit(resident)
         return made, resident

@@ -130,6 +130,7 @@ _TRAITS: dict[str, Trait] = {
     "_DeviceArg": _FEED,  # the same, in device memory
     "_Retval": _FETCH,  # a result of an instantiated function
     "_DeviceRetval": _FETCH,  # the same, in device memory
+    "Tfswap>HandOver": _PURE | Trait.INLINE | Trait.NOT_FOLDED,  # a copy for the caller to keep
     # Variables.
     "VarHandleOp": _HANDLE,  # makes a handle; the variable outlives the step
     "VarIsInitializedOp": _READS,  # of the variable's state

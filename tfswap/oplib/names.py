@@ -120,6 +120,10 @@ FROM_ENCODED: Final = frozenset(
 # (resource, value: T) -> (); attr T. AssignVariableOp that keeps the variable's buffer.
 ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 
+# (result: T) -> (output: T); attrs T, elements and slots (ints). Copies a result to where its caller may keep it: the
+# kernel has room for so many results of so many elements.
+HAND_OVER: Final = "Tfswap>HandOver"
+
 # () -> (); attr gate: int. Fails until that gate is open; every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 

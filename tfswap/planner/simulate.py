@@ -148,7 +148,9 @@ class Replay:
         self.changed = False
         for v in flow.persistent:
             value = flow.values[v]
-            there = resident.chunks and (resident.instantiated or value.tensor.node not in flow.constants)
+            node = value.tensor.node
+            made = node in flow.constants or node in flow.holders  # with the step
+            there = resident.chunks and (resident.instantiated or not made)
             self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
         arena.allocate(resident.total_bytes - arena.in_use_bytes)
 

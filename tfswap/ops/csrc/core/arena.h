@@ -14,6 +14,10 @@ inline tensorflow::BFCAllocator* FindArena(tensorflow::OpKernelContext* ctx) {
       ctx->get_allocator(tensorflow::AllocatorAttributes()));
 }
 
+// Where callers hold so many results of steps that there is no room for the next ones, more is taken from the
+// arenas; and given back when they hold few. To be called between steps only, whose plans are for a known arena.
+void MakeRoomForResults();
+
 }  // namespace tfswap
 
 #endif  // TFSWAP_OPS_CSRC_CORE_ARENA_H_

@@ -8,9 +8,14 @@
 //                  each time.
 //   OwnBuffer      a variable that shares its buffer (with a cached zero, say) gets one of
 //                  its own, so that AssignInPlace finds it so
+//   HandOver       moves a small result out of the way of the next step, whose caller may
+//                  hold it for as long as he likes
 
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -71,6 +76,24 @@ Assigns to a variable as AssignVariableOp does, copying into the buffer that it 
 
 Where that can't be done (another shape, not initialized, or a read of the variable is
 still alive) the variable adopts the value's buffer.
+)doc");
+
+REGISTER_OP("Tfswap>HandOver")
+    .Input("result: T")
+    .Output("output: T")
+    .Attr("T: type")
+    .Attr("elements: int >= 1")
+    .Attr("slots: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Copies a result into memory that was set aside for it when the step was made.
+
+A slot is free again when nobody holds what was handed over in it. Where none is free, or
+the result is larger than was expected, the result is passed on as it is.
+
+elements: The most that the result has.
+slots: How many results there is room for at first.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -168,6 +191,115 @@ class AssignInPlaceOp : public OpKernel {
   }
 };
 
+class HandOverOp : public OpKernel {
+ public:
+  explicit HandOverOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("elements", &elements_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &slots_at_first_));
+    OP_REQUIRES(ctx, tensorflow::DataTypeCanUseMemcpy(dtype_),
+                absl::InvalidArgumentError("HandOver takes numbers and booleans only."));
+    tensorflow::AllocatorAttributes where;
+    where.set_on_host(OnHost());
+    allocator_ = ctx->device()->GetAllocator(where);
+    OP_REQUIRES(ctx, Add(slots_at_first_),
+                absl::ResourceExhaustedError("No memory for the results of a step."));
+    All::Get().Join(this);
+  }
+
+  ~HandOverOp() override { All::Get().Leave(this); }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& result = ctx->input(0);
+    Tensor handed;
+    if (!Take(result.shape(), &handed)) {
+      ctx->set_output(0, result);
+      return;
+    }
+    if (OnHost()) {
+      std::memcpy(handed.data(), result.data(), result.TotalBytes());
+    } else {
+      CopyOnDevice(ctx, result, &handed);
+    }
+    ctx->set_output(0, handed);
+  }
+
+  // Twice the slots where all are taken. Those that came later go when nothing is in them.
+  void MakeRoom() {
+    std::lock_guard<std::mutex> lock(mu_);
+    bool full = true, later = false;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const bool taken = !slots_[i].RefCountIsOne();
+      full = full && taken;
+      later = later || (taken && i >= static_cast<size_t>(slots_at_first_));
+    }
+    if (full) {
+      Add(slots_.size());
+    } else if (!later) {
+      slots_.resize(slots_at_first_);
+    }
+  }
+
+  // The kernels of this process.
+  class All {
+   public:
+    static All& Get() {
+      static All* const all = new All;
+      return *all;
+    }
+
+    void Join(HandOverOp* kernel) {
+      std::lock_guard<std::mutex> lock(mu_);
+      kernels_.insert(kernel);
+    }
+
+    void Leave(HandOverOp* kernel) {
+      std::lock_guard<std::mutex> lock(mu_);
+      kernels_.erase(kernel);
+    }
+
+    void MakeRoom() {
+      std::lock_guard<std::mutex> lock(mu_);
+      for (HandOverOp* const kernel : kernels_) kernel->MakeRoom();
+    }
+
+   private:
+    std::mutex mu_;
+    std::set<HandOverOp*> kernels_;
+  };
+
+ private:
+  bool OnHost() const { return output_memory_types()[0] == tensorflow::HOST_MEMORY; }
+
+  // False where there is no memory for them all.
+  bool Add(size_t count) {
+    tensorflow::AllocationAttributes at_once;
+    at_once.retry_on_failure = false;
+    for (; count > 0; --count) {
+      Tensor slot(allocator_, dtype_, TensorShape({elements_}), at_once);
+      if (!slot.IsInitialized()) return false;
+      slots_.push_back(slot);
+    }
+    return true;
+  }
+
+  bool Take(const TensorShape& shape, Tensor* handed) {
+    if (shape.num_elements() < 1 || shape.num_elements() > elements_) return false;
+    std::lock_guard<std::mutex> lock(mu_);
+    for (const Tensor& slot : slots_) {
+      if (slot.RefCountIsOne()) return handed->CopyFrom(slot.Slice(0, shape.num_elements()), shape);
+    }
+    return false;
+  }
+
+  tensorflow::DataType dtype_;
+  int64_t elements_;
+  int64_t slots_at_first_;
+  tensorflow::Allocator* allocator_;
+  std::mutex mu_;
+  std::vector<Tensor> slots_;
+};
+
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_GPU).HostMemory("chunks").HostMemory("limit"),
@@ -183,5 +315,27 @@ REGISTER_KERNEL_BUILDER(
     Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
     OwnBufferOp);
 
+REGISTER_KERNEL_BUILDER(Name("Tfswap>HandOver").Device(tensorflow::DEVICE_CPU), HandOverOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>HandOver")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<int32_t>("T")  // which TensorFlow keeps there
+                            .HostMemory("result")
+                            .HostMemory("output"),
+                        HandOverOp);
+#define REGISTER_ON_GPU(type)                                                            \
+  REGISTER_KERNEL_BUILDER(                                                               \
+      Name("Tfswap>HandOver").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"), \
+      HandOverOp)
+REGISTER_ON_GPU(Eigen::half);
+REGISTER_ON_GPU(Eigen::bfloat16);
+REGISTER_ON_GPU(float);
+REGISTER_ON_GPU(double);
+REGISTER_ON_GPU(int64_t);
+REGISTER_ON_GPU(bool);
+#undef REGISTER_ON_GPU
+
 }  // namespace
+
+void MakeRoomForResults() { HandOverOp::All::Get().MakeRoom(); }
+
 }  // namespace tfswap

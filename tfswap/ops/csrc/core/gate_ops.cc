@@ -200,11 +200,12 @@ TFSWAP_C_API uint64_t tfswap_take_executed(int64_t gate, char* to, uint64_t room
   return tfswap::Gates::Get().TakeExecuted(gate, to, room);
 }
 
-// A number that differs, as good as surely, between two layouts of the arena behind a gate: a
-// hash (FNV-1a) over its chunks. 0 where there is no arena.
+// A number that differs, as good as surely, between two layouts of the arena behind a gate, as the next step finds it:
+// a hash (FNV-1a) over its chunks. 0 where there is no arena.
 TFSWAP_C_API uint64_t tfswap_arena_layout(int64_t gate) {
   auto* const arena = tfswap::Gates::Get().Arena(gate);
   if (arena == nullptr) return 0;
+  tfswap::MakeRoomForResults();
   uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
   const tensorflow::MemoryDump map = arena->RecordMemoryMap();

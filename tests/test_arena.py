@@ -353,6 +353,42 @@ print(json.dumps([[step.plan().planned_peak_bytes <= limit for step in steps], h
     assert not failures
 
 
+def test_a_caller_may_keep_results_near_the_floor():
+    """They neither change the next step's arena, beyond the room that they take, nor are written over."""
+    found, messages = run("""
+settle()
+net = Dense(96, 6)
+x = net.batch(3000)
+function = tf.function(net.step)
+before = [weight.numpy() for weight in net.weights]
+expected = [str(function(x).numpy()) for _ in range(24)]
+for weight, value in zip(net.weights, before):
+    weight.assign(value)
+gc.collect()
+limit = floor_of(function, x) + 16 * 1024
+step = tfswap.optimize(function, memory_limit=limit)
+held, peaks, in_use = [step(x)], [], []
+plan = step.plan()
+for _ in range(23):
+    reset()
+    held.append(step(x))
+    peaks.append(info()["peak"])
+    in_use.append(info()["current"])
+same = [str(loss.numpy()) for loss in held] == expected
+del held[1:]
+step(x)
+in_use.append(info()["current"])
+print(json.dumps([[max(peaks) - limit, same, step.plan() is plan, in_use], messages]))
+""")
+    exceeded, same, planned_once, in_use = found
+    assert exceeded <= 0
+    assert same
+    assert planned_once
+    assert len({*in_use[:7], in_use[-1]}) == 1, "eight are kept at no cost; what more took is given back"
+    assert max(in_use) - in_use[0] == (32 - 8) * 256
+    assert not messages
+
+
 # --- programs as they are written -----------------------------------------------------------------------------
 
 

@@ -71,6 +71,13 @@ def test_variables():
     assert kernel_memory("ReadVariableOp", {}, (handle,), (IMAGE,), CPU).alias == ((0, 0),)
 
 
+def test_results_that_are_handed_over_have_slots_of_their_own():
+    scalar = TensorType("float32", ())
+    memory = kernel_memory("Tfswap>HandOver", {"slots": 8}, (scalar,), (scalar,), CPU)
+    assert memory.held_bytes == 8 * 256
+    assert not memory.events
+
+
 def test_unknown_ops_allocate_their_outputs():
     memory = kernel_memory("SomebodysOp", {}, (IMAGE,), (POOLED, IMAGE), CPU)
     assert memory.events == (("out", 0), ("out", 1))

@@ -17,6 +17,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
+from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
@@ -89,6 +90,12 @@ def test_settle():
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert apply_settle(golden.graph) == 0
+
+
+def test_hand_over():
+    golden = Golden("hand_over")
+    assert apply_hand_over(golden.graph) == 1
+    golden.check()
 
 
 def test_split_views():

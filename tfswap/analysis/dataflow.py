@@ -195,6 +195,11 @@ class Dataflow:
         updated = {u.new for us in self.updates for u in us}
         return [v for v, value in enumerate(self.values) if value.producer == PERSISTENT and v not in updated]
 
+    @cached_property
+    def made_with_step(self) -> set[Node]:
+        """Nodes whose persistent values come with the step's kernels: before, they are not in the arena."""
+        return self.constants | self.holders
+
     @property
     def persistent_bytes(self) -> int:
         """Rounded bytes of variables, arguments and constants."""

@@ -101,6 +101,14 @@ class Arena:
         self._next_region_bytes = next_region_bytes(sizes, limit_bytes)
         self._collects = collects
 
+    def copy(self) -> Arena:
+        """An arena of its own with the same chunks."""
+        made = Arena.__new__(Arena)
+        made.__dict__.update(self.__dict__)
+        made._size, made._before = self._size.copy(), self._before.copy()
+        made._free, made._bins = self._free.copy(), [bin_.copy() for bin_ in self._bins]
+        return made
+
     def allocate(self, size_bytes: int) -> int:
         """Hand out a chunk for `size_bytes` and return its address; -1 for an empty request."""
         if size_bytes <= 0:

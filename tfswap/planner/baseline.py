@@ -36,7 +36,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.ir.ops import runs_inline
 from tfswap.planner.allocator import round_up
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident
+from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident, filled
 
 MOST_RUNS = 25
 MOST_KERNELS = 50_000
@@ -124,7 +124,7 @@ class _Run:
         self.program = program
         self.chance = chance
         steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
-        self.replay = Replay(flow, steps, resident.arena(), resident)
+        self.replay = Replay(flow, steps, *filled(flow, resident))
         _locate(self.replay, resident)
         self.users = list(program.users)
         for i, data, control in program.unordered:

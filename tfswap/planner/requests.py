@@ -6,7 +6,6 @@ So the sequence is recorded once, and replayed for each layout that the arena is
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,25 +83,13 @@ class _Recorder:
             self.events.append(-1 - address)
 
 
-@dataclass(frozen=True)
-class _Recorded(Resident):
-    """A content whose arena is the recorder."""
-
-    recorder: _Recorder | None = None
-
-    def arena(self) -> _Recorder:  # type: ignore[override]
-        assert self.recorder is not None
-        return self.recorder
-
-
 def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
     """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
-    fields = {f.name: getattr(resident, f.name) for f in dataclasses.fields(resident)}
     there_bytes = resident.total_bytes if resident.chunks else 0
     recorded: list[_Recorder] = []
     for extreme in flow.extremes:
         recorder = _Recorder(there_bytes)
-        simulate_memory(extreme, steps, resident=_Recorded(**fields, recorder=recorder))
+        simulate_memory(extreme, steps, resident=resident, arena=recorder)
         recorded.append(recorder)
     events, same = (tuple(r.events) for r in recorded), (tuple(r.same) for r in recorded)
     return Requests(tuple(events), tuple(same), resident.total_bytes - there_bytes)

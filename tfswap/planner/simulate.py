@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from tfswap.analysis.cost import spread_over
@@ -51,6 +52,11 @@ class Ledger:
         if self.in_use_bytes > self.peak_bytes:
             self.peak_bytes = self.in_use_bytes
         return len(self._sizes) - 1
+
+    def copy(self) -> Ledger:
+        made = Ledger()
+        made.in_use_bytes, made.peak_bytes, made._sizes = self.in_use_bytes, self.peak_bytes, self._sizes.copy()
+        return made
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         return True  # it knows no places
@@ -133,26 +139,61 @@ class Buffer:
         self.pins = pins
 
 
-class Replay:
-    """One machine: buffers by value, an allocator, and what the step's repeats leave behind."""
+def fill(arena: Allocator, sizes: Sequence[int], resident: Resident) -> list[int]:
+    """Put what is there before a step into an arena that has `resident`'s chunks, as far as they are known.
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, resident: Resident):
+    Args:
+        sizes: as of `added_bytes`.
+
+    Returns the addresses of the persistent values; -1 where they are among the chunks.
+    """
+    addresses = [arena.allocate(size) for size in sizes]
+    arena.allocate(resident.total_bytes - arena.in_use_bytes)
+    return addresses
+
+
+def added_bytes(flow: Dataflow, resident: Resident) -> tuple[int, ...]:
+    """Per persistent value the bytes that it takes besides `resident`'s chunks."""
+    if not resident.chunks:
+        return tuple([flow.values[v].nbytes for v in flow.persistent])
+    if resident.instantiated:
+        return (0,) * len(flow.persistent)
+    values = [flow.values[v] for v in flow.persistent]
+    made = flow.made_with_step
+    return tuple([value.nbytes if value.tensor.node in made else 0 for value in values])
+
+
+@lru_cache(maxsize=8)
+def _filled(resident: Resident, sizes: tuple[int, ...], live: bool) -> tuple[Arena | Ledger, list[int]]:
+    """Plans are judged by the dozen in one arena, and graphs have thousands of constants."""
+    arena = resident.ledger() if live else resident.arena()
+    return arena, fill(arena, sizes, resident)
+
+
+def filled(flow: Dataflow, resident: Resident, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
+    """An arena of one's own, or a ledger, with what is there before the step; the addresses as of `fill`."""
+    arena, addresses = _filled(resident, added_bytes(flow, resident), live)
+    return arena.copy(), addresses
+
+
+class Replay:
+    """One machine: buffers by value, an allocator, and what the step's repeats leave behind.
+
+    Args:
+        arena: with what is there before the step, as `fill` does it.
+        addresses: of the persistent values, in order.
+    """
+
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int]):
         self.flow = flow
         self.steps = steps
         self.arena = arena
         self._count_reads()
-        self.persistent: dict[int, Buffer] = {}
+        self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
         self.forwarded: list[tuple[int, int]] = []
         self.raced: set[int] = set()
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
-        for v in flow.persistent:
-            value = flow.values[v]
-            node = value.tensor.node
-            made = node in flow.constants or node in flow.holders  # with the step
-            there = resident.chunks and (resident.instantiated or not made)
-            self.persistent[v] = Buffer(-1 if there else arena.allocate(value.nbytes), 0, 1)
-        arena.allocate(resident.total_bytes - arena.in_use_bytes)
 
     def _count_reads(self) -> None:
         """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
@@ -359,6 +400,7 @@ def simulate_memory(
     resident: Resident = NOTHING_KNOWN,
     live: bool = False,
     detail: bool = False,
+    arena: Allocator | None = None,
 ) -> Memory:
     """Replay `steps` through the allocator.
 
@@ -366,8 +408,12 @@ def simulate_memory(
         resident: what is there before the step.
         live: count live bytes only, as if memory never fragmented.
         detail: also list what is alive at the peak.
+        arena: replay in this one, which has `resident`'s chunks.
     """
-    replay = Replay(flow, steps, resident.ledger() if live else resident.arena(), resident)
+    if arena is None:
+        replay = Replay(flow, steps, *filled(flow, resident, live))
+    else:
+        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, resident), resident))
     trace: list[tuple[int, int]] = []
     peak_step = replay.repeat(trace)
     peak = replay.peak

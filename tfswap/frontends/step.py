@@ -193,12 +193,10 @@ class Step:
             if not live:
                 break
             requests = optimizer.requests(plan, resident)
-            peak = requests.peak_bytes(resident)
-            if (
-                given
-                or self._request.plan
-                or (fits and self._within(peak if self._asks_for_floor() else promised(peak)))
-            ):
+            told = requests.peak_bytes(resident)
+            peak = optimizer.peak_bytes(plan, resident) if told is None else told
+            kept = fits and told is not None and self._within(peak if self._asks_for_floor() else promised(peak))
+            if given or self._request.plan or kept:
                 plan = dataclasses.replace(plan, planned_peak_bytes=peak)
                 break
             if instantiated and self.limit_bytes is not None:  # what others have there comes and goes
@@ -398,7 +396,7 @@ class Step:
         layout = tfswap.ops.arena_layout(self._gate) or -info.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
             peak = self._requests.peak_bytes(self._resident())
-            if not self._within(peak):
+            if peak is None or not self._within(peak):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
                 self._peaks.clear()
@@ -413,7 +411,7 @@ class Step:
         """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is."""
         if self._measured_bytes and self._requests is not None:
             # What is in the arena now is no surprise any more: room is left for the rest.
-            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident()))
+            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident()) or 0)
             self._margin_bytes = max(self._margin_bytes, self._measured_bytes - known)
         self._measured_bytes = 0
         before = self.plan

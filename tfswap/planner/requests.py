@@ -13,10 +13,6 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.allocator import Arena, round_up
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Resident, simulate_memory
-from tfswap.sizes import MAX_BYTES
-
-UNKNOWN = MAX_BYTES
-"""A peak that no limit allows."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +30,22 @@ class Requests:
     same: tuple[tuple[tuple[int, int], ...], ...]
     resident_bytes: int
 
-    def peak_bytes(self, resident: Resident) -> int:
+    def peak_bytes(self, resident: Resident) -> int | None:
         """The step's peak in an arena with this content; its constants are taken to be there.
 
-        UNKNOWN where it depends on which of two kernels side by side is faster.
+        None where it depends on which of two kernels side by side is faster.
         """
         more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
-        replays = zip(self.extremes, self.same, strict=True)
-        return more_bytes + max(_replay(events, same, resident.arena()) for events, same in replays)
+        peak = 0
+        for events, same in zip(self.extremes, self.same, strict=True):
+            found = _replay(events, same, resident.arena())
+            if found is None:
+                return None
+            peak = max(peak, found)
+        return more_bytes + peak
 
 
-def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int:
+def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int | None:
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
     for event in events:
@@ -53,7 +54,7 @@ def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena
         else:
             free(addresses[-1 - event])
     if any(addresses[a] != addresses[b] for a, b in same):
-        return UNKNOWN
+        return None
     return arena.peak_bytes
 
 

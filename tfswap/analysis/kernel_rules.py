@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tfswap.analysis import workspace
 from tfswap.analysis.workspace import Event, Facts
 from tfswap.ir.types import TensorType
+from tfswap.planner.allocator import round_up
 
 
 class KernelMemory(NamedTuple):
@@ -183,7 +184,7 @@ def hand_over(facts: Facts) -> KernelMemory:
     slots, nbytes = facts.attrs.get("slots"), facts.outputs[0].nbytes
     if not isinstance(slots, int) or nbytes is None:
         return fresh(facts)
-    return KernelMemory(held_bytes=slots * -(-nbytes // ALLOCATOR_GRANULE_BYTES) * ALLOCATOR_GRANULE_BYTES)
+    return KernelMemory(held_bytes=slots * round_up(nbytes))
 
 
 def pack(facts: Facts) -> KernelMemory:

@@ -24,6 +24,7 @@ from tfswap.passes.encode import apply_encodings
 from tfswap.passes.verify import verify
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Plan
+from tfswap.planner.simulate import Resident
 
 PLAIN = DeviceModel()
 
@@ -178,6 +179,21 @@ def test_encodings_alone_move_nothing():
     assert plan.encoded
     assert not plan.absences
     assert len(plan.order) == len(set(plan.order))
+
+
+def test_what_one_variant_has_made_is_not_in_the_way_of_the_others():
+    optimizer = optimizer_of(residual())
+    without, within = Resident(1 << 20), Resident(2 << 20, instantiated=True)
+    optimizer.suppose(without)
+    encoded = optimizer.lowest()
+    plain = dataclasses.replace(encoded, encoded=())
+    assert encoded.encoded
+    for made, other in ((encoded, plain), (plain, encoded)):
+        optimizer.suppose_made(made, within)
+        assert optimizer.has_made(made)
+        assert not optimizer.has_made(other)
+        assert optimizer.planner_of(optimizer.variant_of(made)).resident is within
+        assert optimizer.planner_of(optimizer.variant_of(other)).resident is without
 
 
 def test_what_must_stay_is_not_encoded():

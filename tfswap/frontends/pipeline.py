@@ -124,15 +124,34 @@ class Optimizer:
 
     def renew_baseline(self) -> None:
         """Predict the unoptimised peak, in the arena as it is supposed to be."""
-        peak, self.baseline_s = self._baseline(self._resident)
+        peak, self.baseline_s = self._baseline(self._made[1] if self._made else self._resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         self.baseline_peak_bytes = promised(peak)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
         self._resident = resident
+        self._made: tuple[Rewriting, Resident] | None = None
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
         self._planners: dict[Rewriting, Planner] = {}
+
+    def suppose_made(self, plan: Plan, resident: Resident) -> None:
+        """Plan from now on for an arena with this content, which is that of `suppose` and what `plan` has made there.
+
+        Variants have constants of their own: those that `plan` is not of are planned for without its.
+        """
+        if self._made is not None:
+            self._planners.pop(self._made[0], None)
+        self._made = _rewriting(plan), resident
+        self._planners.pop(_rewriting(plan), None)
+        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
+
+    def has_made(self, plan: Plan) -> bool:
+        """Whether the arena is supposed to have what the variant of `plan` has made there."""
+        return self._made is not None and self._made[0] == _rewriting(plan)
+
+    def _resident_of(self, rewriting: Rewriting) -> Resident:
+        return self._made[1] if self._made is not None and self._made[0] == rewriting else self._resident
 
     @property
     def settled(self) -> Graph:
@@ -157,7 +176,7 @@ class Optimizer:
             self._planners[variant.rewriting] = Planner(
                 flow,
                 self.device,
-                resident=self._resident,
+                resident=self._resident_of(variant.rewriting),
                 keep=frozenset(v for t in kept if (v := flow.value_of.get((t.node, t.index))) is not None),
                 host_limit_bytes=self.options.host_limit_bytes,
                 tactics=self.options.tactics,
@@ -249,7 +268,7 @@ class Optimizer:
         self.require_fit(plan)
         peak = self.baseline_peak_bytes
         if not plan.changes_nothing:
-            peak = promised(self.peak_bytes(plan, self._resident)) + self.extra_margin_bytes
+            peak = promised(self.peak_bytes(plan, self._resident_of(_rewriting(plan)))) + self.extra_margin_bytes
         return dataclasses.replace(
             plan,
             limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, self.baseline_peak_bytes),
@@ -356,7 +375,7 @@ class Optimizer:
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
-        return self.variants[Rewriting(plan.accumulators, plan.encoded)]
+        return self.variants[_rewriting(plan)]
 
     def written_variables(self) -> list[int]:
         """Which feeds, by position, are variables that the step writes."""
@@ -410,6 +429,10 @@ class Optimizer:
         saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
         planner = self.planner_of(variant)
         return make_report(variant.flow, planner, plan, saved, variant.encodings, self.floor_bytes, self.locate)
+
+
+def _rewriting(plan: Plan) -> Rewriting:
+    return Rewriting(plan.accumulators, plan.encoded)
 
 
 def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:

@@ -174,11 +174,11 @@ class Step:
             try:
                 plan = given or self._choose(optimizer, ordered, lacking)
             except InfeasibleMemoryLimit as error:
-                if not live or resident.instantiated:
+                fits, plan = False, optimizer.lowest()
+                if not live or optimizer.has_made(plan):
                     _named_floors.add((optimizer.fingerprint, error.floor_bytes))
                     raise self._refusal(error, resident) from None
                 # What a refusal names as the floor has to hold where the step's constants are in the arena too.
-                fits, plan = False, optimizer.lowest()
             if self._request.changes_nothing or plan.changes_nothing:
                 function, gate, requests = self._concrete, None, None
                 break
@@ -201,7 +201,7 @@ class Step:
                 break
             if instantiated and self.limit_bytes is not None:  # what others have there comes and goes
                 lacking = max(lacking, promised(peak) + self._margin_bytes - self.limit_bytes)
-            optimizer.suppose(resident)  # planned again for that arena
+            optimizer.suppose_made(plan, resident)  # planned again for that arena
             if not self._counted:
                 optimizer.renew_baseline()
                 self._count_limit(resident)
@@ -220,7 +220,7 @@ class Step:
         if live and gate is not None:
             import tfswap.ops
 
-            optimizer.suppose(resident)  # the floor that the report names is one in this arena
+            optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
             tfswap.ops.open_gate(gate)
             if layout := tfswap.ops.arena_layout(gate):
                 self._peaks[layout] = peak

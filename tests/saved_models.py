@@ -10,7 +10,7 @@ ARENA_MIB = 2000
 
 
 def plain() -> Any:
-    """Matrices and their momenta as plain variables; a step that trains, one that does not, one for XLA."""
+    """Matrices and their momenta as plain variables; steps: one trains, one does not, one is for XLA, one loops."""
     import tensorflow as tf
 
     batch = tf.TensorSpec([None, WIDTH], tf.float32, name="x")
@@ -45,6 +45,13 @@ def plain() -> Any:
         @tf.function(input_signature=[batch, target], jit_compile=True)
         def compiled_step(self, x: Any, y: Any) -> Any:
             return self._train(x, y)
+
+        @tf.function(input_signature=[batch, target])
+        def looping_step(self, x: Any, y: Any) -> Any:
+            loss = 0.0
+            for one, other in tf.data.Dataset.from_tensor_slices((x, y)).batch(64, drop_remainder=True):
+                loss += self._train(one, other)["loss"]
+            return {"loss": loss}
 
         @tf.function
         def traced_step(self, x: Any, y: Any, training: bool = True) -> Any:

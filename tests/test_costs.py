@@ -215,6 +215,9 @@ def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "http" not in text.replace("http-equiv", "")
     pytest.importorskip("matplotlib")
     drawn.save_png(tmp_path / "curve.png")
+    for save in (drawn.save_html, drawn.save_png):
+        with pytest.raises(TfswapError, match="nowhere/curve' can't be written"):
+            save(tmp_path / "nowhere" / "curve")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(TfswapError, match="pip install 'tfswap\\[plot\\]'"):

@@ -149,6 +149,29 @@ def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
     assert [name for name, stateful in registry.items() if stateful and ops.is_pure(name)] == []
 
 
+FUNCTIONS = """
+import json, sys
+import tensorflow
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session as session
+ops = op_def_pb2.OpList.FromString(session.TF_GetBuffer(session.TF_GetAllOpList()))
+made = {"Dataset": [], "other": []}
+for op in ops.op:
+    if any("func" in attribute.type for attribute in op.attr):
+        made["Dataset" if "Dataset" in op.name else "other"].append(op.name)
+json.dump(made, sys.stdout)
+"""
+
+
+def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
+    """What is no pipeline runs its functions in the step, and is refused where they can't be seen."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run([sys.executable, "-c", FUNCTIONS], capture_output=True, text=True, env=environment, check=True)
+    made = json.loads(ran.stdout)
+    assert [op for op in made["Dataset"] if not ops.makes_pipeline(op)] == ["ReduceDataset"]
+    assert [op for op in made["other"] if ops.makes_pipeline(op)] == ["OneShotIterator"]
+
+
 def _benchmark(name: str):
     folder = str(ROOT / "benchmarks")
     if folder not in sys.path:

@@ -76,6 +76,102 @@ def test_what_is_no_function_is_refused(make, says):
         tfswap.optimize(make(), memory_limit=LIMIT)
 
 
+def over_a_dataset(net, inside=lambda net, x: net.step(x)):
+    def step(dataset):
+        total = 0.0
+        for x in dataset:  # this loop is named
+            total += inside(net, x)
+        return total
+
+    return step
+
+
+def in_batches(rows=512, **options):
+    return tf.data.Dataset.from_tensor_slices(batch()).batch(rows, **options)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("limit", [LIMIT, "500%"])
+def test_a_loop_over_a_dataset_is_refused_with_its_line(dropped, limit):
+    net = Net()
+    before = bits(net.weights)
+    step = tfswap.optimize(tf.function(over_a_dataset(net)), memory_limit=limit)
+    with pytest.raises(tfswap.UnsupportedGraph, match=r"test_optimize_refused.py:\d+\).*loop over a dataset") as error:
+        step(in_batches(drop_remainder=dropped))
+    line = int(re.search(r"test_optimize_refused.py:(\d+)", str(error.value))[1])
+    assert "this loop is named" in Path(__file__).read_text().splitlines()[line - 1]
+    assert bits(net.weights) == before
+
+
+def reduced(net, x):
+    return tf.data.Dataset.from_tensors(x).reduce(0.0, lambda total, y: total + net.step(y))
+
+
+def elsewhere(net, x):
+    from tensorflow.python.ops import functional_ops
+
+    body = tf.function(net.step).get_concrete_function(x)
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    return functional_ops.remote_call(device, [x, *body.captured_inputs], [tf.float32], body)[0]
+
+
+def row_by_row(net, x):
+    body = tf.function(tf.sin).get_concrete_function(tf.TensorSpec([512, WIDTH]))
+    return net.step(
+        tf.raw_ops.MapDefun(
+            arguments=[tf.reshape(x, [2, 512, WIDTH])],
+            captured_inputs=[],
+            output_types=[tf.float32],
+            output_shapes=[[512, WIDTH]],
+            f=body,
+        )[0][0]
+    )
+
+
+@pytest.mark.parametrize("hidden", [reduced, elsewhere, row_by_row])
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_runs_out_of_sight_is_refused(hidden, nested):
+    net = Net()
+    function = tf.function(lambda x: hidden(net, x))
+    if nested:
+        function = tf.function(lambda x, called=function: called(x))
+    with pytest.raises(tfswap.UnsupportedGraph, match="out of sight"):
+        tfswap.optimize(function, memory_limit=LIMIT)(batch())
+
+
+def test_a_loop_over_a_dataset_that_holds_next_to_nothing_is_no_harm():
+    def step(net, x):
+        scale = 0.0
+        for i in tf.data.Dataset.range(3):
+            scale += tf.cast(i, tf.float32)
+        return net.step(x, scale)
+
+    net, twin = Net(), Net()
+    optimized = tfswap.optimize(tf.function(lambda x: step(net, x)), memory_limit=LIMIT)
+    assert bits(optimized(batch())) == bits(unoptimised(tf.function(lambda x: step(twin, x)), batch()))
+    assert bits(net.weights) == bits(twin.weights)
+    assert optimized.plan().order
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_a_loop_over_an_iterator_is_what_the_refusal_says_to_write(unrolled):
+    def over_an_iterator(net):
+        def step(iterator):
+            total = 0.0
+            for _ in range(2) if unrolled else tf.range(2):
+                total += net.step(next(iterator))
+            return total
+
+        return step
+
+    net, twin = Net(), Net()
+    step = tfswap.optimize(tf.function(over_an_iterator(net)), memory_limit="100%")
+    expected = unoptimised(tf.function(over_an_iterator(twin)), iter(in_batches(drop_remainder=True)))
+    assert bits(step(iter(in_batches(drop_remainder=True)))) == bits(expected)
+    assert bits(net.weights) == bits(twin.weights)
+    assert step.plan().order
+
+
 def with_numpy(net, tell):
     def step(x):
         with tf.GradientTape() as tape:
@@ -118,6 +214,9 @@ def test_a_step_without_a_backward_pass_is_planned_like_any_other():
     forward, reference = tfswap.optimize(tf.function(net.loss), memory_limit="105%"), tf.function(net.loss)
     assert bits(forward(batch())) == bits(unoptimised(reference, batch()))
     assert forward.plan().order
+    for said in (forward.report().headline(), str(forward.report()), forward.report()._repr_html_()):
+        assert "no backward pass" in said
+    assert not forward.report().trains
     with pytest.raises(tfswap.InfeasibleMemoryLimit) as error:
         tfswap.optimize(tf.function(net.loss), memory_limit=1000)(batch())
     tfswap.optimize(tf.function(net.loss), memory_limit=error.value.floor_bytes)(batch())
@@ -195,6 +294,7 @@ def test_ordering_alone():
     step = tfswap.optimize(tf.function(net.step), memory_limit="100%", tactics=())
     assert bits(step(batch())) == bits(unoptimised(tf.function(twin.step), batch()))
     assert step.plan().order
+    assert "no backward pass" not in f"{step.report().headline()} {step.report()}"
     assert swaps(step.get_concrete_function(batch())) == 0
 
 

@@ -72,7 +72,9 @@ def test_only_the_function_library_changes(models: dict[str, Path], tmp_path: Pa
     )
     added = {"README.txt", "tfswap_plan.json"}
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in models["plain"].iterdir()} | added
-    assert "import tfswap.ops" in (tmp_path / "out" / "README.txt").read_text()
+    readme = (tmp_path / "out" / "README.txt").read_text()
+    assert "import tfswap.ops" in readme
+    assert "pip install .  " in readme and "clone of tfswap" in readme  # in no index yet
     for file in (models["plain"] / "variables").iterdir():
         assert filecmp.cmp(file, tmp_path / "out" / "variables" / file.name, shallow=False)
     old, new = before.meta_graphs[0], after.meta_graphs[0]
@@ -250,7 +252,13 @@ def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, brea
     ("options", "error", "says"),
     [
         ({"function": "fit"}, InvalidModel, "has no function 'fit'.*predict.*train_step"),
-        ({"function": "predict"}, UnsupportedGraph, "no backward pass"),
+        (
+            {"function": "predict"},
+            UnsupportedGraph,
+            "^'predict' has no backward pass: .*"
+            "file's functions these train: 'compiled_step', 'looping_step', 'traced_step', 'train', 'train_step'",
+        ),
+        ({"function": "looping_step"}, UnsupportedGraph, "loop over a dataset"),
         ({"function": "compiled_step"}, UnsupportedGraph, "compiled by XLA"),
         ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]; y \[\?, 256\]"),
         ({"batch_size": 0}, TfswapError, "batch_size is 0"),
@@ -370,6 +378,8 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
         optimize(models["plain"], tmp_path / "o\0ut")
     with pytest.raises(TfswapError, match="output_dir is 3, a int"):
         tfswap.optimize_graph(models["plain"], 3, memory_limit="60%", batch_size=BATCH)
+    with pytest.raises(TfswapError, match="output_dir is '': say where"):
+        tfswap.optimize_graph(models["plain"], "", memory_limit="60%", batch_size=BATCH)
     with pytest.raises(TfswapError, match="output_dir is not given"):
         tfswap.optimize_graph(models["plain"], memory_limit="60%", batch_size=BATCH)
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]

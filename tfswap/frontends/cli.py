@@ -21,6 +21,7 @@ from absl.flags import argparse_flags
 
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.files import require_place
 from tfswap.frontends.progress import Progress
 from tfswap.planner.planner import DEFAULT_TACTICS
 from tfswap.report.report import alive_lines
@@ -165,6 +166,8 @@ def _explain(options: argparse.Namespace, progress: Progress) -> Result:
 def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
     from tfswap.frontends.simulate import simulate
 
+    for path in filter(None, (options.png, options.html)):
+        require_place(path)
     progress.stage(f"simulating {options.function} of {options.saved_model_dir}")
     curve = simulate(
         options.saved_model_dir,

@@ -19,11 +19,12 @@ from tfswap.errors import InvalidModel, TfswapError
 from tfswap.exporters.function_def import OutputNames
 from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
+from tfswap.frontends.backward import require_backward
 from tfswap.frontends.offline import OfflineReport, carry_host_limit, plan_offline
 from tfswap.frontends.ref_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.damage import named_as_damage
-from tfswap.importers.library import fill_defaults
+from tfswap.importers.library import drop_lost_colocations, fill_defaults
 from tfswap.importers.library_function import refuse_compiled, require_known_ops
 from tfswap.importers.shapes import Argument, shape_of
 from tfswap.ir.graph import Graph
@@ -117,6 +118,7 @@ def optimize_graph_def(
     step = _Step(graph_def, feeds, fetches, named)
     with named_as_damage("the graph"):
         graph = step.read(bind)
+    require_backward(", ".join(fetches), graph)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
     options = dataclasses.replace(request.options, keep=request.options.keep | writers)
     request = dataclasses.replace(request, options=options)
@@ -179,7 +181,7 @@ class _Step:
         for node in part.node:
             if node.name in self.feeds:
                 placeholders[node.name] = self._as_placeholder(node)
-            _drop_lost_colocations(node, live)
+            drop_lost_colocations(node, live)
         shapes = bind(", ".join(self.fetched), {n: ((f"{n}:0",), placeholders[n][1]) for n in self.feeds if n in live})
         arguments = {n: Argument(placeholders[n][0], shapes[n], []) for n in shapes}
         self.outputs = {}
@@ -326,15 +328,3 @@ class _Step:
         else:
             node.op = "IdentityN"
             node.attr["T"].list.type.extend(enums)
-
-
-def _drop_lost_colocations(node: Any, live: set[str]) -> None:
-    """Forget the wish to lie beside a node that the step does not have."""
-    if "_class" not in node.attr:
-        return
-    kept = [s for s in node.attr["_class"].list.s if s.removeprefix(b"loc:@").decode() in live]
-    if kept:
-        del node.attr["_class"].list.s[:]
-        node.attr["_class"].list.s.extend(kept)
-    else:
-        del node.attr["_class"]

@@ -6,14 +6,15 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
+from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
-from tfswap.importers.library import called_functions
+from tfswap.importers.library import called_functions, reachable
 from tfswap.importers.shapes import HandleType, shape_of
 from tfswap.ir.ops import calls_functions, is_const, is_view
 from tfswap.ir.types import Shape
@@ -112,6 +113,21 @@ class ModelFile:
                 step = self._resolve(traced)
                 steps.setdefault(step.name, step)
             return list(steps.values())
+
+    def training_functions(self) -> list[str]:
+        """Names of the functions whose kernels train, also inside of what they call; sorted."""
+        return [
+            name
+            for name, traces in sorted(self.function_names().items())
+            if any(
+                is_training(node.op)
+                for called in {*traces, *reachable((n for t in traces for n in self._nodes(t)), self.library)}
+                for node in self._nodes(called)
+            )
+        ]
+
+    def _nodes(self, function: str) -> Iterable[Any]:
+        return self.library[function].node_def if function in self.library else ()
 
     def _no_function(self, function: str, names: dict[str, list[str]]) -> str:
         if not names and self.meta_graph.signature_def:

@@ -12,7 +12,6 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.backward import require_backward
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.ir.graph import Graph
@@ -76,7 +75,6 @@ def plan_offline(
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
     """
-    require_backward(step, graph)
     refuse_rewriters()
     device, model = machine.current_device()
     optimizer = offline_optimizer(graph, model, request.options, variables, keeps_results=keeps_results)

@@ -15,11 +15,12 @@ from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.backward import trains
+from tfswap.frontends.known import require_sight, require_sizes
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.importers.graph_def import repeated_number
-from tfswap.ir.graph import Graph, Output
-from tfswap.ir.ops import has_small_extras, sized_by_value
+from tfswap.ir.graph import Graph
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
@@ -49,9 +50,6 @@ predicted peak by this much is left to chance."""
 ENCODED_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings: what bounds the time that
 planning takes longer where encodings turn out to gain nothing."""
-
-SMALL = 1024
-"""Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,8 @@ class Optimizer:
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
         self.locate = locate
-        _require_sizes(graph, locate)
+        require_sight(graph, locate)
+        require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
         settled = graph.copy()
         apply_settle(settled)
@@ -428,39 +427,10 @@ class Optimizer:
         variant = self.variant_of(plan)
         saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
         planner = self.planner_of(variant)
-        return make_report(variant.flow, planner, plan, saved, variant.encodings, self.floor_bytes, self.locate)
+        return make_report(
+            variant.flow, planner, plan, saved, variant.encodings, self.floor_bytes, trains(self.graph), self.locate
+        )
 
 
 def _rewriting(plan: Plan) -> Rewriting:
     return Rewriting(plan.accumulators, plan.encoded)
-
-
-def _require_sizes(graph: Graph, locate: Callable[[str], str | None]) -> None:
-    """Refuse a graph with a tensor whose bytes are unknown: a plan for it would be a guess."""
-    for body in graph.all_bodies():
-        _require_sizes(body, locate)
-    small: set[Output] = set()
-    unknown = []
-    for node in graph.topological():
-        sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
-        if not sizeless:
-            continue
-        grows = sized_by_value(node.op) or not (
-            has_small_extras(node.op)
-            or all(t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs)
-        )
-        if grows:
-            unknown += sizeless
-        else:  # arithmetic on shapes: a few integers, whatever they are
-            small.update(sizeless)
-    if unknown:
-        first = unknown[0]
-        line = locate(first.node.name)
-        where = f", made at {line}" if line else ""
-        others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
-        raise UnsupportedGraph(
-            f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
-            f"{others}. Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full "
-            "shape, or in a data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op "
-            "returns, as of py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
-        )

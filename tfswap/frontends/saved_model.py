@@ -18,6 +18,7 @@ from typing import Any
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.arguments import Request, check, names
+from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import OfflineReport, Planned, carry_host_limit, plan_offline
@@ -113,6 +114,8 @@ def optimize_graph(
         return _largest(_plan_file(ModelFile.load(model), function, request, sizes)).report
     if output_dir is None:
         raise TfswapError("output_dir is not given: say where the rewritten SavedModel goes")
+    if output_dir == "":
+        raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
     if not isinstance(output_dir, (str, os.PathLike)):
         raise TfswapError(f"output_dir is {output_dir!r}, a {type(output_dir).__name__}: give a path")
     return _optimize_file(model, output_dir, function, request, sizes)
@@ -220,10 +223,9 @@ def _optimize_file(
             text = _readme(function, changed, request.options.host_limit_bytes)
             (folder / README_NAME).write_text(text, encoding="utf-8")
         main = _largest(planned)
-        main.plan.save(folder / PLAN_NAME)
         for step, made in planned.items():
-            if made is not main:
-                made.plan.save(folder / f"tfswap_plan.{step}.json")
+            name = PLAN_NAME if made is main else f"tfswap_plan.{step}.json"
+            (folder / name).write_text(made.plan.to_json(), encoding="utf-8")
     return main.report
 
 
@@ -235,6 +237,7 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     for step in file.steps(function):
         graph = import_step(file, function, step, sizes)
         try:
+            require_backward(function, graph, file.training_functions)
             planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
         except (UnsupportedGraph, InvalidModel) as error:
             # One trace of several may not train (training=False), or not be the one that a plan is of.
@@ -307,7 +310,7 @@ def _readme(function: str, changed: Mapping[str, Planned], host_limit_bytes: int
         f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device",
         "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
         "",
-        "    pip install tfswap",
+        "    pip install .        (in a clone of tfswap, of this version or a later one)",
         "",
         "    import tensorflow as tf",
         f"    import {needs}",

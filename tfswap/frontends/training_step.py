@@ -137,7 +137,7 @@ def _saved_step(
     for trace in file.steps(function):
         try:
             graph = import_step(file, function, trace, sizes)
-            require_backward(function, graph)
+            require_backward(function, graph, file.training_functions)
             found.append((sum(t.nbytes or 0 for n in graph for t in n.outputs), trace, graph))
         except (UnsupportedGraph, InvalidModel) as error:
             refused.append(error)

@@ -55,6 +55,10 @@ class Trait(Flag):
     """Does something outside the graph that must happen once."""
     CALLS = auto()
     """Runs functions, whose insides are not in this graph."""
+    PIPELINE = auto()
+    """Makes or saves a data pipeline, which runs its functions on the host, when an element is asked for."""
+    DATASET_LOOP = auto()
+    """Runs a function for each element of a dataset, one after the other."""
     FRAME = auto()
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     LOOP_FRAME = auto()
@@ -95,6 +99,7 @@ _SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
 _EFFECT = Trait.SIDE_EFFECT
 _CALL = Trait.CALLS
+_PIPELINE = Trait.PIPELINE
 _FRAME = Trait.FRAME
 _LOOP_FRAME = Trait.FRAME | Trait.LOOP_FRAME
 _LIST = Trait.PURE | Trait.TENSOR_LIST
@@ -282,6 +287,43 @@ _TRAITS: dict[str, Trait] = {
     "XlaLaunch": _CALL,
     "_If": _CALL,
     "_While": _CALL,
+    # Data pipelines: their functions run on the host, when an element is asked for.
+    "ChooseFastestBranchDataset": _PIPELINE,
+    "DataServiceDatasetV3": _PIPELINE,
+    "DataServiceDatasetV4": _PIPELINE,
+    "ExperimentalGroupByReducerDataset": _PIPELINE,
+    "ExperimentalGroupByWindowDataset": _PIPELINE,
+    "ExperimentalMapAndBatchDataset": _PIPELINE,
+    "ExperimentalMapDataset": _PIPELINE,
+    "ExperimentalParallelInterleaveDataset": _PIPELINE,
+    "ExperimentalTakeWhileDataset": _PIPELINE,
+    "FilterDataset": _PIPELINE,
+    "FlatMapDataset": _PIPELINE,
+    "GeneratorDataset": _PIPELINE,
+    "GroupByReducerDataset": _PIPELINE,
+    "GroupByWindowDataset": _PIPELINE,
+    "IndexFlatMapDataset": _PIPELINE,
+    "InterleaveDataset": _PIPELINE,
+    "LegacyParallelInterleaveDatasetV2": _PIPELINE,
+    "LoadDataset": _PIPELINE,
+    "MapAndBatchDataset": _PIPELINE,
+    "MapDataset": _PIPELINE,
+    "OneShotIterator": _PIPELINE,
+    "ParallelFilterDataset": _PIPELINE,
+    "ParallelInterleaveDataset": _PIPELINE,
+    "ParallelInterleaveDatasetV2": _PIPELINE,
+    "ParallelInterleaveDatasetV3": _PIPELINE,
+    "ParallelInterleaveDatasetV4": _PIPELINE,
+    "ParallelMapDataset": _PIPELINE,
+    "ParallelMapDatasetV2": _PIPELINE,
+    "SaveDataset": _PIPELINE,
+    "SaveDatasetV2": _PIPELINE,
+    "SnapshotDatasetV2": _PIPELINE,
+    "TakeWhileDataset": _PIPELINE,
+    # AutoGraph makes of `for x in dataset` a scan that runs on the step's own device, and reads it by a reduction.
+    "ExperimentalScanDataset": _PIPELINE | Trait.DATASET_LOOP,
+    "ReduceDataset": Trait.DATASET_LOOP,
+    "ScanDataset": _PIPELINE | Trait.DATASET_LOOP,
     # Lowered control flow: frames and dead tensors.
     "ControlTrigger": _FRAME,
     "Enter": _LOOP_FRAME,
@@ -819,6 +861,18 @@ def is_folded(op: str) -> bool:
 def calls_functions(op: str) -> bool:
     """Whether the op runs functions (While, If, Case, calls)."""
     return Trait.CALLS in traits(op)
+
+
+@cache
+def makes_pipeline(op: str) -> bool:
+    """Whether the op makes or saves a data pipeline: what its functions hold is no part of the step."""
+    return Trait.PIPELINE in traits(op)
+
+
+@cache
+def loops_over_dataset(op: str) -> bool:
+    """Whether the op runs a function for each element of a dataset, one after the other."""
+    return Trait.DATASET_LOOP in traits(op)
 
 
 def control_flow(op: str) -> ControlFlow | None:

@@ -277,7 +277,7 @@ def _compile(
     if not sources:
         raise OpLibraryError(
             f"tfswap's C++ sources are missing from {folder}. The installation is incomplete: "
-            "pip install --force-reinstall tfswap."
+            "install it anew, from a clone of tfswap: pip install --force-reinstall --no-deps ."
         )
     stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
     compile_command = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import io
 import json
 import math
 import os
@@ -185,7 +186,9 @@ class Curve:
         axes.set_title(f"{self.step} on {self.machine}", fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-        figure.savefig(os.fspath(path), format="png")
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png")
+        write_whole(path, drawn.getvalue())
 
     def _svg(self) -> str:
         """The curve as inline SVG: time over limit, the knee marked, what does not fit in grey."""

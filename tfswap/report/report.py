@@ -21,6 +21,7 @@ from tfswap.sizes import format_bytes
 
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
+NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""
 
@@ -70,6 +71,7 @@ class Report:
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
+        trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic" or "profiled".
     """
 
@@ -84,6 +86,7 @@ class Report:
     rows: tuple[TensorRow, ...]
     alive_at_peak: tuple[tuple[str, int], ...]
     unmodelled: tuple[str, ...]
+    trains: bool
     costs: str
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
 
@@ -122,6 +125,7 @@ class Report:
         limit = "none" if self.memory_limit_bytes is None else format_bytes(self.memory_limit_bytes)
         moved = sum(row.cost_bytes for row in self.rows)
         return [
+            *([] if self.trains else [("step", NO_BACKWARD)]),
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
             ("peak before", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
@@ -141,6 +145,9 @@ class Report:
 
     def headline(self) -> str:
         """One line: the peaks and what it takes."""
+        return self._peaks_text() if self.trains else f"{self._peaks_text()} ({NO_BACKWARD})"
+
+    def _peaks_text(self) -> str:
         if not self.keeps_limit:
             return f"peak {format_bytes(self.planned_peak_bytes)} is over the limit"
         if not self.kernels:
@@ -192,12 +199,14 @@ def make_report(
     saved: Mapping[str, int],
     encodings: Sequence[Encoding],
     floor: Callable[[], int],
+    trains: bool,
     locate: Callable[[str], str | None],
 ) -> Report:
     """The report of `plan`, made by `planner` from the facts `flow`.
 
     Args:
         saved: by name, the bytes of the lists that loops save in.
+        trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
     """
     absences: dict[int, list[Absence]] = {}
@@ -229,6 +238,7 @@ def make_report(
         rows=tuple(rows),
         alive_at_peak=_alive_at_peak(flow, planner, plan),
         unmodelled=unmodelled,
+        trains=trains,
         costs=planner.costs.source,
         _floor=floor,
     )

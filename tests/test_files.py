@@ -1,0 +1,40 @@
+"""Files that tfswap saves: whole or not at all, and what can't be written is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfswap.errors import TfswapError
+from tfswap.files import write_whole
+
+
+def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+    for content in ("one \N{SUPERSCRIPT TWO}", "three"):
+        write_whole(tmp_path / "file", content)
+        assert (tmp_path / "file").read_text(encoding="utf-8") == content
+    assert [f.name for f in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere/file", "there is no folder '.*nowhere'"),
+        ("folder", "it is a folder"),
+        ("x" * 250, "File name too long"),  # with what a temporary one has besides
+        ("null\0byte", "null byte"),
+    ],
+)
+def test_what_can_t_be_written_is_named(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "folder").mkdir()
+    path = str(tmp_path / name)
+    with pytest.raises(TfswapError, match=f"^{re.escape(repr(path))} can't be written: .*{why}.*Give the path"):
+        write_whole(path, "content")
+    assert [f.name for f in tmp_path.iterdir()] == ["folder"]
+
+
+def test_no_path_is_no_file() -> None:
+    with pytest.raises(TfswapError, match="'' can't be written"):
+        write_whole("", "content")

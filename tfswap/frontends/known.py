@@ -1,0 +1,110 @@
+"""Refuses a step of which too little is known before it runs: a plan for it would be a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.importers.hidden import functions_beside, hidden_calls
+from tfswap.importers.library_function import import_library_function
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import calls_functions, has_small_extras, loops_over_dataset, sized_by_value
+from tfswap.sizes import format_bytes
+
+SMALL = 1024
+"""Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either; and a
+function whose tensors are no larger may run out of sight."""
+
+Locate = Callable[[str], str | None]
+
+
+def require_sizes(graph: Graph, locate: Locate) -> None:
+    """Refuse a graph with a tensor whose bytes are unknown. Raises UnsupportedGraph."""
+    for body in graph.all_bodies():
+        require_sizes(body, locate)
+    unknown = _sizeless(graph)
+    if unknown:
+        first = unknown[0]
+        line = locate(first.node.name)
+        where = f", made at {line}" if line else ""
+        others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        raise UnsupportedGraph(
+            f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
+            f"{others}. Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full "
+            "shape, or in a data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op "
+            "returns, as of py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+        )
+
+
+def require_sight(graph: Graph, locate: Locate) -> None:
+    """Refuse a graph that runs functions out of sight, unless all their tensors are small. Raises UnsupportedGraph."""
+    library = functions_beside(graph)
+    for node, names in hidden_calls(graph):
+        for name in names:
+            held = _held(node, name, library)
+            if held is None:
+                continue
+            line = locate(node.name)
+            where = f", made at {line}" if line else ""
+            raise UnsupportedGraph(
+                f"{node.name!r} ({node.op}{where}) runs the function {name!r} out of sight: it holds {held}, which no "
+                f"graph rewrite can bound. {_remedy(node)}"
+            )
+
+
+def _remedy(node: Node) -> str:
+    if loops_over_dataset(node.op):
+        return (
+            "It is a loop over a dataset inside of the step (`for x in dataset:`, or `dataset.reduce`). Optimize the "
+            "function that trains on one batch, and loop outside of it; or loop over an iterator, `it = iter(dataset)` "
+            "made outside: `for _ in range(n): step(next(it))`."
+        )
+    return (
+        "Write its body into the step, call it as a plain tf.function (one that TensorFlow inlines: without _noinline "
+        "or the like among its attributes), or call it outside of the step."
+    )
+
+
+def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
+    """What of some size a function holds that `node` runs; None if all of it is small."""
+    if name not in library:
+        return "what is not known here"
+    arguments = library[name].signature.input_arg
+    passed = zip(arguments, node.inputs, strict=False) if calls_functions(node.op) else ()
+    try:
+        body = import_library_function(library, name, {a.name: t.type.shape for a, t in passed})
+    except (UnsupportedGraph, InvalidModel) as error:
+        return f"what can't be told ({error})"
+    parts = (body, *body.all_bodies())
+    unknown = [tensor for part in parts for tensor in _sizeless(part)]
+    if unknown:
+        return f"tensors whose size is not known before the step runs ({unknown[0].name!r}, {unknown[0].type})"
+    largest = max((t for part in parts for n in part for t in map(n.out, range(len(n.outputs)))), key=_nbytes)
+    if _nbytes(largest) > SMALL:
+        return f"tensors of up to {format_bytes(_nbytes(largest))} ({largest.name!r}, {largest.type})"
+    inside = functions_beside(body)
+    return next((held for n, names in hidden_calls(body) for m in names if (held := _held(n, m, inside))), None)
+
+
+def _nbytes(tensor: Output) -> int:
+    return tensor.type.nbytes or 0
+
+
+def _sizeless(graph: Graph) -> list[Output]:
+    """Tensors of `graph` itself whose bytes are unknown and may be many."""
+    small: set[Output] = set()
+    unknown: list[Output] = []
+    for node in graph.topological():
+        sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
+        if not sizeless:
+            continue
+        grows = sized_by_value(node.op) or not (
+            has_small_extras(node.op)
+            or all(t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs)
+        )
+        if grows:
+            unknown += sizeless
+        else:  # arithmetic on shapes: a few integers, whatever they are
+            small.update(sizeless)
+    return unknown

@@ -72,7 +72,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS) -> Profile:
     device, model = machine.current_device()
     concrete = traced.get_concrete_function(*args)
     graph = import_function(concrete, stand_ins(traced, concrete, args, {}))
-    optimizer = Optimizer(graph, model, resident=machine.resident(device))
+    optimizer = Optimizer(graph, model, resident=machine.resident(device), keeps_results=True)
     plan = _serial_plan(optimizer, machine.device_limit_bytes(device) if limit is None else limit)
     ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
     with restored(concrete):

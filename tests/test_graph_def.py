@@ -239,6 +239,19 @@ def test_bad_input_is_refused(graph_def: Any, options: dict[str, Any], error: ty
         optimize(graph_def, **options)
 
 
+def test_a_loop_over_a_dataset_is_refused() -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [BATCH, WIDTH], name="x")
+        weight = v1.get_variable("w", [WIDTH, WIDTH], use_resource=True)
+        steps = tf.data.Dataset.from_tensors(x)
+        tf.identity(steps.reduce(0.0, lambda total, one: total + tf.reduce_sum(one @ weight)), name="loss")
+    with pytest.raises(UnsupportedGraph, match="ReduceDataset.*loop over a dataset"):
+        optimize(graph.as_graph_def(), feeds=["x"], fetches=["loss"])
+
+
 @pytest.mark.parametrize("signature", [None, "serve", 3])
 def test_a_signature_that_is_not_there_is_refused(graph_def: Any, signature: Any) -> None:
     with pytest.raises(InvalidModel, match="signature is .*'train'"):

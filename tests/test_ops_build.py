@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -229,6 +230,28 @@ def test_what_a_key_covers(tmp_path, monkeypatch):
     assert changed("core/runtime.h") == ["core", "codecs"]
     assert changed("codecs/mask_ops.cc") == ["codecs"]
     assert changed("codecs/codec_elements.h") == ["codecs"]
+
+
+def test_each_tensorflow_compiler_and_flag_has_a_library_of_its_own(monkeypatch):
+    facts = build.tensorflow_facts()
+    compiler = build.Compiler(command=("g++",), version="g++ 1")
+
+    def folder(compiler=compiler, **changes):
+        return build.locate(build.CORE, dataclasses.replace(facts, **changes), compiler).folder
+
+    made = [
+        folder(),
+        folder(version="9.9.9"),
+        folder(git_version="another"),
+        folder(compile_flags=(*facts.compile_flags, "-D_GLIBCXX_USE_CXX11_ABI=0")),
+        folder(link_flags=(*facts.link_flags, "-lother")),
+        folder(build.Compiler(command=("clang++",), version="g++ 1")),
+        folder(build.Compiler(command=("g++",), version="g++ 2")),
+    ]
+    assert folder(compile_flags=("-I/elsewhere", *facts.compile_flags)) == made[0]
+    monkeypatch.setattr(build, "COMPILE_FLAGS", (*build.COMPILE_FLAGS, "-g"))
+    made.append(folder())
+    assert len(set(made)) == len(made)
 
 
 def test_the_sources_are_packaged():

@@ -183,9 +183,10 @@ class Step:
                 function, gate, requests = self._concrete, None, None
                 break
             if plan.actions != actions:
-                # What was made for the plan before goes first: the next one's constants take its places.
-                function = gate = None
-                _free_functions()
+                if actions is not None:
+                    # What was made for the plan before goes first: the next one's constants take its places.
+                    function = gate = None
+                    _free_functions()
                 function, gate = self._make(optimizer, plan, closed=live)
                 actions = plan.actions
                 if live:

@@ -21,7 +21,7 @@ from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
-from tfswap.passes.share import apply_share
+from tfswap.passes.share import apply_share, apply_share_constants
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import VerificationError, verify
@@ -124,6 +124,14 @@ def test_share():
     assert len(golden.graph) == before - 3
     golden.check()
     assert apply_share(golden.graph) == 0
+
+
+def test_share_constants():
+    golden = Golden("share_constants")
+    assert apply_share_constants(golden.graph) == 2
+    golden.graph.prune()
+    golden.check()
+    assert apply_share_constants(golden.graph) == 0
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
-from tfswap.passes.share import apply_share
+from tfswap.passes.share import apply_share, apply_share_constants
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
@@ -114,7 +114,9 @@ class Optimizer:
         apply_split_views(settled)
         if keeps_results:
             apply_hand_over(settled)
-        settled.prune()
+        for made in (*settled.all_bodies(), settled):
+            apply_share_constants(made)
+            made.prune()
         chains = apply_bodies(settled, device)
         self.variants = Variants(settled, chains, self._facts, lambda made: find_encodings(made, device))
         self.costs = costs or Costs.of(device, self.options.profile)

@@ -166,8 +166,8 @@ class Step:
             given: carry out this plan instead, whatever it needs.
             ordered: order the step also where its limit is well above the unoptimised peak.
         """
-        optimizer, resident = self._optimizer_now(inputs)
         live = not self._request.changes_nothing and _is_live(inputs)
+        optimizer, resident = self._optimizer_now(inputs, live)
         function, gate, requests, peak, actions, lacking = self._concrete, None, None, 0, None, 0
         for _ in range(PLANNING_TRIES):
             fits, instantiated = True, resident.instantiated
@@ -227,19 +227,23 @@ class Step:
                 self._peaks[layout] = peak
         log.info("tfswap: %s: %s", self.name, self.report.headline())
 
-    def _optimizer_now(self, inputs: Sequence[Any]) -> tuple[Optimizer, Resident]:
+    def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
         """The optimizer, which is made once, for the arena as it is, and what is in that."""
+        optimizer = self._optimizer or self._new_optimizer(inputs)
+        if live:
+            self._own_buffers(optimizer, inputs)
+        _free_functions()
+        resident = machine.resident(_device()[0])
+        optimizer.suppose(resident)
+        return optimizer, resident
+
+    def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
         from tfswap.importers.function import import_function, source_lines
 
         device, model = _device()
-        graph = import_function(self._concrete, self._planned_for(inputs)) if self._optimizer is None else None
-        _free_functions()
+        graph = import_function(self._concrete, self._planned_for(inputs))
         resident = machine.resident(device)
-        if graph is None:
-            assert self._optimizer is not None
-            self._optimizer.suppose(resident)
-            return self._optimizer, resident
-        made = Optimizer(
+        made = self._optimizer = Optimizer(
             graph,
             model,
             self._request.options,
@@ -247,9 +251,17 @@ class Step:
             locate=source_lines(self._concrete),
             keeps_results=True,
         )
-        self._optimizer = made
         self._count_limit(resident)
-        return made, resident
+        return made
+
+    def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
+        """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""
+        import tfswap.ops
+
+        captured = self._concrete.captured_inputs
+        for position in optimizer.written_variables():
+            if position >= len(inputs):
+                tfswap.ops.own_buffer(captured[position - len(inputs)])
 
     def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
         """Arguments of the sizes that the plan is for, of which these may be smaller."""
@@ -357,13 +369,6 @@ class Step:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
         import tensorflow as tf
 
-        import tfswap.ops
-
-        assert self._optimizer is not None
-        captured = self._concrete.captured_inputs
-        for position in self._optimizer.written_variables():
-            if position >= len(inputs):
-                tfswap.ops.own_buffer(captured[position - len(inputs)])
         with contextlib.suppress(tf.errors.AbortedError):
             function._call_flat(inputs, captured_inputs=function.captured_inputs)
         self._audits[gate].check()

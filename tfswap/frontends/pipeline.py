@@ -125,34 +125,33 @@ class Optimizer:
 
     def renew_baseline(self) -> None:
         """Predict the unoptimised peak, in the arena as it is supposed to be."""
-        peak, self.baseline_s = self._baseline(self._made[1] if self._made else self._resident)
+        peak, self.baseline_s = self._baseline(self._resident_of(PLAIN))
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         self.baseline_peak_bytes = promised(peak)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
         self._resident = resident
-        self._made: tuple[Rewriting, Resident] | None = None
+        self._made: dict[Rewriting, Resident] = {}
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
         self._planners: dict[Rewriting, Planner] = {}
 
     def suppose_made(self, plan: Plan, resident: Resident) -> None:
         """Plan from now on for an arena with this content, which is that of `suppose` and what `plan` has made there.
 
-        Variants have constants of their own: those that `plan` is not of are planned for without its.
+        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
+        other's.
         """
-        if self._made is not None:
-            self._planners.pop(self._made[0], None)
-        self._made = _rewriting(plan), resident
+        self._made[_rewriting(plan)] = resident
         self._planners.pop(_rewriting(plan), None)
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
 
     def has_made(self, plan: Plan) -> bool:
-        """Whether the arena is supposed to have what the variant of `plan` has made there."""
-        return self._made is not None and self._made[0] == _rewriting(plan)
+        """Whether it is known what the variant of `plan` makes in the arena."""
+        return _rewriting(plan) in self._made
 
     def _resident_of(self, rewriting: Rewriting) -> Resident:
-        return self._made[1] if self._made is not None and self._made[0] == rewriting else self._resident
+        return self._made.get(rewriting, self._resident)
 
     @property
     def settled(self) -> Graph:

@@ -26,10 +26,18 @@ def apply_share(graph: Graph) -> int:
 
 
 def apply_share_constants(graph: Graph) -> int:
-    """As `apply_share`, for constants and what is computed from constants alone. What is fetched keeps its name."""
+    """As `apply_share`, for constants and what is computed from constants alone.
+
+    What is fetched keeps its name, and a list that is empty at first stays one of its own.
+    """
     named = {*(f.node for f in graph.fetches), *graph.targets}
     constants = constant_nodes(graph, graph.topological()) - named
-    return _share(graph, constants.__contains__)
+
+    def may_share(node: Node) -> bool:
+        known = bool(node.inputs) or "value" in node.attrs
+        return known and node in constants and all(kind.nbytes for kind in node.outputs)
+
+    return _share(graph, may_share)
 
 
 def _share(graph: Graph, may_share: Callable[[Node], bool]) -> int:

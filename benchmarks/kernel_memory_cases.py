@@ -456,6 +456,7 @@ def _normalisation_and_random() -> list[Case]:
         Case("RandomStandardNormal", {"shape": _i([16, 4, 128, 128])}, {"dtype": "float32"}),
         Case("TruncatedNormal", {"shape": _i([16, 4, 128, 128])}, {"dtype": "float32"}),
         *_variables_and_lists(),
+        *variables_in_part(),
         *_fused(),
         Case(
             "LSTMBlockCell",
@@ -486,7 +487,6 @@ def _normalisation_and_random() -> list[Case]:
 
 def _variables_and_lists() -> list[Case]:
     v, g, lr = {"variable": _f(512, 256)}, _f(512, 256), _c(0.1)
-    rows, ids = _f(64, 256), ["int32", [64]]
     types = {"dtype": "float32"}
     return [
         Case("ReadVariableOp", {"resource": v}, types),
@@ -494,8 +494,6 @@ def _variables_and_lists() -> list[Case]:
         Case("AssignAddVariableOp", {"resource": v, "value": g}),
         Case("AssignSubVariableOp", {"resource": v, "value": g}),
         Case("VariableShape", {"input": v}),
-        Case("ResourceGather", {"resource": v, "indices": ids}, types),
-        Case("ResourceScatterAdd", {"resource": v, "indices": ids, "updates": rows}),
         Case("ResourceApplyGradientDescent", {"var": v, "alpha": lr, "delta": g}),
         Case("ResourceApplyMomentum", {"var": v, "accum": v, "lr": lr, "grad": g, "momentum": lr}),
         Case("ResourceApplyKerasMomentum", {"var": v, "accum": v, "lr": lr, "grad": g, "momentum": lr}),
@@ -532,12 +530,65 @@ def _variables_and_lists() -> list[Case]:
                 "lr_power": _c(-0.5),
             },
         ),
-        Case(
-            "ResourceSparseApplyAdagradV2",
-            {"var": v, "accum": v, "lr": lr, "epsilon": lr, "grad": rows, "indices": ids},
-        ),
         # Tensor lists are not here: what they hold depends on the ops around them (tfswap/analysis/lists.py), and whole
         # programs show it to the byte (tests/test_control_flow.py).
+    ]
+
+
+def variables_in_part() -> list[Case]:
+    """Each op that turns the copy-on-read mode of its variables on."""
+    v, lr, rows = {"variable": _f(512, 256)}, _c(0.1), _f(64, 256)
+    ids, places = ["int32", [64]], ["int32", [64, 1]]
+    types = {"dtype": "float32"}
+    start, end, stride = _i([0, 0]), _i([64, 256]), _i([1, 1])
+    slots: dict[str, dict[str, Any]] = {
+        "Adadelta": {"accum": v, "accum_update": v, "lr": lr, "rho": lr, "epsilon": lr},
+        "Adagrad": {"accum": v, "lr": lr},
+        "AdagradV2": {"accum": v, "lr": lr, "epsilon": lr},
+        "CenteredRMSProp": {
+            "mg": v,
+            "ms": v,
+            "mom": v,
+            "lr": lr,
+            "rho": lr,
+            "momentum": lr,
+            "epsilon": lr,
+        },
+        "Ftrl": {"accum": v, "linear": v, "lr": lr, "l1": lr, "l2": lr, "lr_power": _c(-0.5)},
+        "FtrlV2": {
+            "accum": v,
+            "linear": v,
+            "lr": lr,
+            "l1": lr,
+            "l2": lr,
+            "l2_shrinkage": lr,
+            "lr_power": _c(-0.5),
+        },
+        "KerasMomentum": {"accum": v, "lr": lr, "momentum": lr},
+        "Momentum": {"accum": v, "lr": lr, "momentum": lr},
+        "ProximalAdagrad": {"accum": v, "lr": lr, "l1": lr, "l2": lr},
+        "ProximalGradientDescent": {"alpha": lr, "l1": lr, "l2": lr},
+        "RMSProp": {"ms": v, "mom": v, "lr": lr, "rho": lr, "momentum": lr, "epsilon": lr},
+    }
+    return [
+        Case("ResourceGather", {"resource": v, "indices": ids}, types),
+        Case("ResourceGatherNd", {"resource": v, "indices": places}, types),
+        Case(
+            "ResourceStridedSliceAssign",
+            {"ref": v, "begin": start, "end": end, "strides": stride, "value": rows},
+        ),
+        *(
+            Case(f"ResourceScatter{how}", {"resource": v, "indices": ids, "updates": rows})
+            for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")
+        ),
+        *(
+            Case(f"ResourceScatterNd{how}", {"ref": v, "indices": places, "updates": rows})
+            for how in ("Add", "Max", "Min", "Sub", "Update")
+        ),
+        *(
+            Case(f"ResourceSparseApply{name}", {"var": v, **inputs, "grad": rows, "indices": ids})
+            for name, inputs in slots.items()
+        ),
     ]
 
 

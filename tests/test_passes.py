@@ -22,6 +22,7 @@ from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share, apply_share_constants
+from tfswap.passes.shared_reads import apply_shared_reads
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import VerificationError, verify
@@ -132,6 +133,16 @@ def test_share_constants():
     golden.graph.prune()
     golden.check()
     assert apply_share_constants(golden.graph) == 0
+
+
+def test_shared_reads():
+    golden = Golden("shared_reads")
+    before = len(golden.graph)
+    # The gather and both updates of table, the update of its slots, the gather of tied.
+    assert apply_shared_reads(golden.graph) == 5
+    assert len(golden.graph) == before + 2 + 3 + 3, "reads, what comes first, what comes after updates"
+    golden.check()
+    assert apply_shared_reads(golden.graph) == 0
 
 
 @pytest.mark.parametrize(

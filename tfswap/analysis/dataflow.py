@@ -26,7 +26,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import reads_variable, turns_on_copy_on_read
+from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read
 from tfswap.oplib.names import ASSIGN_IN_PLACE
 from tfswap.planner.allocator import round_up
 
@@ -226,10 +226,18 @@ class _Builder:
         self.index = {node: i for i, node in enumerate(self.flow.nodes)}
         # Variables that are read in part (ResourceGather): from then on every read copies them.
         self.copied_on_read: set[int] = set()
-        self.sparsely_read = {node.inputs[0].node for node in graph if turns_on_copy_on_read(node.op) and node.inputs}
+        self.sparsely_read = {
+            t.node
+            for node in graph
+            if turns_on_copy_on_read(node.op)
+            for t in node.inputs
+            if t.type.dtype == "resource"
+        }
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         for node, used in self.used.items():
             self.sparsely_read.update(node.inputs[p].node for p in used.sparsely_read)
+        # Where the graph turns that off, it is off at each access to the whole (passes/shared_reads.py).
+        self.sparsely_read -= {node.inputs[0].node for node in graph if turns_off_copy_on_read(node.op)}
         self.integers: dict[tuple[Node, int], Values] = {(n, 0): v for n, v in graph.small_constants.items()}
         self.contents: dict[tuple[Node, int], Contents] = {}
         self.version: dict[int, int] = {}  # current value of the variable that a resource value stands for
@@ -445,7 +453,8 @@ class _Builder:
             new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)
             self.version[resource] = new
             self.readers[new] = []
-            copies = resource in self.copied_on_read and node.op != ASSIGN_IN_PLACE
+            in_place = node.op == ASSIGN_IN_PLACE or turns_on_copy_on_read(node.op)
+            copies = resource in self.copied_on_read and not in_place
             result.append(Update(old, new, adopted, copies))
         return tuple(result)
 

@@ -39,8 +39,11 @@ class Trait(Flag):
     WRITES_VARIABLE = auto()
     """Changes a variable."""
     COPY_ON_READ = auto()
-    """Turns its variable's copy-on-read mode on, for good: from then on every ReadVariableOp and every dense
-    update of that variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess)."""
+    """Turns its variable's copy-on-read mode on, until an op turns it off: from then on every ReadVariableOp and every
+    dense update of that variable allocates a copy (training_op_helpers.h, EnsureSparseVariableAccess). What is updated
+    in part is updated in place, but for a read that was held when the mode came on."""
+    SHARED_READS = auto()
+    """Turns its variable's copy-on-read mode off: reads share the buffer again."""
     ADOPTS = auto()
     """The variable takes over the buffer of the value that it is given."""
     SIZED_BY_VALUE = auto()
@@ -143,6 +146,7 @@ _TRAITS: dict[str, Trait] = {
     "_ReadVariablesOp": _READS | Trait.INLINE,  # several at once
     "ResourceGather": _SPARSE_READS,  # rows of a variable, without reading the rest
     "ResourceGatherNd": _SPARSE_READS,  # as ResourceGather
+    "DisableCopyOnRead": _EFFECT | Trait.SHARED_READS,  # what follows must not come before it
     "Tfswap>AssignInPlace": _WRITES,  # copies into the variable's own buffer
     "AssignVariableOp": _WRITES | Trait.ADOPTS,  # drops the old buffer
     "AssignAddVariableOp": _WRITES,  # in place
@@ -176,13 +180,18 @@ _TRAITS: dict[str, Trait] = {
     "ResourceSparseApplyKerasMomentum": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyMomentum": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyRMSProp": _SPARSE_WRITES,  # in place
-    "ResourceStridedSliceAssign": _WRITES,  # in place
+    "ResourceStridedSliceAssign": _SPARSE_WRITES,  # in place
     "DestroyResourceOp": _EFFECT,  # frees the variable
     "ResourceScatterNdAdd": _SPARSE_WRITES,  # in place
+    "ResourceScatterNdMax": _SPARSE_WRITES,  # in place
+    "ResourceScatterNdMin": _SPARSE_WRITES,  # in place
     "ResourceScatterNdUpdate": _SPARSE_WRITES,  # in place
     "ResourceScatterNdSub": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyCenteredRMSProp": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyFtrl": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyFtrlV2": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyProximalAdagrad": _SPARSE_WRITES,  # in place
+    "ResourceSparseApplyProximalGradientDescent": _SPARSE_WRITES,  # in place
     "TemporaryVariable": _EFFECT,  # Grappler's sums in any order; tfswap turns that off
     "DestroyTemporaryVariable": _EFFECT,  # the same
     "Variable": _READS,  # TensorFlow 1: a reference
@@ -753,6 +762,16 @@ _NEUTRAL: dict[str, Neutral] = {
     "Sub": Neutral(0.0, (1,)),
 }
 
+READ_VARIABLE = "ReadVariableOp"
+"""The value of a whole variable."""
+SHARE_READS = "DisableCopyOnRead"
+"""What turns a variable's copy-on-read mode off."""
+
+_GATHERS = {
+    "ResourceGather": "Gather",
+    "ResourceGatherNd": "GatherNd",
+}
+
 _NONE = Trait(0)
 
 
@@ -831,6 +850,17 @@ def writes_variable(op: str) -> bool:
 def turns_on_copy_on_read(op: str) -> bool:
     """Whether the op makes every later read and dense update of its variable a copy."""
     return Trait.COPY_ON_READ in traits(op)
+
+
+@cache
+def turns_off_copy_on_read(op: str) -> bool:
+    """Whether the op makes later reads of its variable share the buffer again."""
+    return Trait.SHARED_READS in traits(op)
+
+
+def gather_of_read(op: str) -> str | None:
+    """The op that gives from a variable's value what this one reads of the variable in part; None for other ops."""
+    return _GATHERS.get(op)
 
 
 @cache

@@ -1,0 +1,135 @@
+"""Variables that are read or updated in part, as tables of embeddings are.
+
+What TensorFlow's copy-on-read mode does, and steps on an arena, whose peak is the planned one to the byte.
+"""
+
+from __future__ import annotations
+
+import pytest
+from processes import ROOT, on_arena
+
+from tfswap.ir import ops
+
+pytest.importorskip("tensorflow")
+
+PROGRAM = """
+import json
+import tensorflow as tf
+import tfswap
+from models import settle
+from tables import NETS, batch
+
+settle()
+arguments = batch({count}, {different})
+nothing = tf.IndexedSlices(arguments[1] * 0.0, arguments[0])
+
+def floor_of(function):
+    try:
+        tfswap.optimize(function, memory_limit=1)(*arguments)
+    except tfswap.InfeasibleMemoryLimit as error:
+        return error.floor_bytes
+
+net = NETS[{net!r}]()
+function = tf.function(net.step)
+limit = floor_of(function)
+step = tfswap.optimize(function, memory_limit=limit)
+peaks, losses = [], []
+
+def run():
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses.append(step(*arguments).numpy().tobytes().hex())
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+
+def digest(net):
+    return [v.numpy().tobytes().hex() for v in net.variables]
+"""
+
+MODES = """
+run()
+run()
+tf.gather(net.table, arguments[0])  # turns the mode on
+run()
+tf.raw_ops.DisableCopyOnRead(resource=net.table.handle)  # as saving a checkpoint does
+run()
+net.table.scatter_add(nothing)
+run()
+
+from tfswap.exporters.function import grappler_off
+with grappler_off():
+    reference = NETS[{net!r}]()
+    unoptimised = tf.function(reference.step)
+    expected = [unoptimised(*arguments).numpy().tobytes().hex() for _ in losses]
+plan = step.plan()
+same = losses == expected and digest(net) == digest(reference)
+print(json.dumps([peaks, plan.planned_peak_bytes, limit, same, len(plan.order), step.plans]))
+"""
+
+
+@pytest.mark.parametrize("net", ["Whole", "Sparse", "Inside", "OnlyInPart"])
+def test_the_planned_peak_is_the_measured_one_whatever_the_mode_was(net):
+    program = (PROGRAM + MODES).format(net=net, count=2000, different=2000)
+    peaks, planned, limit, same, kernels, plans = on_arena(program)
+    assert peaks == [planned] * 5
+    assert planned <= limit
+    assert same
+    assert kernels
+    assert plans == 1
+
+
+@pytest.mark.parametrize("different", [2000, 50])
+def test_equal_ids_take_less_and_ids_that_all_differ_what_is_planned(different):
+    """How many rows are updated is known by a bound; the limit holds for all data."""
+    told = "run()\nrun()\nprint(json.dumps([peaks, step.plan().planned_peak_bytes, limit]))"
+    peaks, planned, limit = on_arena((PROGRAM + told).format(net="Sparse", count=2000, different=different))
+    assert max(peaks) <= planned <= limit
+    if different == 2000:
+        assert min(peaks) == planned
+
+
+EVERY_OP = """
+import json, sys
+sys.path.insert(0, {benchmarks!r})
+import tensorflow as tf
+from kernel_memory import _Program
+from kernel_memory_cases import variables_in_part
+from models import settle
+
+settle()
+tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
+KIB = 1024
+
+def asked_for(function):
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    function()
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before >= 512 * KIB  # a variable's size
+
+found = {{}}
+for case in variables_in_part():
+    program = _Program(case, None)
+    handles = [v.handle for v in program.variables.values()]
+    def read():
+        return [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
+    def whole():
+        for handle in handles:
+            tf.raw_ops.AssignSubVariableOp(resource=handle, value=update)
+    run = lambda: program.function(*program.arguments)
+    update = tf.zeros([512, 256])
+    run()
+    in_part, reads, updates = asked_for(run), asked_for(read), asked_for(whole)
+    for handle in handles:
+        tf.raw_ops.DisableCopyOnRead(resource=handle)
+    shared = asked_for(read), asked_for(whole)
+    held = read()
+    copied = asked_for(run)
+    found[case.op] = [in_part, reads, updates, *shared, copied]
+print(json.dumps(found))
+"""
+
+
+def test_what_turns_the_mode_on_and_what_copies_in_it():
+    found = on_arena(EVERY_OP.format(benchmarks=str(ROOT / "benchmarks")))
+    assert sorted(found) == sorted(op for op in ops._TRAITS if ops.turns_on_copy_on_read(op))
+    for op, asked in found.items():
+        # In part; in the mode: a read, an update of the whole; out of it: the same; in part, while a read is held.
+        assert asked == [False, True, True, False, False, True], op

@@ -70,6 +70,14 @@ def test_what_reads_shapes_only_or_passes_a_variable_on_moves_nothing():
     assert work_seconds(node_of(f"{source}%r = Relu(%x) -> float32[1000,1000]"), RATES) == 8e6 / 1e9
 
 
+def test_rows_cost_the_same_from_a_large_table_and_a_small_one():
+    def seconds(rows: int) -> float:
+        given = f"%t = Placeholder() -> float32[{rows},64]\n%i = Placeholder() -> int32[100]\n"
+        return work_seconds(node_of(f"{given}%r = Gather(%t, %i) -> float32[100,64]"), RATES)
+
+    assert seconds(200) == seconds(1_000_000) > 0
+
+
 def test_a_small_kernel_runs_on_one_core_and_a_large_one_on_all():
     rates = Rates(1e9, 1e9, 4e9, 1e9, 1e9, 0.0, cores=4)
 

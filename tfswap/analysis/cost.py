@@ -122,6 +122,7 @@ class Work(NamedTuple):
         passes: bytes that it moves, for each of its inputs and outputs.
         spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
             four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two.
+        gathers: whether it touches no more of its first input than it gives: a table may be a thousand times as large.
     """
 
     flops: Count | None = None
@@ -129,6 +130,7 @@ class Work(NamedTuple):
     steps: float = 0.0
     passes: float = 1.0
     spread: float = 1.0
+    gathers: bool = False
 
 
 def _elements(kind: TensorType) -> int:
@@ -229,7 +231,9 @@ _WORK: dict[str, Work] = {
     "FusedBatchNormGradV3": Work(steps=5),
     "FusedBatchNormV2": Work(steps=5),
     "FusedBatchNormV3": Work(steps=5),
-    "GatherV2": Work(steps=2),
+    "Gather": Work(steps=2, gathers=True),
+    "GatherNd": Work(steps=2, gathers=True),
+    "GatherV2": Work(steps=2, gathers=True),
     "LRN": Work(steps=8),
     "LRNGrad": Work(steps=8),
     "Log": Work(steps=5.5),
@@ -289,8 +293,9 @@ def work_seconds(node: Node, rates: Rates) -> float:
 
 def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:
     """Seconds of a node's contraction, its element-wise operations and its memory traffic, on all cores."""
-    kinds = [*(t.type for t in node.inputs), *node.outputs]
     work = _work(node)
+    read = [t.type for t in node.inputs]
+    kinds = [*node.outputs, *read[1:], *node.outputs] if work.gathers else [*read, *node.outputs]
     flops = work.flops(node) / work.efficiency if work.flops else 0.0
     steps = work.steps * max(map(_elements, kinds), default=0)
     moved = work.passes * sum(kind.nbytes or 0 for kind in kinds)

@@ -188,6 +188,101 @@ print(json.dumps([info()["current"], peak_of(step, x) <= floor]))
     assert ran
 
 
+# --- bodies of loops and conditionals -------------------------------------------------------------------------
+
+BODIES = """
+settle()
+weights = [tf.Variable(tf.random.stateless_normal([128, 128], seed=(i, 0)) * 0.1) for i in range(3)]
+
+def constant(value):
+    return tf.constant(np.full((128, 128), value, np.float32))
+
+def positive(h):
+    return tf.reduce_sum(h) > 0
+
+def cond(h):
+    for w in weights:
+        h = tf.cond(positive(h), lambda: tf.sin(h @ w) @ constant(0.01), lambda: tf.tanh(h @ w) @ constant(0.02))
+    return h
+
+def thrice(layer, h):
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, layer(h)), [0, h], maximum_iterations=3)[1]
+
+def while_loop(h):
+    return thrice(lambda h: tf.tanh(h @ weights[0] + tf.sin(h @ weights[1]) @ constant(0.01)), h)
+
+def nested(h):
+    return thrice(lambda h: tf.cond(positive(h), lambda: tf.tanh(h @ weights[0]) @ constant(0.01),
+                                    lambda: tf.sin(h @ weights[1]) @ constant(0.02)), h)
+
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean({forward}(x) ** 2)
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        if gradient is not None:
+            weight.assign_sub(0.1 * gradient)
+    return loss
+
+x = tf.random.stateless_normal([2048, 128], seed=(1, 1))
+function = tf.function(step)
+"""
+FORWARD = ["cond", "while_loop", "nested"]
+
+
+@pytest.mark.parametrize("forward", FORWARD)
+def test_constants_of_bodies_go_with_the_function_that_they_were_made_for(forward):
+    """TensorFlow's kernels that run bodies never let go of them: the gate does."""
+    refused, dropped, again, floors = run(f"""{BODIES.replace("{forward}", forward)}
+def grown(tries, attempt):
+    sizes = []
+    for _ in range(tries):
+        attempt()
+        gc.collect()
+        sizes.append(info()["current"])
+    return [after - before for before, after in zip(sizes, sizes[1:])]
+
+floors = []
+refused = grown(3, lambda: floors.append(floor_of(function, x)))
+limit = floors[0] + (1 << 20)
+
+def use():
+    step = tfswap.optimize(function, memory_limit=limit)
+    for _ in range(2):
+        step(x)
+dropped = grown(3, use)
+
+made, forgetful = [], []
+instantiate, fits = Step._instantiate, Step._fits
+Step._instantiate = lambda self, *args: made.append(1) or instantiate(self, *args)
+Step._fits = lambda self, info: not forgetful and fits(self, info)
+step = tfswap.optimize(function, memory_limit=limit)
+step(x)
+def plan_again():
+    made.clear()
+    forgetful.append(1)
+    step(x)
+    forgetful.clear()
+    step(x)
+    assert made
+again = grown(3, plan_again)
+print(json.dumps([refused, dropped, again, floors]))
+""")
+    assert refused == dropped == again == [0, 0]
+    assert len(set(floors)) == 1
+
+
+@pytest.mark.parametrize("forward", FORWARD)
+def test_the_floor_of_a_step_with_bodies_holds_in_a_fresh_process(forward):
+    program = f"""{BODIES.replace("{forward}", forward)}
+def keeps(limit):
+    step = tfswap.optimize(function, memory_limit=limit, on_exceeded="raise")
+    return max(peak_of(step, x) for _ in range(3)) <= limit
+"""
+    floor, same = run(f"{program}floor = floor_of(function, x)\nprint(json.dumps([floor, floor_of(function, x)]))")
+    assert floor == same
+    assert run(f"{program}print(json.dumps(keeps({floor})))")
+
+
 # --- shares -----------------------------------------------------------------------------------------------
 
 

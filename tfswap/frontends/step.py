@@ -26,6 +26,7 @@ from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
 from tfswap.frontends.traffic import TRAFFIC, Running
+from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.passes.claim import apply_claim
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
@@ -37,7 +38,8 @@ from tfswap.sizes import format_bytes, parse_limit
 
 log = logging.getLogger("tfswap")
 
-PLANNING_TRIES = 4
+PLANNING_TRIES = 4 + MOST_VARIANTS
+"""Each variant may have to be made once, to know its constants."""
 MAX_LAYOUTS = 1024
 """So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
 _named_floors: set[tuple[str, int]] = set()  # by fingerprint: what this process has been told to ask for

@@ -31,6 +31,8 @@ from tfswap.planner.problem import Problem
 
 STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
+MOST_VARIANTS = 1 + STAGES + 1
+"""Of a step: as it is, with what loops save swapped, and with encodings."""
 LONG_WAIT = 8.0
 """A tensor that waits for no longer than so many times what encoding it takes gains nothing worth a kernel."""
 PROBES = 4

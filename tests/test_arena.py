@@ -324,6 +324,106 @@ print(json.dumps([limits, refusals]))
     assert refusals[0] == refusals[1]
 
 
+# --- constants that TensorFlow computes when it makes the step -------------------------------------------------
+
+COMPUTED = """
+from tfswap.exporters.function import grappler_off
+
+class Autoencoder:
+    \"\"\"The seed of a mean over examples is broadcast to the batch: 24 MiB of constants. A table is summed up.\"\"\"
+
+    def __init__(self):
+        self.weights = [tf.Variable(tf.random.stateless_normal([3072, 64], seed=(0, 0)) * 0.1),
+                        tf.Variable(tf.random.stateless_normal([64, 3072], seed=(1, 0)) * 0.1)]
+
+    def decoded(self, code):
+        return code @ self.weights[1]
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            logits = self.decoded(tf.nn.relu(x @ self.weights[0]))
+            lost = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.nn.sigmoid(x), logits=logits)
+            loss = tf.reduce_mean(tf.reduce_sum(lost, 1))
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights)):
+            weight.assign_sub(0.01 * gradient)
+        table = tf.sin(tf.range(3e6))
+        return loss, tf.reduce_sum(table) * loss, tf.reduce_sum(tf.reshape(table, [3000, 1000]), 0)
+
+class Branching(Autoencoder):
+    \"\"\"Constants of 24 MiB in a conditional's bodies, in a loop's, and in a loop over nothing but constants.\"\"\"
+
+    def decoded(self, code):
+        logits = super().decoded(code)
+        logits = tf.cond(code[0, 0] > 1e9, lambda: logits, lambda: logits * tf.sin(tf.fill([2048, 3072], 1.5)))
+        logits = tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h + tf.cos(tf.fill([2048, 3072], 0.5))),
+                               (0, logits), maximum_iterations=2)[1]
+        return logits * tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h)),
+                                      (0, tf.fill([2048, 3072], 0.7)), maximum_iterations=3)[1]
+
+def values(net, call):
+    results = [[tensor.numpy().tobytes() for tensor in call(x)] for _ in range(2)]
+    return results, [weight.numpy().tobytes() for weight in net.weights]
+
+settle()
+x = tf.random.stateless_normal([2048, 3072], seed=(3, 3))
+"""
+
+
+@pytest.mark.parametrize("model", ["Autoencoder", "Branching"])
+def test_making_the_step_stays_within_the_limit_where_large_constants_follow_from_others(model):
+    peaks, limit, changed, same, messages = run(f"""{COMPUTED}
+net = {model}()
+step = tfswap.optimize(tf.function(net.step), memory_limit="70%")
+peaks = [peak_of(step, x), peak_of(step, x)]
+limit, changed = step.plan().limit_bytes, not step.plan().changes_nothing
+net = {model}()
+step = tfswap.optimize(tf.function(net.step), memory_limit="70%")
+found = values(net, step)
+net = {model}()
+with grappler_off():
+    expected = values(net, tf.function(net.step))
+print(json.dumps([peaks, limit, changed, found == expected, messages]))
+""")
+    assert changed
+    assert max(peaks) <= limit
+    assert same
+    assert not messages
+
+
+def test_a_step_is_left_alone_only_where_making_it_stays_within_the_limit():
+    peaks, limit, baseline = run("""
+settle()
+weight = tf.Variable(tf.ones([64, 64]))
+def function(x):
+    total = tf.reduce_sum(x @ weight)
+    return sum(tf.reduce_sum(tf.fill([5 << 20], float(i)) * total) for i in range(6))
+x = tf.ones([64, 64])
+step = tfswap.optimize(tf.function(function), memory_limit="120%")
+peaks = [peak_of(step, x) for _ in range(2)]
+print(json.dumps([peaks, step.plan().limit_bytes, step.plan().baseline_peak_bytes]))
+""")
+    assert max(peaks) <= limit
+    assert limit > 1.1 * baseline
+
+
+def test_when_making_the_step_passes_the_limit_all_the_same_that_is_said():
+    """Of what is small enough to be kept, and is held together with all that it is computed from."""
+    peaks, limit, messages = run("""
+settle()
+weight = tf.Variable(tf.ones([1536, 64]))
+def function(x):
+    mask = 1.0 - tf.linalg.band_part(tf.ones([1536, 1536]), -1, 0)
+    return tf.reduce_sum(tf.nn.softmax(x @ mask) @ weight)
+step = tfswap.optimize(tf.function(function), memory_limit="100%")
+x = tf.ones([64, 1536])
+peaks = [peak_of(step, x) for _ in range(2)]
+print(json.dumps([peaks, step.plan().limit_bytes, messages]))
+""")
+    assert peaks[0] > limit >= peaks[1]
+    assert len(messages) == 1
+    assert "while TensorFlow made it" in messages[0]
+
+
 # --- what comes and goes ------------------------------------------------------------------------------------
 
 SURPRISE = """

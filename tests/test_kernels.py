@@ -71,6 +71,12 @@ def test_variables():
     assert kernel_memory("ReadVariableOp", {}, (handle,), (IMAGE,), CPU).alias == ((0, 0),)
 
 
+def test_what_is_deferred_is_passed_on():
+    scalar = TensorType("float32", ())
+    assert kernel_memory("Tfswap>Defer", {}, (scalar,), (scalar,), CPU).alias == ((0, 0),)
+    assert not ops.is_folded("Tfswap>Defer")
+
+
 def test_results_that_are_handed_over_have_slots_of_their_own():
     scalar = TensorType("float32", ())
     memory = kernel_memory("Tfswap>HandOver", {"slots": 8}, (scalar,), (scalar,), CPU)

@@ -17,6 +17,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
+from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
@@ -91,6 +92,14 @@ def test_settle():
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
     assert apply_settle(golden.graph) == 0
+
+
+def test_defer():
+    golden = Golden("defer")
+    assert apply_defer(golden.graph, DeviceModel("gpu")) == 0
+    assert apply_defer(golden.graph, DeviceModel()) == 6
+    golden.check()
+    assert apply_defer(golden.graph, DeviceModel()) == 0
 
 
 def test_hand_over():

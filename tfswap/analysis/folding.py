@@ -1,28 +1,24 @@
-"""Which nodes are constants of the step: tensors of the graph, and what TensorFlow computes from them beforehand."""
+"""Which nodes are constants of the step: tensors of the graph, and what TensorFlow computes from them beforehand.
+
+When TensorFlow makes the step's executor it computes every node that follows from constants alone, and then keeps what
+is not too large (tensorflow/core/common_runtime/constant_folding.cc). Data inputs that are constants are enough,
+whatever the node waits for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import is_const, is_folded
+from tfswap.ir.ops import is_const, is_folded, is_known, is_view
 
 MAX_FOLDED_BYTES = 10 << 20
-"""TensorFlow folds no constant larger than this."""
+"""TensorFlow keeps no result larger than this."""
 
 
 def folds(node: Node, constants: set[Node]) -> bool:
-    """Whether TensorFlow computes the node once, when it makes the step's executor, and keeps the result.
-
-    Follows tensorflow/core/common_runtime/constant_folding.cc: data inputs that are constants are enough,
-    whatever the node waits for.
-    """
-    return (
-        bool(node.inputs)
-        and is_folded(node.op)
-        and all(t.node in constants for t in node.inputs)
-        and all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)
-    )
+    """Whether TensorFlow computes the node once, and keeps the result."""
+    return bool(node.inputs) and is_folded(node.op) and _reads_only(constants, node) and _is_kept(node)
 
 
 def constant_nodes(graph: Graph, order: Sequence[Node]) -> set[Node]:
@@ -41,3 +37,52 @@ def kept_constants(graph: Graph) -> list[Node]:
     read = {t.node for node in order if node not in constants for t in node.inputs}
     read.update(f.node for f in graph.fetches)
     return [node for node in order if node in constants and node in read]
+
+
+def computed(graph: Graph) -> list[Node]:
+    """What TensorFlow computes beforehand, kept or not, in topological order.
+
+    An op that tfswap does not know may be one that TensorFlow computes.
+    """
+    constants: set[Node] = set()
+    found: list[Node] = []
+    for node in graph.topological():
+        may_be = is_folded(node.op) or node in graph.bodies or not is_known(node.op)
+        if is_const(node.op):
+            constants.add(node)
+        elif may_be and node.inputs and _reads_only(constants, node):
+            constants.add(node)
+            found.append(node)
+    return found
+
+
+def thrown_away(graph: Graph) -> list[Node]:
+    """The first of what TensorFlow computes beforehand for nothing: it runs in each step all the same.
+
+    Its results are too large to be kept, or it is a loop or a conditional, which runs here as it is planned. What is
+    computed from these is not told: it is computed in the step once they are.
+    """
+    found: list[Node] = []
+    in_step: set[Node] = set()
+    for node in computed(graph):
+        if any(t.node in in_step for t in node.inputs):
+            in_step.add(node)
+        elif node in graph.bodies or not _is_kept(node):
+            in_step.add(node)
+            found.append(node)
+    return found
+
+
+def computed_bytes(graph: Graph) -> int:
+    """The most that TensorFlow holds while it computes constants: all of them, and what they are computed from."""
+    nodes = [*(node for node in graph if is_const(node.op)), *computed(graph)]
+    own = sum(t.nbytes or 0 for node in nodes if not is_view(node.op) for t in node.outputs)
+    return own + sum(map(computed_bytes, graph.all_bodies()))
+
+
+def _reads_only(constants: set[Node], node: Node) -> bool:
+    return all(t.node in constants for t in node.inputs)
+
+
+def _is_kept(node: Node) -> bool:
+    return all((t.nbytes or 0) <= MAX_FOLDED_BYTES for t in node.outputs)

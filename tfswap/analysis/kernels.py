@@ -64,6 +64,7 @@ _RULES: dict[str, _Entry] = {
     "Reshape": _VIEW,
     "Squeeze": _VIEW,
     "StopGradient": _VIEW,
+    "Tfswap>Defer": _VIEW,  # ops/csrc/core/arena_ops.cc
     "_EagerConst": _VIEW,
     # Produced once, or by the caller: nothing is allocated in the step (constant_op.cc keeps its tensor).
     "Const": _FREE,

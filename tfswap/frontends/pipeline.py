@@ -12,6 +12,7 @@ from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
+from tfswap.analysis.folding import computed_bytes, thrown_away
 from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -22,6 +23,7 @@ from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.importers.graph_def import repeated_number
 from tfswap.ir.graph import Graph
 from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
@@ -114,6 +116,7 @@ class Optimizer:
         apply_settle(settled)
         apply_shared_reads(settled)
         apply_split_views(settled)
+        apply_defer(settled, device)
         if keeps_results:
             apply_hand_over(settled)
         for made in (*settled.all_bodies(), settled):
@@ -121,6 +124,7 @@ class Optimizer:
             made.prune()
         chains = apply_bodies(settled, device)
         self.variants = Variants(settled, chains, self._facts, lambda made: find_encodings(made, device))
+        self._computed_bytes = _computed_for_nothing(graph, device)
         self.costs = costs or Costs.of(device, self.options.profile)
         self.suppose(resident)
         self.renew_baseline()
@@ -240,13 +244,18 @@ class Optimizer:
         """
         limit_bytes = None if limit is None else parse_limit(limit, self.baseline_peak_bytes)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
-        if not ordered and (aim is None or aim >= self.baseline_peak_bytes * BASELINE_SPREAD):
+        if not ordered and (aim is None or self._fits_unchanged(aim)):
             return self._freeze(limit_bytes, None)
         found = self.candidate(aim)
         if found is None:
             assert limit_bytes is not None, "without a limit the first candidate fits"
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
+
+    def _fits_unchanged(self, aim_bytes: int) -> bool:
+        """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
+        made_bytes = self.resident_bytes + self._computed_bytes
+        return aim_bytes >= max(self.baseline_peak_bytes * BASELINE_SPREAD, made_bytes)
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
@@ -437,3 +446,13 @@ class Optimizer:
 
 def _rewriting(plan: Plan) -> Rewriting:
     return Rewriting(plan.accumulators, plan.encoded)
+
+
+def _computed_for_nothing(graph: Graph, device: DeviceModel) -> int:
+    """The most that TensorFlow takes to make the step as it was traced, where a rewritten one takes less; 0 elsewhere.
+
+    On other devices than a CPU that is host memory.
+    """
+    if device.kind != "cpu" or not any(map(thrown_away, (graph, *graph.all_bodies()))):
+        return 0
+    return computed_bytes(graph)

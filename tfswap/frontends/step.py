@@ -103,6 +103,7 @@ class Step:
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
         self._hopeless_bytes: int | None = None  # with as much in the arena, no plan fitted
         self._resident_bytes = 0  # in the arena at the latest planning
+        self._making_bytes = 0  # the peak while functions of the latest plan were made, if it was the highest so far
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than what was planned for."""
@@ -170,6 +171,7 @@ class Step:
         """
         live = not self._request.changes_nothing and _is_live(inputs)
         optimizer, resident = self._optimizer_now(inputs, live)
+        self._making_bytes = 0
         function, gate, requests, peak, actions, lacking = self._concrete, None, None, 0, None, 0
         for _ in range(PLANNING_TRIES):
             fits, instantiated = True, resident.instantiated
@@ -228,6 +230,13 @@ class Step:
             if layout := tfswap.ops.arena_layout(gate):
                 self._peaks[layout] = peak
         log.info("tfswap: %s: %s", self.name, self.report.headline())
+        if given is None and self.limit_bytes is not None and self._making_bytes > self.limit_bytes:
+            self._complain(
+                f"{self.name} peaked at {format_bytes(self._making_bytes)} while TensorFlow made it, "
+                f"{format_bytes(self._making_bytes - self.limit_bytes)} over its limit. No step takes as much: what "
+                "follows from constants alone is computed then, all at once. Make large constants outside of the "
+                "function."
+            )
 
     def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
         """The optimizer, which is made once, for the arena as it is, and what is in that."""
@@ -371,8 +380,12 @@ class Step:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
         import tensorflow as tf
 
+        before = self._memory_info()
         with contextlib.suppress(tf.errors.AbortedError):
             function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        after = self._memory_info()
+        if after.peak_bytes > before.peak_bytes:
+            self._making_bytes = after.peak_bytes
         self._audits[gate].check()
         return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
 

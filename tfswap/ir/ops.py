@@ -119,6 +119,7 @@ _TRAITS: dict[str, Trait] = {
     "Reshape": _VIEW,  # shape only
     "Squeeze": _VIEW,  # shape only
     "StopGradient": _SAME,  # renames
+    "Tfswap>Defer": _SAME | Trait.NOT_FOLDED,  # renames, and only when the step runs
     # Metadata: read the shape or dtype of a tensor, not its contents.
     "OnesLike": _METADATA,  # needs no contents, but keeps the buffer where it can reuse it
     "Rank": _METADATA | Trait.INLINE,

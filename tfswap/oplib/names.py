@@ -124,6 +124,10 @@ ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 # kernel has room for so many results of so many elements.
 HAND_OVER: Final = "Tfswap>HandOver"
 
+# (tensor: T) -> (output: T); attr T. The same buffer. Stateful, so that TensorFlow computes nothing that reads it
+# before the step runs.
+DEFER: Final = "Tfswap>Defer"
+
 # () -> (); attr gate: int. Fails until that gate is open; every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 

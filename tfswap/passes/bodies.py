@@ -10,6 +10,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
+from tfswap.passes.defer import apply_defer
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
@@ -24,6 +25,7 @@ def apply_bodies(graph: Graph, device: DeviceModel) -> list[list[str]]:
     for body in graph.all_bodies():
         apply_settle(body)
         apply_split_views(body)
+        apply_defer(body, device)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)

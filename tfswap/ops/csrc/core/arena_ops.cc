@@ -10,6 +10,8 @@
 //                  its own, so that AssignInPlace finds it so
 //   HandOver       moves a small result out of the way of the next step, whose caller may
 //                  hold it for as long as he likes
+//   Defer          keeps TensorFlow from computing, when it makes the step, what is too large
+//                  to be kept, and is computed in each step anyway
 
 #include <cstdint>
 #include <cstring>
@@ -94,6 +96,16 @@ the result is larger than was expected, the result is passed on as it is.
 
 elements: The most that the result has.
 slots: How many results there is room for at first.
+)doc");
+
+REGISTER_OP("Tfswap>Defer")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr("T: type")
+    .SetIsStateful()  // which TensorFlow never computes beforehand, nor what reads it
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Passes on its input, the same buffer, when the step runs and not before.
 )doc");
 
 class ArenaMapOp : public OpKernel {
@@ -300,6 +312,15 @@ class HandOverOp : public OpKernel {
   std::vector<Tensor> slots_;
 };
 
+class DeferOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override { ctx->set_output(0, ctx->input(0)); }
+
+  bool IsExpensive() override { return false; }
+};
+
 REGISTER_KERNEL_BUILDER(Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_CPU), ArenaMapOp);
 REGISTER_KERNEL_BUILDER(
     Name("Tfswap>ArenaMap").Device(tensorflow::DEVICE_GPU).HostMemory("chunks").HostMemory("limit"),
@@ -322,10 +343,22 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>HandOver")
                             .HostMemory("result")
                             .HostMemory("output"),
                         HandOverOp);
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Defer").Device(tensorflow::DEVICE_CPU), DeferOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Defer")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<int32_t>("T")
+                            .HostMemory("tensor")
+                            .HostMemory("output"),
+                        DeferOp);
+
 #define REGISTER_ON_GPU(type)                                                            \
   REGISTER_KERNEL_BUILDER(                                                               \
       Name("Tfswap>HandOver").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"), \
-      HandOverOp)
+      HandOverOp);                                                                       \
+  REGISTER_KERNEL_BUILDER(                                                               \
+      Name("Tfswap>Defer").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"),    \
+      DeferOp)
 REGISTER_ON_GPU(Eigen::half);
 REGISTER_ON_GPU(Eigen::bfloat16);
 REGISTER_ON_GPU(float);

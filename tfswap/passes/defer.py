@@ -1,0 +1,49 @@
+"""Keeps TensorFlow from computing beforehand what it then throws away.
+
+TensorFlow makes a step's executor by computing every node that follows from constants alone, all of them at once and
+however large, and keeps what is not over 10 MiB (analysis/folding.py). A large constant gradient, as of a mean over
+examples, or a mask is computed so for nothing, each time that the step is made: its first call then peaks far above
+the plan, and where memory is short TensorFlow crashes. A `Defer` before such a node makes it one of the step, and all
+that is computed from it, as the plan has it. It passes a buffer on and costs nothing.
+
+Requires a CPU: on other devices TensorFlow computes constants in host memory, with the CPU's kernels, whose bits the
+device's own need not have. There the graph is left alone.
+"""
+
+from __future__ import annotations
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.folding import thrown_away
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.oplib import names
+
+_TELLING = {
+    "int32": 1,  # shapes, which TensorFlow can't see through a Defer
+    "int64": 1,  # the same
+    "variant": 2,  # lists, whose elements are followed
+}
+
+
+def apply_defer(graph: Graph, device: DeviceModel) -> int:
+    """Defer nodes of `graph`, in place; returns how many."""
+    if device.kind != "cpu":
+        return 0
+    deferred: dict[Output, Output] = {}
+    nodes = thrown_away(graph)
+    for node in nodes:
+        tensor = _least_telling(node)
+        if tensor not in deferred:
+            deferred[tensor] = _add_defer(graph, tensor, node.device)
+        node.inputs = tuple(deferred[tensor] if t == tensor else t for t in node.inputs)
+    return len(nodes)
+
+
+def _least_telling(node: Node) -> Output:
+    """The input that says least about what the node makes."""
+    return min(node.inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
+
+
+def _add_defer(graph: Graph, tensor: Output, device: str) -> Output:
+    name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/defer")
+    attrs = {"T": Dtype(tensor.type.dtype)}
+    return graph.add(names.DEFER, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device).out()

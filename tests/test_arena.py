@@ -281,6 +281,12 @@ def keeps(limit):
     floor, same = run(f"{program}floor = floor_of(function, x)\nprint(json.dumps([floor, floor_of(function, x)]))")
     assert floor == same
     assert run(f"{program}print(json.dumps(keeps({floor})))")
+    reported = run(f"""{program}
+step = tfswap.optimize(function, memory_limit={floor + MIB})
+step(x)
+print(json.dumps(step.report().floor_bytes))
+""")
+    assert run(f"{program}print(json.dumps(keeps({reported})))"), "the floor that a report names"
 
 
 # --- shares -----------------------------------------------------------------------------------------------

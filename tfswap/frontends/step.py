@@ -30,7 +30,7 @@ from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.passes.claim import apply_claim
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
-from tfswap.planner.planner import promised
+from tfswap.planner.planner import MARGIN_BYTES, promised
 from tfswap.planner.requests import Requests
 from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
@@ -341,6 +341,8 @@ class Step:
     def _floor_bytes(self) -> int:
         assert self._optimizer is not None
         floor = self._optimizer.floor_bytes()
+        if not self._optimizer.has_made(self._optimizer.lowest()):
+            floor += MARGIN_BYTES  # where its constants will lie is not known to the byte
         _named_floors.add((self._optimizer.fingerprint, floor))
         return floor
 

@@ -148,7 +148,7 @@ def memory_curves(step: Any, arguments: tuple[Any, Any], limit_bytes: int) -> tu
     from tfswap.frontends import machine
     from tfswap.frontends.pipeline import Optimizer
     from tfswap.importers.function import import_function
-    from tfswap.planner.schedule import RUN, Step
+    from tfswap.planner.schedule import RUN, Step, build_schedule
     from tfswap.planner.simulate import simulate_memory
 
     device, model = machine.current_device()
@@ -158,7 +158,7 @@ def memory_curves(step: Any, arguments: tuple[Any, Any], limit_bytes: int) -> tu
     assert found is not None  # the limit is above the floor
     plain = [Step(RUN, i) for i in found.choice.order]
     without = simulate_memory(planner.flow, plain, resident=planner.resident).during_bytes
-    schedule = planner.schedule(found)
+    schedule = build_schedule(*found.choice)
     during = simulate_memory(planner.flow, schedule, resident=planner.resident).during_bytes
     planned = [used for used, one in zip(during, schedule, strict=True) if one.kind == RUN]
     return without, planned

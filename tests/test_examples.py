@@ -1,0 +1,37 @@
+"""What examples take from inside of tfswap is there. The demo itself is run by hand: it needs a gigabyte."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
+    spec = importlib.util.spec_from_file_location("train_under_cap", EXAMPLES / "train_under_cap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    weights = [tf.Variable(tf.random.stateless_normal([64, 64], seed=(i, 0)) * 0.1) for i in range(4)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.nn.relu(tf.sin(h @ weight))
+            loss = tf.reduce_mean(h)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    without, planned = demo.memory_curves(step, (tf.zeros([2048, 64]),), 4 << 20)
+    assert max(planned) <= 4 << 20 < max(without)
+    with demo.grappler_off():
+        assert float(step(tf.ones([4, 64]))) >= 0

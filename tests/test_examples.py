@@ -9,6 +9,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from nets import Net  # noqa: E402 needs TensorFlow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -18,19 +20,7 @@ def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
     assert spec.loader is not None
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    weights = [tf.Variable(tf.random.stateless_normal([64, 64], seed=(i, 0)) * 0.1) for i in range(4)]
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for weight in weights:
-                h = tf.nn.relu(tf.sin(h @ weight))
-            loss = tf.reduce_mean(h)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.1 * gradient)
-        return loss
-
+    step = tf.function(Net(layers=4, width=64).step)
     without, planned = demo.memory_curves(step, (tf.zeros([2048, 64]),), 4 << 20)
     assert max(planned) <= 4 << 20 < max(without)
     with demo.grappler_off():

@@ -22,7 +22,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         try:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
             os.replace(temporary, target)
-        except BaseException:
+        except BaseException:  # an interrupt too leaves nothing behind
             temporary.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:  # a name that no file can have is a ValueError

@@ -39,8 +39,9 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
 
 def require_sight(graph: Graph, locate: Locate) -> None:
     """Refuse a graph that runs functions out of sight, unless all their tensors are small. Raises UnsupportedGraph."""
-    library = functions_beside(graph)
-    for node, names in hidden_calls(graph):
+    hidden = list(hidden_calls(graph))
+    library = functions_beside(graph) if hidden else {}
+    for node, names in hidden:
         for name in names:
             held = _held(node, name, library)
             if held is None:

@@ -119,9 +119,8 @@ class Optimizer:
         apply_defer(settled, device)
         if keeps_results:
             apply_hand_over(settled)
-        for made in (*settled.all_bodies(), settled):
-            apply_share_constants(made)
-            made.prune()
+        apply_share_constants(settled)
+        settled.prune()
         chains = apply_bodies(settled, device)
         self.variants = Variants(settled, chains, self._facts, lambda made: find_encodings(made, device))
         self._computed_bytes = _computed_for_nothing(graph, device)

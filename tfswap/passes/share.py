@@ -13,7 +13,7 @@ Not handled: inputs of commutative ops in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfswap.analysis.folding import constant_nodes
 from tfswap.ir.graph import Graph, Node, Output
@@ -22,7 +22,7 @@ from tfswap.ir.ops import is_pure
 
 def apply_share(graph: Graph) -> int:
     """Point the readers of repeated pure nodes at the first of them, in place; returns how many nodes were repeats."""
-    return _share(graph, lambda node: is_pure(node.op) and node not in graph.bodies)
+    return _share(graph, graph.topological(), lambda node: is_pure(node.op) and node not in graph.bodies)
 
 
 def apply_share_constants(graph: Graph) -> int:
@@ -31,19 +31,20 @@ def apply_share_constants(graph: Graph) -> int:
     What is fetched keeps its name, and a list that is empty at first stays one of its own.
     """
     named = {*(f.node for f in graph.fetches), *graph.targets}
-    constants = constant_nodes(graph, graph.topological()) - named
+    order = graph.topological()
+    constants = constant_nodes(graph, order) - named
 
     def may_share(node: Node) -> bool:
         known = bool(node.inputs) or "value" in node.attrs
         return known and node in constants and all(kind.nbytes for kind in node.outputs)
 
-    return _share(graph, may_share)
+    return _share(graph, order, may_share)
 
 
-def _share(graph: Graph, may_share: Callable[[Node], bool]) -> int:
+def _share(graph: Graph, order: Sequence[Node], may_share: Callable[[Node], bool]) -> int:
     first: dict[object, Node] = {}
     instead: dict[Node, Node] = {}
-    for node in graph.topological():
+    for node in order:
         if instead:
             node.inputs = tuple([Output(instead.get(source, source), index) for source, index in node.inputs])
             if node.controls:

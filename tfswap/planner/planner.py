@@ -208,7 +208,7 @@ class Planner:
         """Of the step with no more live bytes than this, as the first solver does it; NEVER where it can't."""
         if target_bytes >= self.problems[0].live_peak_bytes:
             return self.unmoved[0].draft.timing.total_s
-        choice = self.ladders[0].solve(self.problems[0], target_bytes) if self.ladders else None
+        choice = self.ladders[0].choice(target_bytes) if self.ladders else None
         return NEVER if choice is None else self.judged(choice).draft.timing.total_s
 
     def candidate(self, limit_bytes: int | None, best: Candidate | None = None) -> Candidate | None:
@@ -376,14 +376,14 @@ class _Ladder:
         met, unmet = high, 0
         for _ in range(BISECTIONS):
             middle = (met + unmet) // 2
-            if self._choice(middle) is None:
+            if self.choice(middle) is None:
                 unmet = middle
             else:
                 met = middle
         targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
         return [target for target in dict.fromkeys(targets) if target < high]
 
-    def _choice(self, target: int) -> Choice | None:
+    def choice(self, target: int) -> Choice | None:
         if target not in self._choices:
             self._choices[target] = self.solve(self.problem, target)
         return self._choices[target]
@@ -391,6 +391,6 @@ class _Ladder:
     def judged(self, rung: int) -> Judged | None:
         """None where the solver does not meet the target; it may meet lower ones all the same."""
         if rung not in self._judged:
-            choice = self._choice(self.targets[rung])
+            choice = self.choice(self.targets[rung])
             self._judged[rung] = None if choice is None else self.planner.judged(choice)
         return self._judged[rung]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from tfswap.analysis.cost import spread_over
@@ -299,9 +299,12 @@ class Replay:
             self.changed = True
             self.persistent[first] = buffers[new]
 
+    @cached_property
+    def _older(self) -> dict[int, int]:
+        """By version of a variable, the one before it."""
+        return {u.new: u.old for us in self.flow.updates for u in us}
+
     def _versions(self, value: int) -> list[int]:
-        if not hasattr(self, "_older"):
-            self._older = {u.new: u.old for us in self.flow.updates for u in us}
         chain = [value]
         while chain[-1] in self._older:
             chain.append(self._older[chain[-1]])

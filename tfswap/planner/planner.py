@@ -251,7 +251,7 @@ class Planner:
 
     def lowest(self) -> Candidate:
         """The rung that needs least."""
-        best = min((judged.apart for judged in self.unmoved), key=lambda found: found.peak_bytes)
+        best = self.unmoved[0].apart
         for judged in self.unmoved:
             best = judged.lowest(best.peak_bytes) or best
         for ladder in self.ladders:
@@ -353,8 +353,7 @@ class Judged:
 
     def _candidate(self, choice: Choice) -> Candidate:
         memory = self._memory(choice)
-        same = choice.beside == self.draft.choice.beside  # splits take no time
-        timing = self.draft.timing if same else self._planner.timing(choice)
+        timing = self.draft.timing if choice == self.draft.choice else self._planner.timing(choice)
         return Candidate(choice, memory, timing, promised(memory.peak_bytes))
 
     def _split(self, candidate: Candidate, limit_bytes: float) -> Iterator[Candidate]:
@@ -370,9 +369,10 @@ class Judged:
         if promised(live_bytes) <= limit_bytes:
             for share in LEAST_SHARES:
                 worth = tuple(split for split in splits if split.nbytes >= share * live_bytes)
-                split = self._candidate(choice._replace(splits=worth))
-                if not split.memory.raced:
-                    yield split
+                split = choice._replace(splits=worth)
+                memory = self._memory(split)
+                if not memory.raced:  # and splits take no time
+                    yield Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
 
     def _memory(self, choice: Choice) -> Memory:
         """What the draft does to memory with what `choice` has side by side."""

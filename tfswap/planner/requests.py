@@ -18,6 +18,8 @@ from tfswap.planner.simulate import Resident, simulate_memory
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
 """No request asks for as much: events above it are splits."""
+_REST: Final = -2
+"""Stands for the address of what a split takes."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,6 @@ def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena
     if any(addresses[a] != addresses[b] for a, b in same):
         return None
     return arena.peak_bytes
-
-
-_REST: Final = -2
-"""Stands for the address of what a split takes."""
 
 
 class _Recorder:

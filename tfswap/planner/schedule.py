@@ -34,10 +34,12 @@ SPLIT = "split"
 
 KERNELS = frozenset({RUN, LEAD, RERUN})
 """What has a kernel for its subject."""
+COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
+"""What has a value for its subject."""
 
 
 class Step(NamedTuple):
-    """`subject` is a node's index for KERNELS, bytes for SPLIT, a value's for the others."""
+    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT."""
 
     kind: str
     subject: int

@@ -20,7 +20,7 @@ from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
-from tfswap.planner.schedule import AWAIT, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step
+from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step
 
 MAX_REPEATS = 3
 
@@ -128,9 +128,13 @@ class Resident:
     def ledger(self) -> Ledger:
         """A fresh ledger with this content."""
         made = Ledger()
-        if self.chunks:
-            made.allocate(self.total_bytes)
+        self.enter(made)
         return made
+
+    def enter(self, ledger: Ledger) -> None:
+        """Count this content in an empty ledger, where `fill` does not add it piece by piece."""
+        if self.chunks:
+            ledger.allocate(self.total_bytes)
 
 
 NOTHING_KNOWN = Resident()
@@ -286,7 +290,7 @@ class Replay:
             if before_bytes is not None and during_bytes is not None:
                 before_bytes.append(before)
                 during_bytes.append(arena.peak_bytes)
-            if kind != SPLIT:
+            if rest != -1 and kind != SPLIT:
                 free(rest)
                 rest = -1
         self.peak = peak
@@ -476,7 +480,7 @@ def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) 
 
     What loops swap inside of their bodies is taken to be there all the time.
     """
-    moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind not in (*KERNELS, SPLIT)]
+    moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
     copies: dict[int, int] = {}
     for n, kind, v in moves:

@@ -31,8 +31,7 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
     ledger = _Lives()
-    if resident.chunks:
-        ledger.allocate(resident.total_bytes)
+    resident.enter(ledger)
     replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident))
     ledger.replay = replay
     during = array("q")

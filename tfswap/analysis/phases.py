@@ -7,6 +7,8 @@ that has no such kernel (a mean of squares) are not found: what is said to be ba
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_view, writes_variable
 
@@ -25,10 +27,28 @@ _GRADIENTS: dict[str, int] = {
 
 def backward_nodes(graph: Graph) -> set[Node]:
     """The nodes of `graph` that certainly are of the backward pass; optimizers' arithmetic is counted to it."""
+    return backward_among(graph.topological())
+
+
+def backward_among(nodes: Iterable[Node]) -> set[Node]:
+    """Likewise, of nodes in topological order."""
     found: set[Node] = set()
-    for node in graph.topological():
+    for node in nodes:
         if _is_gradient(node.op) or any(t.node in found or _is_seed(t) for t in node.inputs):
             found.add(node)
+    return found
+
+
+def forward_among(nodes: Sequence[Node], fetched: Iterable[Node]) -> set[Node]:
+    """The nodes, of some in topological order, that gradients or what is fetched are computed from.
+
+    Of the rest, what does not read a gradient either is optimizers' arithmetic. (The backward pass is among these where
+    it is fetched, or where gradients of gradients are taken.)
+    """
+    found: set[Node] = set(fetched)
+    for node in reversed(nodes):
+        if node in found or _is_gradient(node.op) or node.op in _GRADIENTS:
+            found.update(t.node for t in node.inputs)
     return found
 
 

@@ -35,18 +35,7 @@ it. One variable's worth of that is kept free, and no more than this share of th
 
 @dataclass(frozen=True)
 class OfflineReport(Report):
-    """A Report of a step that was planned from a file or a proto.
-
-    Attributes:
-        step: the function or graph that the figures are of.
-        notes: what the figures assume, and what could not be planned.
-    """
-
-    step: str = ""
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n".join([super().__str__(), *(f"note: {note}" for note in self.notes)])
+    """A Report of a step that was planned from a file or a proto, whose `notes` say what the figures assume."""
 
 
 @dataclass(frozen=True)
@@ -124,4 +113,4 @@ def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Offlin
             "those allocate inside is not in these figures"
         )
     content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
-    return OfflineReport(**content, step=step, notes=tuple(notes))
+    return OfflineReport(**content | {"step": step, "notes": tuple(notes)})

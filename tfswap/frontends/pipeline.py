@@ -45,17 +45,19 @@ from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
-from tfswap.planner.baseline import simulate_baseline
+from tfswap.planner.baseline import record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Absence, Plan, fingerprint
 from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
+from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory, simulate_memory
 from tfswap.planner.tiers import STAGING_BYTES, Tiers
 from tfswap.report.report import Report, make_report
+from tfswap.report.timeline import Timeline
 from tfswap.sizes import format_bytes, parse_limit
 
 BASELINE_SPREAD = 1.1
@@ -203,7 +205,8 @@ class Optimizer:
 
     def renew_baseline(self) -> None:
         """Predict the unoptimised peak, in the arena as it is supposed to be."""
-        peak, self.baseline_s = self._baseline(self._resident_of(PLAIN))
+        self._baseline_resident = self._resident_of(PLAIN)
+        peak, self.baseline_s = self._baseline(self._baseline_resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         self.baseline_peak_bytes = promised(peak)
 
@@ -364,16 +367,9 @@ class Optimizer:
         )
 
     def _baseline(self, resident: Resident) -> tuple[int, float]:
-        """Peak and seconds of the step as it runs without tfswap: variables adopt buffers, Grappler has its part."""
-        graph = self.graph.copy()
-        apply_split_views(graph, marks_gradients=False)
-        apply_neutral(graph, repeated_number)
-        apply_share(graph)
-        graph.prune()
-        flow, costs = analyse_dataflow(graph, self.device, lowered=True), self.costs
-        live = graph.live_nodes()
-        runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
-        cost_s = [seconds if ran else 0.0 for seconds, ran in zip(costs.of_step(flow), runs, strict=True)]
+        """Peak and seconds of the step as it runs without tfswap."""
+        flow, cost_s, runs = self._unoptimised()
+        costs = self.costs
         peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
         profile = costs.profile
         if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
@@ -381,6 +377,44 @@ class Optimizer:
             return peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates)
         ordered_s = sum(s for s, k in zip(costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
         return peak, profile.unordered * ordered_s
+
+    def _unoptimised(self) -> tuple[Dataflow, list[float], list[bool]]:
+        """The step without tfswap, where variables adopt buffers and Grappler has its part.
+
+        With its nodes' seconds, and which of them run.
+        """
+        graph = self.graph.copy()
+        apply_split_views(graph, marks_gradients=False)
+        apply_neutral(graph, repeated_number)
+        apply_share(graph)
+        graph.prune()
+        flow = analyse_dataflow(graph, self.device, lowered=True)
+        live = graph.live_nodes()
+        runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
+        cost_s = [s if ran else 0.0 for s, ran in zip(self.costs.of_step(flow), runs, strict=True)]
+        return flow, cost_s, runs
+
+    def timeline(self, plan: Plan, resident: Resident) -> Timeline:
+        """What is in the arena over the step, without and with `plan`.
+
+        Args:
+            resident: what is there before the planned step.
+        """
+        flow, cost_s, _ = self._unoptimised()
+        before = record_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
+        after = None
+        if not plan.changes_nothing:
+            variant = self.variant_of(plan)
+            planner = self.planner_of(variant)
+            after = record_planned(
+                variant.flow,
+                planned_schedule(variant.flow, plan),
+                planner.cost_s,
+                planner.rates,
+                resident=resident,
+                disk=frozenset(variant.flow.value_named[a.tensor] for a in plan.absences if a.disk),
+            )
+        return Timeline(before, after, self.baseline_s)
 
     def fetched_bytes(self) -> int:
         """What the step returns and nothing else holds."""
@@ -546,13 +580,26 @@ class Optimizer:
         verify(made)
         return made
 
-    def report(self, plan: Plan) -> Report:
-        """What was found and decided."""
+    def report(self, plan: Plan, resident: Resident | None = None) -> Report:
+        """What was found and decided.
+
+        Args:
+            resident: what is in the arena before the step; by default what is supposed to be.
+        """
         variant = self.variant_of(plan)
+        there = self._resident_of(variant.rewriting) if resident is None else resident
         saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
         planner = self.planner_of(variant)
         return make_report(
-            variant.flow, planner, plan, saved, variant.encodings, self.floor_bytes, trains(self.graph), self.locate
+            variant.flow,
+            planner,
+            plan,
+            saved,
+            variant.encodings,
+            self.floor_bytes,
+            trains(self.graph),
+            self.locate,
+            functools.cache(lambda: self.timeline(plan, there)),
         )
 
 

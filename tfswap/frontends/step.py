@@ -274,7 +274,8 @@ class Step:
         optimizer.extra_margin_bytes = self._margin_bytes
         if (complaint := self._request.complaint(self.name, plan)) is not None:
             self._complain(complaint)
-        self.report = dataclasses.replace(optimizer.report(plan), _floor=self._floor_bytes)
+        report = optimizer.report(plan, resident)
+        self.report = dataclasses.replace(report, step=self.name, _floor=self._floor_bytes)
         self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
         self._live, self._resident_bytes, self._peaks = live, resident.total_bytes, {}
         self.planned = True
@@ -537,6 +538,7 @@ class Step:
         after = _look(before=False)
         self._audit_what_is_new(after)
         if after.peak_bytes > before.peak_bytes:
+            self.report = dataclasses.replace(self.report, measured_peak_bytes=after.peak_bytes)
             limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
             if after.peak_bytes > limit:
                 came = after.current_bytes - before.current_bytes

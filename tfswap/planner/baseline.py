@@ -38,6 +38,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.ops import runs_inline
 from tfswap.planner.allocator import round_up
+from tfswap.planner.record import Record, Recorder, Watched
 from tfswap.planner.schedule import RUN, Step
 from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident, filled
 
@@ -72,10 +73,21 @@ def simulate_baseline(
     Args:
         cost_s: seconds that each node's kernel takes.
     """
+    return median_low(_peaks(_Program(flow, cost_s, device), resident))
+
+
+def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident) -> Record:
+    """The run whose peak `simulate_baseline` predicts: of its steps the one that peaks, whatever its kernels cost."""
     program = _Program(flow, cost_s, device)
-    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, sum(flow.is_kernel)))))
+    peaks = _peaks(program, resident)
+    return _RecordedRun(program, resident, random.Random(peaks.index(median_low(peaks)))).record()
+
+
+def _peaks(program: _Program, resident: Resident) -> list[int]:
+    """Of each run, by the seed of its chances."""
+    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, sum(program.flow.is_kernel)))))
     runs -= 1 - runs % 2  # of an odd number there is a middle one
-    return median_low(_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs))
+    return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs)]
 
 
 class _Program:
@@ -127,7 +139,7 @@ class _Run:
         self.program = program
         self.chance = chance
         steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
-        self.replay = Replay(flow, steps, *filled(flow, resident))
+        self.replay = self._replay(flow, steps, resident)
         _locate(self.replay, resident)
         self.users = list(program.users)
         for i, data, control in program.unordered:
@@ -139,6 +151,9 @@ class _Run:
         self.waiting: list[int] = []
         self.buffers: dict[int, Buffer] = {}
         self.events: list[tuple[float, int, int, list[int]]] = []
+
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
+        return Replay(flow, steps, *filled(flow, resident))
 
     def peak_bytes(self) -> int:
         for _ in range(STEPS):
@@ -210,6 +225,37 @@ class _Run:
             if queue:
                 return queue.pop()
         return None
+
+
+class _RecordedRun(_Run):
+    """A run of which notes are taken."""
+
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
+        self._watched = Watched(flow, steps, resident)
+        self._stamped = 0
+        return self._watched
+
+    def record(self) -> Record:
+        """Of the step in which the most is in use."""
+        best: Recorder | None = None
+        for _ in range(STEPS):
+            self._watched.take_notes()
+            self._watched.now_s, self._stamped = 0.0, 0
+            self._step()
+            notes = self._watched.notes
+            notes.stamp(self._stamped)
+            if best is None or max(notes.used) > max(best.used):
+                best = notes
+        assert best is not None, "there are steps"
+        return Record(self.program.flow, tuple(best.finished()), best.used, best.began_s, best.began_s[-1])
+
+    def _go_on(self, thread: int, now: float) -> bool:
+        self._watched.now_s = now
+        notes = self._watched.notes
+        notes.stamp(self._stamped)  # what the kernel let go of that has just ended
+        started = super()._go_on(thread, now)
+        self._stamped = len(notes.began_s)
+        return started
 
 
 def _locate(replay: Replay, resident: Resident) -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import Dataflow, Update
@@ -251,8 +251,7 @@ class Replay:
         self.renewed = {}
         running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
         peak_step, peak = 0, -1
-        allocate, free = arena.allocate, arena.free
-        values = flow.values
+        free = arena.free
         rest = -1
         for number, (kind, subject) in enumerate(self.steps):
             self.step = number
@@ -280,7 +279,7 @@ class Replay:
                     free(buffer.address)
             elif kind == IN:
                 self.renewed.setdefault(subject, 0)
-                coming[subject] = Buffer(allocate(values[subject].nbytes), self._next_reads(subject))
+                coming[subject] = self.bring_back(subject)
             elif kind == SPLIT:
                 rest = arena.split(subject)
             else:
@@ -348,6 +347,10 @@ class Replay:
                 free(address)
         temps[:] = [allocate(request.nbytes) for request in self.flow.requests[lead][1:]]
         return self.arena.expect_same(*places)
+
+    def bring_back(self, value: int) -> Buffer:
+        """The buffer that a copy back of `value` gets."""
+        return Buffer(self.arena.allocate(self.flow.values[value].nbytes), self._next_reads(value))
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         """A kernel starts: what it allocates. Returns its temporaries."""
@@ -568,8 +571,20 @@ def beside_seconds(flow: Dataflow, first: int, second: int, cost_s: Sequence[flo
     return max(work_s / rates.cores, cost_s[first], cost_s[second])
 
 
+class Span(NamedTuple):
+    """When a step of a schedule runs: a kernel, a copy on its own lane, or the wait for one. Seconds from the start."""
+
+    start_s: float
+    end_s: float
+
+
 def simulate_time(
-    flow: Dataflow, steps: Sequence[Step], cost_s: Sequence[float], rates: Rates, disk: Collection[int] = ()
+    flow: Dataflow,
+    steps: Sequence[Step],
+    cost_s: Sequence[float],
+    rates: Rates,
+    disk: Collection[int] = (),
+    spans: list[Span] | None = None,
 ) -> Timing:
     """Three lanes: kernels in order, copies out and copies in each one after another, overlapping compute.
 
@@ -577,14 +592,18 @@ def simulate_time(
 
     Two kernels side by side share the cores. What kernels lose to the copies beside them (`Rates.copy_share`) comes on
     top, as a whole.
+
+    Args:
+        spans: gets one for each step, without what kernels lose.
     """
     now = compute = rerun = lost = 0.0
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
     out_free, in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
-    lead = -1  # the kernel that runs beside the next
+    lead, lead_number = -1, -1  # the kernel that runs beside the next, and its step
     out_end: dict[int, float] = {}
     in_end: dict[int, float] = {}
-    for kind, subject in steps:
+    for number, (kind, subject) in enumerate(steps):
+        start = now
         if kind == RUN:
             seconds = cost_s[subject]
             if lead >= 0:
@@ -593,7 +612,7 @@ def simulate_time(
             now += seconds
             compute += seconds
         elif kind == LEAD:
-            lead = subject
+            lead, lead_number = subject, number
         elif kind == RERUN:
             now += cost_s[subject]
             rerun += cost_s[subject]
@@ -603,7 +622,8 @@ def simulate_time(
             lost += seconds * share
             if tier:
                 seconds = flow.values[subject].nbytes / rates.disk_bytes_per_s
-            out_end[subject] = out_free[tier] = max(out_free[tier], now) + seconds
+            start = max(out_free[tier], now)
+            out_end[subject] = out_free[tier] = start + seconds
         elif kind == RELEASE:
             now = max(now, out_end[subject])
         elif kind == IN:
@@ -616,4 +636,10 @@ def simulate_time(
             in_end[subject] = in_free[tier] = start + seconds
         elif kind == AWAIT:
             now = max(now, in_end[subject])
+        if spans is not None:
+            ends = {OUT: out_end, IN: in_end}.get(kind)
+            spans.append(Span(start, now if ends is None else ends[subject]))
+            if kind == RUN and lead_number >= 0:
+                spans[lead_number] = spans[number]
+                lead_number = -1
     return Timing(now + lost, compute, rerun, now - compute - rerun, lost)

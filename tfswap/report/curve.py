@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import json
-import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tfswap.errors import TfswapError
 from tfswap.files import write_whole
-from tfswap.report.markup import fields
+from tfswap.report.markup import fields, format_seconds, ticks
+from tfswap.report.picture import new_figure, png
 from tfswap.sizes import format_bytes
 
 BAR = 24
@@ -121,7 +118,7 @@ class Curve:
         rows = [
             ("machine", self.machine),
             ("its memory", f"{room}; for swapped tensors, on the host: {host}"),
-            ("unoptimised", f"{format_bytes(self.baseline_peak_bytes)}, {_time(self.baseline_s)} a step"),
+            ("unoptimised", f"{format_bytes(self.baseline_peak_bytes)}, {format_seconds(self.baseline_s)} a step"),
             ("smallest limit", f"{format_bytes(self.floor_bytes)}  ({share:.0f}%)"),
             ("knee", f"{format_bytes(self.knee.limit_bytes)}, x{self.knee.time_ratio:.2f}"),
             ("times", self.costs),
@@ -167,14 +164,7 @@ class Curve:
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw the curve. Raises TfswapError where matplotlib is missing."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise TfswapError(
-                f"a PNG needs matplotlib, which can't be imported ({error}): pip install 'tfswap[plot]', or write "
-                "HTML, which needs nothing"
-            ) from error
-        figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+        figure = new_figure(7, 4.2)
         axes = figure.subplots()
         mib = [p.limit_bytes / 2**20 for p in self.points]
         axes.plot(mib, [p.time_ratio for p in self.points], marker="o", markersize=3)
@@ -186,9 +176,7 @@ class Curve:
         axes.set_title(f"{self.step} on {self.machine}", fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="png")
-        write_whole(path, drawn.getvalue())
+        write_whole(path, png(figure))
 
     def _svg(self) -> str:
         """The curve as inline SVG: time over limit, the knee marked, what does not fit in grey."""
@@ -210,13 +198,13 @@ class Curve:
             parts.append(
                 f"<rect class=out x={x:.1f} y={EDGE} width={WIDTH - EDGE - x:.1f} height={HEIGHT - LEFT - EDGE} />"
             )
-        for value in _ticks(bottom, top):
+        for value in ticks(bottom, top):
             x, y = at(low, value)
             parts.append(
                 f"<path class=grid d='M{LEFT} {y:.1f}H{WIDTH - EDGE}'/><text x={LEFT - 6} y={y + 4:.1f} "
                 f"text-anchor=end>x{value:g}</text>"
             )
-        for value in _ticks(low / 2**20, high / 2**20):
+        for value in ticks(low / 2**20, high / 2**20):
             x, _ = at(value * 2**20, bottom)
             parts.append(
                 f"<text x={x:.1f} y={HEIGHT - LEFT + 16} text-anchor=middle>{format_bytes(int(value * 2**20))}</text>"
@@ -230,17 +218,3 @@ class Curve:
         parts.append(dot(self.knee.limit_bytes, self.knee.time_ratio, "knee", "knee"))
         parts.append(dot(self.baseline_peak_bytes, 1.0, "plain", "unoptimised"))
         return "".join([*parts, "</svg>"])
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _ticks(low: float, high: float) -> Sequence[float]:
-    """About five round numbers between two."""
-    raw = (high - low) / 5
-    if raw <= 0:
-        return [low]
-    unit = 10 ** math.floor(math.log10(raw))
-    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
-    return [round(step * i, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

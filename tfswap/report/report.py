@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,12 +12,17 @@ from functools import cached_property
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.encodings import Encoding
 from tfswap.analysis.precision import FORMATS, Reduction
+from tfswap.errors import TfswapError
+from tfswap.files import require_place, write_whole
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import simulate_memory
-from tfswap.report.markup import fields
+from tfswap.report.page import fragment, page
+from tfswap.report.picture import picture
+from tfswap.report.timeline import Timeline
+from tfswap.report.trace import trace
 from tfswap.sizes import format_bytes
 
 ROWS_SHOWN = 20
@@ -79,6 +84,10 @@ class Report:
         unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
         trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic" or "profiled".
+        measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
+            process has peaked higher before (its statistics can be reset).
+        step: the name of the function or graph that the figures are of.
+        notes: what the figures assume, and what could not be planned.
     """
 
     baseline_peak_bytes: int
@@ -95,7 +104,11 @@ class Report:
     unmodelled: tuple[str, ...]
     trains: bool
     costs: str
+    measured_peak_bytes: int | None = None
+    step: str = ""
+    notes: tuple[str, ...] = ()
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
+    _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
 
     @cached_property
     def floor_bytes(self) -> int:
@@ -106,6 +119,11 @@ class Report:
     def keeps_limit(self) -> bool:
         """Whether the planned peak is within the limit. An analysis of one that can't be met says no."""
         return self.memory_limit_bytes is None or self.planned_peak_bytes <= self.memory_limit_bytes
+
+    @property
+    def title(self) -> str:
+        """What a page or a picture of it is headed with."""
+        return f"tfswap: {self.step}" if self.step else "tfswap: a training step"
 
     @property
     def swapped(self) -> tuple[TensorRow, ...]:
@@ -125,7 +143,7 @@ class Report:
 
     def to_json(self) -> str:
         """All figures as JSON text."""
-        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "_floor"}
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
         content["rows"] = [dataclasses.asdict(row) for row in self.rows]
         content["floor_bytes"] = self.floor_bytes
         content["keeps_limit"] = self.keeps_limit
@@ -140,11 +158,12 @@ class Report:
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
             ("peak before", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
+            *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("always there", format_bytes(self.persistent_bytes)),
             ("smallest limit", format_bytes(self.floor_bytes)),
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
             ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
-            ("encoded", self._encoded_text()),
+            *([("encoded", self._encoded_text())] if self.encoded else []),
             ("host memory", format_bytes(self.host_bytes)),
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
@@ -178,22 +197,53 @@ class Report:
             lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<9}  {row.name} ({row.reason})" for row in shown]
             if len(self.rows) > len(shown):
                 lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
-        return "\n".join([*lines, "", "alive at the peak, the largest:", *alive_lines(self)])
+        lines += ["", "alive at the peak, the largest:", *alive_lines(self)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        alive = "".join(
-            f"<tr><td>{format_bytes(nbytes)}</td><td>{html.escape(name)}</td></tr>"
-            for name, nbytes in self.alive_at_peak[:ALIVE_SHOWN]
-        )
-        body = "".join(
-            f"<tr><td>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td>{html.escape(r.name)}</td>"
-            f"<td>{html.escape(r.reason)}</td></tr>"
-            for r in self.rows[:ROWS_SHOWN]
-        )
-        return (
-            f"{fields(self.summary())}<table><tr><th>bytes</th><th>tactic</th><th>tensor</th><th>reason</th></tr>"
-            f"{body}</table><table><tr><th>bytes</th><th>alive at the peak</th></tr>{alive}</table>"
-        )
+        return fragment(self, self._drawn(), ROWS_SHOWN)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to a file, of a kind that the name's ending says.
+
+        - `.html`: one page, which needs no network: memory over the step, what runs when, every tensor and why.
+        - `.png`: memory over the step. Needs matplotlib (the extra "plot").
+        - `.trace.json`: a trace for https://ui.perfetto.dev and Chrome: kernels, copies, and memory by kind.
+        - `.json`: all figures, as `to_json` gives them.
+
+        Times and memory over the step are simulated: planning does not run it.
+
+        Raises:
+            TfswapError: another ending; matplotlib is missing; there is nothing to draw; the file can't be written.
+        """
+        name = os.fspath(path).lower()
+        writers = {".html": self._page, ".png": self._picture, ".trace.json": self._trace, ".json": self.to_json}
+        ending = next((ending for ending in writers if name.endswith(ending)), None)
+        if ending is None:
+            raise TfswapError(
+                f"{os.fspath(path)!r} does not say what to write: end the name with .html for a page, .png for a "
+                "picture, .trace.json for a trace, or .json for the figures"
+            )
+        require_place(path)
+        write_whole(path, writers[ending]())
+
+    def _page(self) -> str:
+        return page(self, self._drawn())
+
+    def _picture(self) -> bytes:
+        return picture(self, self._required())
+
+    def _trace(self) -> str:
+        return json.dumps(trace(self, self._required()), separators=(",", ":"))
+
+    def _drawn(self) -> Timeline | None:
+        return None if self._timeline is None else self._timeline()
+
+    def _required(self) -> Timeline:
+        found = self._drawn()
+        if found is None:
+            raise TfswapError("this report was made by hand: only one that tfswap made knows memory over the step")
+        return found
 
 
 def alive_lines(report: Report) -> list[str]:
@@ -214,6 +264,7 @@ def make_report(
     floor: Callable[[], int],
     trains: bool,
     locate: Callable[[str], str | None],
+    timeline: Callable[[], Timeline],
 ) -> Report:
     """The report of `plan`, made by `planner` from the facts `flow`.
 
@@ -256,6 +307,7 @@ def make_report(
         trains=trains,
         costs=planner.costs.source,
         _floor=floor,
+        _timeline=timeline,
     )
 
 

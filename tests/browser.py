@@ -1,0 +1,53 @@
+"""A headless browser for tests of pages: Debian's chromium, or any other on the path."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@functools.cache
+def browser() -> str | None:
+    """The path of the browser; None where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+needs_browser = pytest.mark.skipif(browser() is None, reason=f"none of {', '.join(NAMES)} is installed")
+
+
+def told_by(page: Path, script: str) -> Any:
+    """What `script`, the body of a function, returns in the page once it is loaded. It must not raise, nor the page."""
+    watch = """
+    window.failures = [];
+    addEventListener("error", event => failures.push(event.message));
+    addEventListener("securitypolicyviolation", event => failures.push(event.violatedDirective));
+    """
+    tell = """
+    const told = document.createElement("pre");
+    told.id = "told";
+    try { told.textContent = JSON.stringify([(() => {%s})(), failures]); } catch (e) { told.textContent = `"${e}"`; }
+    document.body.append(told);
+    """
+    text = page.read_text(encoding="utf-8")
+    probed = page.with_name(f"probed_{page.name}")
+    text = text.replace("<head>", f"<head><script>{watch}</script>", 1)
+    probed.write_text(text.replace("</body>", f"<script>{tell % script}</script></body>"), encoding="utf-8")
+    command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,1200", "--dump-dom"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", probed.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr
+    content = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+    assert isinstance(content, list), content
+    result, failures = content
+    assert failures == []
+    return result

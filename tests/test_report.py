@@ -1,0 +1,205 @@
+"""Reports as files: a page that works in a browser, a picture, a trace; all as the simulator says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from browser import needs_browser, told_by
+from graphs import Layer, training_step
+
+from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import default_rates
+from tfswap.errors import TfswapError
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.planner.baseline import record_baseline
+from tfswap.planner.record import record_planned
+from tfswap.planner.schedule import KERNELS, build_schedule
+from tfswap.planner.simulate import NOTHING_KNOWN
+from tfswap.report.page import COLUMNS, HOLDS, MOST_BYTES, ROWS
+from tfswap.report.report import Report, TensorRow
+from tfswap.report.timeline import KINDS, Timeline
+from tfswap.sizes import format_bytes
+
+CPU = DeviceModel()
+NET = [Layer("dense"), Layer("relu"), Layer("scale", 1)] * 4
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """Of a small step that swaps."""
+    optimizer = Optimizer(training_step(NET, 512, 128), CPU, Options(("swap",)))
+    floor = optimizer.floor_bytes()
+    made = optimizer.report(optimizer.plan(floor + (optimizer.baseline_peak_bytes - floor) // 4))
+    assert made.swapped
+    return dataclasses.replace(made, step="a <step> & more", measured_peak_bytes=made.planned_peak_bytes - 512)
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> Report:
+    """Of the same step with all the memory that it wants."""
+    optimizer = Optimizer(training_step(NET, 512, 128), CPU)
+    return optimizer.report(optimizer.plan(None))
+
+
+def saved(report: Report, folder: Path, ending: str) -> Path:
+    path = folder / f"report{ending}"
+    report.save(path)
+    return path
+
+
+def natural(name: str) -> list[str | int]:
+    """As people sort: dense2 before dense10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def timeline(report: Report) -> Timeline:
+    assert report._timeline is not None
+    return report._timeline()
+
+
+@needs_browser
+def test_the_page_tells_what_is_alive_and_sorts_its_table(report: Report, tmp_path: Path) -> None:
+    page = saved(report, tmp_path, ".html")
+    told = told_by(
+        page,
+        """
+        const read = document.querySelectorAll(".read")[1], box = document.querySelectorAll(".box")[1];
+        const table = document.querySelector("table.tensors tbody");
+        const cells = n => [...table.querySelectorAll(`td:nth-child(${n})`)].map(c => c.innerText);
+        const at_peak = read.innerText, first = cells(1);
+        const names_alive = () => [...read.lastChild.querySelectorAll("bdi")].map(name => name.innerText);
+        const alive = names_alive();
+        box.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowLeft", shiftKey: true}));
+        const before = read.innerText;
+        const edge = box.getBoundingClientRect();
+        box.dispatchEvent(new PointerEvent("pointermove", {clientX: edge.left + 1, clientY: edge.top + 1}));
+        const start = read.innerText, alive_first = names_alive();
+        const heads = document.querySelectorAll("table.tensors th button");
+        heads[0].click(); heads[0].click();
+        const rising = cells(1);
+        heads[2].click();
+        const names = cells(3);
+        const find = document.querySelector("input[type=search]");
+        find.value = "SWAP"; find.dispatchEvent(new Event("input"));
+        const wide = document.documentElement.scrollWidth <= innerWidth;
+        const title = document.querySelector("h1").innerText;
+        return {alive, alive_first, at_peak, before, start, first, rising, names, wide, title,
+                swapped: cells(2), charts: document.querySelectorAll(".box path").length};
+        """,
+    )
+    after = timeline(report).after
+    assert after is not None
+    assert told["title"] == report.title
+    assert told["wide"]
+    assert told["charts"] == 2 * len(KINDS)
+    assert format_bytes(after.record.peak_bytes) in told["at_peak"]
+    state = after.record.peak_state
+    alive = [h for h in after.record.holds if h.first <= state < h.last]
+    assert sum(h.nbytes for h in alive) <= after.record.peak_bytes
+    assert len(told["alive"]) > 3
+    assert {*told["alive"]} <= {*map(after.name, alive), "all others"}
+    first = after.columns(COLUMNS, max(after.total_s, timeline(report).before.total_s))[0].state
+    there = {after.name(h) for h in after.record.holds if h.first <= first < h.last}
+    assert {*told["alive_first"]} - {"all others"} <= there
+    assert len({told["at_peak"], told["before"], told["start"]}) == 3
+    assert "at " in told["start"]
+    assert told["first"][0] == format_bytes(report.rows[0].nbytes)
+    assert told["rising"] == [format_bytes(n) for n in sorted(row.nbytes for row in report.rows)]
+    assert [name.split("\n")[0] for name in told["names"]] == sorted((row.name for row in report.rows), key=natural)
+    assert told["swapped"] == ["swap"] * len(report.swapped)
+
+
+@needs_browser
+def test_the_page_of_a_step_that_is_left_alone_has_one_chart(unchanged: Report, tmp_path: Path) -> None:
+    assert told_by(saved(unchanged, tmp_path, ".html"), 'return document.querySelectorAll(".box").length') == 1
+
+
+def test_the_page_needs_no_network_and_quotes_what_it_is_given(report: Report, tmp_path: Path) -> None:
+    text = saved(report, tmp_path, ".html").read_text(encoding="utf-8")
+    assert "a &lt;step&gt; &amp; more" in text
+    assert "<step>" not in text
+    assert not re.findall(r"(?:src|href|url)\s*[=(]", text)
+    assert "default-src 'none'" in text
+    data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
+    assert len(data["rows"]) == len(report.rows)
+    for run, drawn in zip(data["runs"], (timeline(report).before, timeline(report).after), strict=True):
+        assert drawn is not None
+        assert max(sum(column[2:]) for column in run["columns"]) == drawn.record.peak_bytes
+
+
+def test_a_notebook_shows_the_charts(report: Report) -> None:
+    text = report._repr_html_()
+    assert text.count("<div class=box") == 2
+    assert "<script" not in text
+    assert "<step>" not in text
+    assert dataclasses.replace(report, _timeline=None)._repr_html_().count("<div class=box") == 0
+
+
+def test_the_trace_is_the_schedule_on_its_lanes(report: Report, tmp_path: Path) -> None:
+    content = json.loads(saved(report, tmp_path, ".trace.json").read_text())
+    events = content["traceEvents"]
+    record = timeline(report).planned
+    assert record is not None
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["compute", "copies in", "copies out"]
+    slices = [e for e in events if e["ph"] == "X"]
+    kernels = [record.flow.nodes[s].name for kind, s in record.steps if kind in KERNELS]
+    assert [e["name"] for e in slices if e["cat"] in ("run", "again")] == kernels
+    for thread in names:
+        ends = [(e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == thread]
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(ends)), "lanes go one by one"
+    assert sum(e["dur"] for e in slices if e["cat"] == "copy") > 0
+    for process, peak in ((1, record.peak_bytes), (2, timeline(report).unoptimised.peak_bytes)):
+        counters = [e for e in events if e["ph"] == "C" and e["pid"] == process]
+        assert max(sum(e["args"].values()) for e in counters) == peak
+    assert max(e["ts"] + e["dur"] for e in slices) <= 1e6 * record.timing.total_s * (1 + 1e-9)
+
+
+def test_the_figures_and_a_picture_are_saved_and_other_endings_refused(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert json.loads(saved(report, tmp_path, ".json").read_text()) == json.loads(report.to_json())
+    for name in ("report", "report.svg", "report.html.gz", "trace"):
+        with pytest.raises(TfswapError, match=r"end the name with \.html"):
+            report.save(tmp_path / name)
+    with pytest.raises(TfswapError, match="can't be written"):
+        report.save(tmp_path / "nowhere" / "report.html")
+    by_hand = dataclasses.replace(report, _timeline=None)
+    with pytest.raises(TfswapError, match="made by hand"):
+        by_hand.save(tmp_path / "none.trace.json")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json"]
+    pytest.importorskip("matplotlib")
+    assert saved(report, tmp_path, ".png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TfswapError, match="pip install 'tfswap\\[plot\\]'"):
+        report.save(tmp_path / "other.png")
+
+
+def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path) -> None:
+    layers = [Layer("relu"), Layer("scale", 1)] * 2000
+    flow = analyse_dataflow(training_step(layers, 128, 128), CPU)
+    rates = default_rates(CPU)
+    cost_s = [kernel_seconds(node, rates) for node in flow.nodes]
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    assert len(order) > 10_000
+    planned = record_planned(flow, build_schedule(order, ()), cost_s, rates, resident=NOTHING_KNOWN)
+    before = record_baseline(flow, cost_s, CPU, resident=NOTHING_KNOWN)
+    row = TensorRow("n" * 400, "MatMul", 1 << 20, (1, 2), "keep", "r" * 1000, 0, 0.0, "s" * 400)
+    rows = tuple(dataclasses.replace(row, name=f"{n}{row.name}{n}") for n in range(2 * ROWS))
+    made = dataclasses.replace(report, rows=rows, _timeline=lambda: Timeline(before, planned, sum(cost_s)))
+    assert min(len(planned.holds), len(before.holds)) > HOLDS
+    page = saved(made, tmp_path, ".html")
+    assert page.stat().st_size <= MOST_BYTES
+    text = page.read_text()
+    assert f"The {ROWS} smallest are left out" in text
+    data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
+    assert max(sum(column[2:]) for column in data["runs"][1]["columns"]) == planned.peak_bytes
+    assert all(len(run["blocks"]) <= 3000 for run in data["runs"])

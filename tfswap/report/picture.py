@@ -1,0 +1,78 @@
+"""Pictures as PNG, by matplotlib, which is an extra."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from tfswap.errors import TfswapError
+from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, INPUTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
+from tfswap.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from tfswap.report.report import Report
+
+COLUMNS = 1600
+COLOURS = {
+    OTHERS: "#b9c2cc",
+    VARIABLES: "#5b6b7f",
+    INPUTS: "#9aa9bb",
+    ACTIVATIONS: "#2f7ed8",
+    GRADIENTS: "#e58a2b",
+    WORKSPACES: "#2aa08a",
+}
+"""By kind, from the bottom of the stack to its top."""
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure of so many inches. Raises TfswapError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise TfswapError(
+            f"a PNG needs matplotlib, which can't be imported ({error}): pip install 'tfswap[plot]', or write "
+            "HTML, which needs nothing"
+        ) from error
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def png(figure: Any) -> bytes:
+    """A figure as the content of a file."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
+
+
+def picture(report: Report, timeline: Timeline) -> bytes:
+    """Memory over the step by kind, before and planned, with the limit and the measured peak as lines."""
+    runs = [("before", timeline.before)]
+    if timeline.after is not None:
+        runs.append(("planned", timeline.after))
+    figure = new_figure(9, 1.2 + 2.6 * len(runs))
+    width_s = max(run.total_s for _, run in runs) or 1.0
+    figure.suptitle(report.title, fontsize=11)
+    panels = figure.subplots(len(runs), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (title, run) in zip(panels, runs, strict=True):
+        _stack(axes, run, width_s)
+        axes.set_title(f"{title}: peak {format_bytes(run.record.peak_bytes)}", fontsize=9, loc="left")
+        lines = (("limit", report.memory_limit_bytes, "--"), ("measured peak", report.measured_peak_bytes, ":"))
+        for label, nbytes, style in lines:
+            if nbytes is not None:
+                axes.axhline(nbytes / 2**20, color="black", linestyle=style, linewidth=1, label=label)
+        axes.set(ylabel="MiB in use", xlim=(0, 1000 * width_s), ylim=(0, None))
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("predicted time in the step, ms")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return png(figure)
+
+
+def _stack(axes: Any, run: Run, width_s: float) -> None:
+    columns = run.columns(COLUMNS, width_s)
+    states = sorted({column.state for column in columns})
+    kinds = dict(zip(states, run.at(states), strict=True))
+    at_ms = [1000 * width_s * c.column / COLUMNS for c in columns] + [1000 * run.total_s]
+    rows = [kinds[c.state] for c in columns]
+    rows.append(rows[-1])
+    heights = [[row[kind] / 2**20 for row in rows] for kind in COLOURS]
+    axes.stackplot(at_ms, heights, labels=[KINDS[k] for k in COLOURS], colors=list(COLOURS.values()), step="post")

@@ -1,0 +1,176 @@
+"""Memory over a step, by kind: what the pictures and traces of a report are made of.
+
+Every figure is the simulator's (planner/record.py). Before a plan that is one of the runs that the unoptimised peak is
+predicted from, whose kernels overlap by chance; with it, the one run that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import PERSISTENT
+from tfswap.analysis.phases import backward_among, forward_among
+from tfswap.ir.graph import Node, Output
+from tfswap.planner.record import NOBODY, Hold, PlannedRecord, Record
+from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
+
+VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS = range(6)
+KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other")
+"""By number. Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what
+else is in the arena, and what chunks are larger by than what they hold."""
+COMPUTE, COPIES_OUT, COPIES_IN = "compute", "copies out", "copies in"
+
+
+class Block(NamedTuple):
+    """Something on a lane, in seconds from the step's start."""
+
+    lane: str
+    kind: str  # "run", "again", "wait" or "copy"
+    name: str
+    start_s: float
+    end_s: float
+
+
+class Column(NamedTuple):
+    """The state in which the most is in use during a stretch of time, and from which column on it is that."""
+
+    column: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded step, as it is drawn.
+
+    Attributes:
+        record: what the simulator says.
+        total_s: what the step is predicted to take, which the record's own time is stretched to.
+    """
+
+    record: Record
+    total_s: float
+
+    @property
+    def seconds_per_second(self) -> float:
+        """Of the step's predicted time, to the record's own."""
+        return self.total_s / self.record.total_s if self.record.total_s > 0 else 1.0
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """By value, its kind."""
+        flow = self.record.flow
+        forward = forward_among(flow.nodes, (flow.values[v].tensor.node for v in flow.fetched))
+        forward -= backward_among(flow.nodes)
+        variables = {v for us in flow.updates for u in us for v in (u.old, u.new)}
+        found: list[int] = []
+        for v, (tensor, _, producer) in enumerate(flow.values):
+            if v in variables or (producer == PERSISTENT and _variable(tensor) is not None):
+                found.append(VARIABLES)
+            elif producer == PERSISTENT:
+                found.append(INPUTS)
+            else:
+                found.append(ACTIVATIONS if tensor.node in forward else GRADIENTS)
+        return found
+
+    def kind(self, hold: Hold) -> int:
+        """The kind of what is held."""
+        return WORKSPACES if hold.value == NOBODY else self.kinds[hold.value]
+
+    def name(self, hold: Hold) -> str:
+        """What is held, for people."""
+        flow = self.record.flow
+        if hold.value != NOBODY:
+            tensor = flow.values[hold.value].tensor
+            variable = _variable(tensor) if self.kinds[hold.value] == VARIABLES else None
+            return tensor.name if variable is None else variable.name
+        return "kept back to split a chunk" if hold.kernel == NOBODY else f"workspace of {flow.nodes[hold.kernel].name}"
+
+    def at(self, states: Sequence[int]) -> list[tuple[int, ...]]:
+        """The bytes of each kind in these states, which rise."""
+        by_state: dict[int, list[tuple[int, int]]] = {}
+        for hold in self.record.holds:
+            kind = self.kind(hold)
+            by_state.setdefault(hold.first, []).append((kind, hold.nbytes))
+            by_state.setdefault(hold.last, []).append((kind, -hold.nbytes))
+        changes = iter(sorted(by_state))
+        change = next(changes, None)
+        now = [0] * len(KINDS)
+        found: list[tuple[int, ...]] = []
+        for state in states:
+            while change is not None and change <= state:
+                for kind, nbytes in by_state[change]:
+                    now[kind] += nbytes
+                change = next(changes, None)
+            others = self.record.in_use_bytes[state] - sum(now[:OTHERS])
+            found.append((*now[:OTHERS], others))
+        return found
+
+    def columns(self, count: int, width_s: float) -> list[Column]:
+        """The step in stretches of `width_s / count` seconds each: the state of each in which most is in use.
+
+        No peak is lost. Stretches with the state of the one before are left out.
+        """
+        record, pace = self.record, self.seconds_per_second * count / width_s if width_s > 0 else 0.0
+        began, used = record.began_s, record.in_use_bytes
+        last = max(0, min(count, round(self.total_s * count / width_s)) - 1) if width_s > 0 else 0
+        best = [NOBODY] * (last + 1)
+        for state in range(len(used)):
+            first = min(last, int(began[state] * pace))
+            until = min(last, int(began[state + 1] * pace)) if state + 1 < len(used) else last
+            for column in range(first, until + 1):
+                if best[column] == NOBODY or used[state] > used[best[column]]:
+                    best[column] = state
+        return [Column(c, state) for c, state in enumerate(best) if not c or best[c - 1] != state]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """What runs on which lane, in order of the schedule."""
+        if not isinstance(self.record, PlannedRecord):
+            return []
+        return [b for b in _blocks(self.record, self.seconds_per_second) if b.end_s > b.start_s]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step without and with its plan.
+
+    Attributes:
+        unoptimised: one run of the step as it is.
+        planned: the run under the plan; None where that changes nothing.
+        baseline_s: predicted time of the step as it is.
+    """
+
+    unoptimised: Record
+    planned: PlannedRecord | None
+    baseline_s: float
+
+    @cached_property
+    def before(self) -> Run:
+        return Run(self.unoptimised, self.baseline_s)
+
+    @cached_property
+    def after(self) -> Run | None:
+        """What kernels lose to copies beside them is spread over the whole step: where it is lost is not simulated."""
+        return None if self.planned is None else Run(self.planned, self.planned.timing.total_s)
+
+
+def _variable(tensor: Output) -> Node | None:
+    """The handle of the variable that a tensor is read from, or written to."""
+    return next((t.node for t in tensor.node.inputs if t.type.dtype == "resource"), None)
+
+
+def _blocks(record: PlannedRecord, pace: float) -> Iterator[Block]:
+    flow = record.flow
+    for (kind, subject), span in zip(record.steps, record.spans, strict=True):
+        start_s, end_s = span.start_s * pace, span.end_s * pace
+        if kind in KERNELS:
+            name = flow.nodes[subject].name
+            yield Block(COMPUTE, "again" if kind == RERUN else "run", name, start_s, end_s)
+        elif kind in (OUT, IN):
+            lane = COPIES_OUT if kind == OUT else COPIES_IN
+            yield Block(lane, "copy", flow.values[subject].tensor.name, start_s, end_s)
+        elif kind in (RELEASE, AWAIT):
+            yield Block(COMPUTE, "wait", flow.values[subject].tensor.name, start_s, end_s)

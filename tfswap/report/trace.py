@@ -1,0 +1,78 @@
+"""A simulated step as a trace in Chrome's format, which https://ui.perfetto.dev and chrome://tracing show.
+
+Times are the simulator's, in microseconds from the step's start. The planned step is one process, with a thread for
+each lane and a counter of memory by kind; the unoptimised one, whose kernels overlap by chance, is another with the
+counter alone. Format: "Trace Event Format", Google.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, Run, Timeline
+
+if TYPE_CHECKING:
+    from tfswap.report.report import Report
+
+PLANNED, BEFORE = 1, 2
+THREADS = {COMPUTE: 1, COPIES_OUT: 2, COPIES_IN: 3}
+MICROSECONDS = 1e6
+
+
+def trace(report: Report, timeline: Timeline) -> dict[str, Any]:
+    """The trace, as JSON takes it."""
+    events: list[dict[str, Any]] = []
+    runs = [(BEFORE, "unoptimised", timeline.before)]
+    if timeline.after is not None:
+        runs.insert(0, (PLANNED, "planned", timeline.after))
+    for process, name, run in runs:
+        events.append(_named("process_name", process, 0, f"{report.step or 'step'}, {name}"))
+        events += _slices(process, run)
+        events += _counters(process, run)
+    figures = {
+        "baseline_peak_bytes": report.baseline_peak_bytes,
+        "planned_peak_bytes": report.planned_peak_bytes,
+        "memory_limit_bytes": report.memory_limit_bytes,
+        "measured_peak_bytes": report.measured_peak_bytes,
+    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slices(process: int, run: Run) -> Iterator[dict[str, Any]]:
+    if run.blocks:
+        yield from (_named("thread_name", process, thread, lane) for lane, thread in THREADS.items())
+    for lane, kind, name, start_s, end_s in run.blocks:
+        yield {
+            "name": f"wait for {name}" if kind == "wait" else name,
+            "cat": kind,
+            "ph": "X",
+            "pid": process,
+            "tid": THREADS[lane],
+            "ts": MICROSECONDS * start_s,
+            "dur": MICROSECONDS * (end_s - start_s),
+        }
+
+
+def _counters(process: int, run: Run) -> Iterator[dict[str, Any]]:
+    """Memory by kind, at each change. Of changes at one moment the state with the most in use is told, and the last."""
+    began, used = run.record.began_s, run.record.in_use_bytes
+    states: list[int] = []
+    first = 0
+    for state in range(1, len(used) + 1):
+        if state == len(used) or began[state] > began[first]:
+            states += sorted({max(range(first, state), key=used.__getitem__), state - 1})
+            first = state
+    for state, kinds in zip(states, run.at(states), strict=True):
+        yield {
+            "name": "device memory, bytes",
+            "ph": "C",
+            "pid": process,
+            "tid": 0,
+            "ts": MICROSECONDS * began[state] * run.seconds_per_second,
+            "args": dict(zip(KINDS, kinds, strict=True)),
+        }

@@ -11,6 +11,7 @@ from tfswap.importers.inline import LOWERING
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow
+from tfswap.oplib.names import KERNEL, LOOP_KERNEL
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
@@ -38,6 +39,8 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
+        if kind.is_loop:
+            result[KERNEL] = attr_value_pb2.AttrValue(s=LOOP_KERNEL.encode())
         for attribute in kind.functions:
             opaque = node.attrs[attribute]
             assert isinstance(opaque, Opaque)

@@ -141,6 +141,11 @@ DEFER: Final = "Tfswap>Defer"
 # chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
+# Not an op: the attribute that names a node's kernel among those of its op, and that of a planned step's loops
+# (csrc/core/loop_ops.cc).
+KERNEL: Final = "_kernel"
+LOOP_KERNEL: Final = "tfswap"
+
 # Not an op: how the names of kernels that run again begin.
 AGAIN: Final = "tfswap/again/"
 

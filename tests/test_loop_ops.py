@@ -1,0 +1,92 @@
+"""The kernel that runs a planned step's loops: what TensorFlow's own does, by values and by errors."""
+
+from __future__ import annotations
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import tfswap.ops  # noqa: E402, F401 registers the kernel
+from tfswap.importers.inline import LOWERING  # noqa: E402
+from tfswap.oplib.names import KERNEL, LOOP_KERNEL  # noqa: E402
+
+
+def labelled(function):
+    """`function`, whose loops have tfswap's kernel."""
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    def traced(*arguments):
+        result = function(*arguments)
+        loops = [op for op in tf.compat.v1.get_default_graph().get_operations() if "While" in op.type]
+        assert loops
+        for loop in loops:
+            loop._set_attr(KERNEL, AttrValue(s=LOOP_KERNEL.encode()))
+            loop._set_attr(LOWERING, AttrValue(b=False))
+        return result
+
+    return tf.function(traced)
+
+
+@pytest.mark.parametrize("times", (0, 1, 7))
+def test_values_are_those_of_tensorflow(times):
+    def loop(n, x):
+        rows = tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[3])
+        n, x, rows = tf.while_loop(
+            lambda i, *_: i > 0, lambda i, x, rows: (i - 1, tf.sin(x) + x, rows.write(i, x)), [n, x, rows]
+        )
+        return n, x, rows.stack()
+
+    arguments = tf.constant(times), tf.constant([1.0, -2.0, 3.0])
+    for found, expected in zip(labelled(loop)(*arguments), tf.function(loop)(*arguments), strict=True):
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("value", (3.0, 0.5, "text", 2, True))
+def test_a_condition_may_be_of_any_type(value):
+    """TensorFlow 1's loops can say it with a number or a text."""
+    last = type(value)()  # nothing, or false, in each type
+
+    @tf.function
+    def condition(i, values):
+        return tf.gather(values, i)
+
+    @tf.function
+    def body(i, values):
+        return i + 1, values
+
+    def loop(values):
+        i = tf.constant(0)
+        functions = [f.get_concrete_function(i, values) for f in (condition, body)]
+        return tf.raw_ops.While(input=[i, values], cond=functions[0], body=functions[1], output_shapes=[[], None])[0]
+
+    assert labelled(loop)(tf.constant([value, value, last])).numpy() == 2
+
+
+@pytest.mark.parametrize("where", ("condition", "body"))
+def test_what_fails_inside_fails_the_loop(where):
+    def checked(x, i):
+        return tf.debugging.check_numerics(x / tf.cast(4 - i, tf.float32), f"in the {where}")
+
+    def loop(x):
+        def condition(i, x):
+            return tf.reduce_all(checked(x, i) > 0) if where == "condition" else i < 9
+
+        return tf.while_loop(condition, lambda i, x: (i + 1, checked(x, i) if where == "body" else x), [0, x])
+
+    function = labelled(loop)
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"in the {where}"):
+            function(tf.ones([2]))
+
+
+def test_one_thread_runs_it_without_an_end_of_its_stack():
+    """A data pipeline may run a function on one thread."""
+    from tensorflow.python.data.ops import map_op
+
+    def count(limit):
+        zero = limit - limit
+        return tf.while_loop(lambda i: i < limit, lambda i: [i + 1], [zero])[0]
+
+    limits = tf.data.Dataset.from_tensors(20_000)
+    with_kernel = labelled(count).get_concrete_function(limits.element_spec)
+    assert next(iter(map_op._MapDataset(limits, with_kernel, use_inter_op_parallelism=False))) == 20_000

@@ -1,0 +1,278 @@
+// While, by a kernel that holds nothing any more once it is done.
+//
+// TensorFlow's own says that it is done before it lets go of the loop's values (functional_ops.cc,
+// WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
+// cores busy, its thread can be set aside between the two, and then holds all lists of the loop
+// while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
+// label (LOOP_KERNEL in oplib/names.py). It differs in that alone: what the node is given stays
+// until it ends, a body takes over the values of the iteration before. TensorFlow's If and Case
+// let go first.
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/function.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/register_types.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::DataTypeString;
+using tensorflow::FunctionLibraryRuntime;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using Handle = FunctionLibraryRuntime::Handle;
+using Values = std::vector<Tensor>;
+
+// What a body is given, which it may take over, and what it gives back.
+class Frame : public tensorflow::CallFrameInterface {
+ public:
+  Frame(Values* arguments, Values* results) : arguments_(*arguments), results_(*results) {}
+
+  size_t num_args() const override { return arguments_.size(); }
+  size_t num_retvals() const override { return results_.size(); }
+
+  absl::Status GetArg(int index, const Tensor** value) override {
+    if (!CanConsumeArg(index)) return NoSuch("argument", index);
+    *value = &arguments_[index];
+    return absl::OkStatus();
+  }
+  bool CanConsumeArg(int index) const override {
+    return index >= 0 && static_cast<size_t>(index) < arguments_.size();
+  }
+  void ConsumeArg(int index, Tensor* value) override { *value = std::move(arguments_[index]); }
+
+  absl::Status SetRetval(int index, const Tensor& value) override {
+    if (index < 0 || static_cast<size_t>(index) >= results_.size()) return NoSuch("result", index);
+    results_[index] = value;
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status NoSuch(const char* what, int index) const {
+    return absl::InvalidArgumentError(absl::StrCat("A loop of ", results_.size(), " values has no ",
+                                                   what, " ", index, "."));
+  }
+
+  Values& arguments_;
+  Values& results_;
+};
+
+// As TensorFlow's conditionals take it: a number that is not zero, a text or tensor that is not empty.
+absl::Status IsTrue(const Tensor& value, bool* is_true) {
+  if (value.dims() > 0) {
+    *is_true = value.NumElements() > 0;
+    return absl::OkStatus();
+  }
+  switch (value.dtype()) {
+#define TFSWAP_IS_TRUE(T)                         \
+  case tensorflow::DataTypeToEnum<T>::value:      \
+    *is_true = value.scalar<T>()() != static_cast<T>(0); \
+    return absl::OkStatus();
+    TF_CALL_REAL_NUMBER_TYPES(TFSWAP_IS_TRUE)
+    TF_CALL_bool(TFSWAP_IS_TRUE)
+#undef TFSWAP_IS_TRUE
+    case tensorflow::DT_STRING:
+      *is_true = !value.scalar<tensorflow::tstring>()().empty();
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("A loop's condition can't be of type ",
+                                                     DataTypeString(value.dtype()), "."));
+  }
+}
+
+// One run of a loop.
+class Loop {
+ public:
+  Loop(OpKernelContext* ctx, Handle condition, Handle body)
+      : ctx_(ctx),
+        library_(ctx->function_library()),
+        condition_(condition),
+        body_(body),
+        options_(ctx->step_id()) {
+    options_.rendezvous = ctx->rendezvous();
+    options_.cancellation_manager = ctx->cancellation_manager();
+    options_.collective_executor = ctx->collective_executor();
+    options_.runner = ctx->runner();
+    options_.run_all_kernels_inline = ctx->run_all_kernels_inline();
+    options_.step_container = ctx->step_container();
+    for (int i = 0; i < ctx->num_inputs(); ++i) values_.push_back(ctx->input(i));
+  }
+
+  // On this thread.
+  absl::Status Run() {
+    for (;;) {
+      TF_RETURN_IF_ERROR(library_->RunSync(options_, condition_, values_, &decision_));
+      bool goes_on;
+      TF_RETURN_IF_ERROR(Decide(&goes_on));
+      if (!goes_on) return HandOver();
+      TF_RETURN_IF_ERROR(library_->RunSync(options_, body_, NextFrame()));
+      Advance();
+    }
+  }
+
+  // On whatever threads there are; calls `done` when the loop has ended and is gone.
+  static void Start(std::unique_ptr<Loop> loop, AsyncOpKernel::DoneCallback done) {
+    loop->done_ = std::move(done);
+    loop.release()->Ask();
+  }
+
+ private:
+  void Ask() {
+    library_->Run(options_, condition_, values_, &decision_, [this](const absl::Status& asked) {
+      bool goes_on = false;
+      absl::Status status = asked;
+      if (status.ok()) status = Decide(&goes_on);
+      if (goes_on) return Iterate();
+      if (status.ok()) status = HandOver();
+      End(status);
+    });
+  }
+
+  void Iterate() {
+    library_->Run(options_, body_, NextFrame(), [this](const absl::Status& status) {
+      if (!status.ok()) return End(status);
+      Advance();
+      Ask();
+    });
+  }
+
+  void End(const absl::Status& status) {
+    ctx_->SetStatus(status);
+    const AsyncOpKernel::DoneCallback done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  absl::Status Decide(bool* goes_on) {
+    const Values decision = std::move(decision_);
+    decision_.clear();
+    if (decision.size() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("A loop's condition must return one tensor, not ", decision.size(), "."));
+    }
+    const Tensor& value = decision[0];
+    // What is not in host memory: a device's functions return these types there.
+    const bool on_host = ctx_->device()->tensorflow_accelerator_device_info() == nullptr ||
+                         value.dtype() == tensorflow::DT_INT32 ||
+                         value.dtype() == tensorflow::DT_INT64;
+    if (on_host) return IsTrue(value, goes_on);
+    Tensor copy(value.dtype(), value.shape());
+    TF_RETURN_IF_ERROR(ctx_->op_device_context()->CopyDeviceTensorToCPUSync(
+        &value, "tfswap", static_cast<tensorflow::Device*>(ctx_->device()), &copy));
+    return IsTrue(copy, goes_on);
+  }
+
+  Frame* NextFrame() {
+    next_.resize(values_.size());
+    return &frame_;
+  }
+
+  // What the body left of its arguments goes before the condition is asked.
+  void Advance() {
+    values_.clear();
+    values_.swap(next_);
+  }
+
+  absl::Status HandOver() {
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const auto type = ctx_->expected_output_dtype(static_cast<int>(i));
+      if (values_[i].dtype() != type) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("Value ", i, " of a loop must be ", DataTypeString(type), ", and its body returned ",
+                         DataTypeString(values_[i].dtype()), "."));
+      }
+      ctx_->set_output(static_cast<int>(i), std::move(values_[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  OpKernelContext* const ctx_;
+  FunctionLibraryRuntime* const library_;
+  const Handle condition_;
+  const Handle body_;
+  FunctionLibraryRuntime::Options options_;
+  Values values_;
+  Values next_;
+  Values decision_;
+  Frame frame_{&values_, &next_};
+  AsyncOpKernel::DoneCallback done_;
+};
+
+class WhileOp : public AsyncOpKernel {
+ public:
+  explicit WhileOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("cond", &condition_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("body", &body_));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    // There a callback would run inside of the one before, iteration in iteration.
+    if (ctx->run_all_kernels_inline()) {
+      Compute(ctx);
+      return done();
+    }
+    Handles handles;
+    OP_REQUIRES_OK_ASYNC(ctx, GetHandles(ctx, &handles), done);
+    Loop::Start(std::make_unique<Loop>(ctx, handles.condition, handles.body), std::move(done));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Handles handles;
+    absl::Status status = GetHandles(ctx, &handles);
+    if (status.ok()) status = Loop(ctx, handles.condition, handles.body).Run();
+    ctx->SetStatus(status);
+  }
+
+ private:
+  struct Handles {
+    FunctionLibraryRuntime* library = nullptr;
+    Handle condition = 0;
+    Handle body = 0;
+  };
+
+  // The functions are made when they first run, behind the gate, which makes their kernels too. A session may run one
+  // kernel with several libraries.
+  absl::Status GetHandles(OpKernelContext* ctx, Handles* handles) {
+    auto* const library = ctx->function_library();
+    if (library == nullptr) return absl::InternalError("A loop has no library of functions.");
+    std::lock_guard<std::mutex> lock(mu_);
+    if (handles_.library != library) {
+      Handles made{library};
+      TF_RETURN_IF_ERROR(Make(condition_, library, &made.condition));
+      TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
+      handles_ = made;
+    }
+    *handles = handles_;
+    return absl::OkStatus();
+  }
+
+  static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library, Handle* handle) {
+    return library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), handle);
+  }
+
+  tensorflow::NameAttrList condition_;
+  tensorflow::NameAttrList body_;
+  std::mutex mu_;
+  Handles handles_;
+};
+
+constexpr char kLabel[] = "tfswap";  // LOOP_KERNEL in oplib/names.py
+
+REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_CPU).Label(kLabel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_GPU).Label(kLabel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_CPU).Label(kLabel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_GPU).Label(kLabel), WhileOp);
+
+}  // namespace
+}  // namespace tfswap

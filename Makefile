@@ -3,6 +3,7 @@
 #   make demo    trains ResNet-50 under a memory cap that it otherwise exceeds, and shows before and after
 #   make test    runs the tests
 #   make lint    ruff and pyright
+#   make docs    builds the documentation into site/, strictly
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
 # (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested. Two tests run at a
@@ -12,10 +13,11 @@ PYTHON ?= python3
 TENSORFLOW ?= cpu
 PYTEST_ARGS ?=
 VENV := .venv
+SITE := $(CURDIR)/site
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint docs format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -30,14 +32,17 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)
+
 format: $(VENV)/lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info train_under_cap.png
+	rm -rf $(VENV) build site *.egg-info train_under_cap.png
 
 # An empty file stands for each installed extra. Editable, so that a changed source needs no new install.
-$(VENV)/plot $(VENV)/test $(VENV)/lint: $(VENV)/%: $(VENV)/base
+$(VENV)/plot $(VENV)/test $(VENV)/lint $(VENV)/docs: $(VENV)/%: $(VENV)/base
 	@echo "installing what '$*' needs ..."
 	$(PIP) --editable ".[$(TENSORFLOW),$*]"
 	@touch $@

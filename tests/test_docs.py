@@ -1,0 +1,72 @@
+"""Every block of code in the pages that teach runs, in the order of its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from processes import ROOT, on_arena
+
+DOCS = ROOT / "docs"
+PAGES = (
+    "index.md",
+    "tutorial.md",
+    "new_tactic.md",
+    *(f"howto/{path.name}" for path in sorted(DOCS.glob("howto/*.md"))),
+)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STATUS = re.compile(r"#\s*exit status (\d)")
+FRAGMENTS = {"index.md"}
+"""Pages whose code is there to be seen: it must be Python, and is not run."""
+BESIDE_TEXT = {"", "text"}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and content of each."""
+    return [(language, code) for language, code in FENCE.findall((DOCS / page).read_text(encoding="utf-8"))]
+
+
+def program(page: str, folder: Path) -> str:
+    """All blocks of a page as one program: Python as it is, commands as the command line's own calls."""
+    lines = [f"import os; os.chdir({str(folder)!r})", "from tfswap.frontends import cli as _cli"]
+    for language, code in blocks(page):
+        if language == "python":
+            lines.append(code)
+        elif language == "sh":
+            for line in filter(None, map(str.strip, code.splitlines())):
+                status = STATUS.search(line)
+                words = line.partition("  #")[0].split()
+                assert words[0] == "tfswap", f"{page}: {line} can't be run here"
+                lines.append(f"assert _cli.main({words[1:]!r}) == {status[1] if status else 0}, {line!r}")
+    return "\n".join([*lines, "print()", 'print("true")'])
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - FRAGMENTS))
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert on_arena(program(page, tmp_path)) is True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_has_a_language_that_is_run(page: str) -> None:
+    for language, code in blocks(page):
+        assert language in {"python", "sh"} | BESIDE_TEXT
+        if language == "python":
+            compile(textwrap.dedent(code), page, "exec")
+
+
+def test_the_site_has_all_pages() -> None:
+    listed = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_the_reference_has_all_public_names() -> None:
+    import tfswap
+
+    told = set(re.findall(r"^::: ([\w.]+)", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    for name in set(tfswap.__all__) - {"keras", "OfflineReport"}:
+        made = getattr(tfswap, name)
+        assert {f"{made.__module__}.{name}", made.__module__} & told, json.dumps(name)

@@ -98,7 +98,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool) -> dict[str, Any]:
         "floor_bytes": floor,
         "live_bytes": live.peak_bytes,
         "time": found.timing.total_s / found.timing.compute_s,
-        "unoptimised_bytes": optimizer.baseline_peak_bytes,
+        "unoptimised_bytes": optimizer.baseline.peak_bytes,
         "took_s": took_s,
     }
     columns = ("persistent_bytes", "in_place_bytes", "fresh_bytes", "live_bytes", "floor_bytes", "unoptimised_bytes")

@@ -178,7 +178,7 @@ def main(name: str, limit: str) -> dict[str, Any]:
         **result,
         "limit": plan.limit_bytes,
         "planned": plan.planned_peak_bytes,
-        "baseline": plan.baseline_peak_bytes,
+        "baseline": optimized.report().baseline_peak_bytes,
         "swapped": len(plan.absences),
     }
 

@@ -240,7 +240,7 @@ def test_a_plan_keeps_apart_what_would_raise_its_peak():
 def rewritten(order: str, at: tuple[int, ...]) -> Graph:
     graph = parse_graph(HEADS)
     flow = analyse_dataflow(graph.copy(), TWO_CORES)
-    plan = Plan("", None, tuple(order.split()), (), 0, 0, 0, 0, 1.0, "test", at)
+    plan = Plan("", None, tuple(order.split()), (), 0, 0, 0, 1.0, "test", at)
     apply_order(graph, apply_swaps(graph, flow, plan))
     verify(graph)
     return graph

@@ -87,7 +87,7 @@ def test_options_take_them_by_name(name):
     layers = [Layer(kind, 3 * i + n) for i in range(12) for n, kind in enumerate(("dense", "relu", "scale"))]
     optimizer = optimizer_of(training_step(layers, 2048, 128), solver=name)
     floor = optimizer.floor_bytes()
-    assert floor < optimizer.baseline_peak_bytes
+    assert floor < optimizer.baseline.peak_bytes
     assert optimizer.plan(floor).planned_peak_bytes <= floor
     with pytest.raises(InfeasibleMemoryLimit):
         optimizer.plan(floor - 1)

@@ -388,7 +388,7 @@ def test_a_given_plan_is_held_against_the_limit_that_is_asked_for(caplog):
         roomy = tfswap.optimize(tf.function(net.step), memory_limit="90%", plan=plan)
         roomy(batch())
     assert not caplog.records
-    assert roomy.plan().limit_bytes == plan.baseline_peak_bytes * 9 // 10
+    assert roomy.plan().limit_bytes == roomy.report().baseline_peak_bytes * 9 // 10
     assert roomy.plan().absences == plan.absences
 
 
@@ -451,7 +451,7 @@ class CustomNet(Net):
 def test_a_custom_gradient_is_swapped_and_changes_no_bit(step_of):
     """Symbolic gradients lie beside nodes of the forward pass; the one around a custom gradient is bypassed."""
     net, twin = CustomNet(), CustomNet()
-    step, reference = tfswap.optimize(step_of(net), memory_limit=LIMIT), tf.function(step_of(twin))
+    step, reference = tfswap.optimize(step_of(net), memory_limit="50%"), tf.function(step_of(twin))
     for seed in range(2):
         assert bits(step(batch(seed=seed))) == bits(unoptimised(reference, batch(seed=seed)))
     assert bits(net.weights) == bits(twin.weights)

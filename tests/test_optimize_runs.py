@@ -194,7 +194,7 @@ def test_without_a_limit_the_allocator_s_own_counts():
 step = tfswap.optimize(tf.function(body))
 x = tf.random.stateless_normal([36 << 10, WIDTH], seed=(1, 1))
 losses = [float(step(x)) for _ in range(3)]
-print(json.dumps([step.plan().limit_bytes, step.plan().baseline_peak_bytes, losses,
+print(json.dumps([step.plan().limit_bytes, step.report().baseline_peak_bytes, losses,
                   tf.config.experimental.get_memory_info("CPU:0")["peak"]]))
 """)
     limit, baseline, losses, peak = found
@@ -266,7 +266,7 @@ step = tfswap.optimize(tf.function(step), memory_limit="115%")
 step(x)
 first = step.plan()
 tf.config.experimental.reset_memory_stats("CPU:0")
-extra = first.baseline_peak_bytes * 4 // 10
+extra = step.report().baseline_peak_bytes * 4 // 10
 step(x)
 said, extra = list(records), 0
 held.clear()

@@ -70,11 +70,11 @@ def put(*path: Any) -> Change:
         (put("limit_bytes", -5), "plan.limit_bytes is -5, and no size is"),
         (put("planned_peak_bytes", 10**30), "plan.planned_peak_bytes"),
         (put("host_bytes", None), "plan.host_bytes is None"),
-        (put("baseline_peak_bytes", 1.5), "plan.baseline_peak_bytes is 1.5"),
-        (put("time_ratio", float("nan")), "plan.time_ratio is nan, and must be a finite number"),
-        (put("time_ratio", float("inf")), "plan.time_ratio is inf"),
-        (put("time_ratio", 10**400), "plan.time_ratio"),
-        (put("time_ratio", -1.0), "plan.time_ratio is -1.0, and must be positive"),
+        (put("host_bytes", 1.5), "plan.host_bytes is 1.5"),
+        (put("seconds", float("nan")), "plan.seconds is nan, and must be a finite number"),
+        (put("seconds", float("inf")), "plan.seconds is inf"),
+        (put("seconds", 10**400), "plan.seconds"),
+        (put("seconds", -1.0), "plan.seconds is -1.0, and no time is"),
         (put("order", "relu0"), "plan.order is 'relu0', and must be a list"),
         (put("order", 1, 3), r"plan.order\[1\] is 3, and must be a text"),
         (put("absences", {}), "plan.absences is {}, and must be a list"),
@@ -132,7 +132,7 @@ def test_any_change_of_a_value_is_refused_or_carried_out(step: Optimizer, plan: 
 
 
 def test_what_the_planner_makes_fits(step: Optimizer) -> None:
-    for limit in (step.floor_bytes(), step.baseline_peak_bytes, 2 * step.baseline_peak_bytes):
+    for limit in (step.floor_bytes(), step.baseline.peak_bytes, 2 * step.baseline.peak_bytes):
         step.require_fit(Plan.from_json(step.plan(limit).to_json()))
 
 
@@ -201,11 +201,11 @@ def test_a_plan_that_needs_what_is_ruled_out_is_refused(plan: Plan) -> None:
 
 def test_an_adopted_plan_has_the_peak_that_it_has_here(step: Optimizer, plan: Plan) -> None:
     assert step.adopt(plan, None) == plan
-    stale = dataclasses.replace(plan, planned_peak_bytes=1, baseline_peak_bytes=2, persistent_bytes=3)
+    stale = dataclasses.replace(plan, planned_peak_bytes=1, persistent_bytes=3)
     assert step.adopt(stale, None) == plan
     assert step.adopt(stale, plan.limit_bytes).keeps_limit
     assert not step.adopt(stale, plan.planned_peak_bytes - 1).keeps_limit
-    assert step.adopt(stale, "100%").limit_bytes == step.baseline_peak_bytes
+    assert step.adopt(stale, "100%").limit_bytes == step.baseline.peak_bytes
 
 
 def test_an_analysis_of_a_limit_that_can_t_be_met_changes_nothing(step: Optimizer) -> None:

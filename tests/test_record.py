@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from tfswap.analysis.device import DeviceModel
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.ir.graph import Graph
+from tfswap.planner.planner import promised
 from tfswap.planner.record import NOBODY, Record, record_planned
 from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_time
@@ -25,7 +26,7 @@ def optimized(graph: Graph, share: float = 0.0) -> tuple[Optimizer, Timeline]:
     """With a plan at the floor, or so far from there to the unoptimised peak."""
     optimizer = Optimizer(graph, CPU, Options(("swap",)))
     floor = optimizer.floor_bytes()
-    limit = floor + int(share * max(0, optimizer.baseline_peak_bytes - floor))
+    limit = floor + int(share * max(0, optimizer.baseline.peak_bytes - floor))
     plan = optimizer.plan(limit, ordered=True)
     found = optimizer.timeline(plan, NOTHING_KNOWN)
     assert found.planned is not None
@@ -56,13 +57,12 @@ def test_what_is_held_adds_up_to_what_the_allocator_has_in_use(graph: Graph) -> 
     assert found.planned is not None
     check(found.planned)
     assert not any(row[OTHERS] for row in Run(found.planned, 1.0).at(range(len(found.planned.in_use_bytes))))
-    assert found.unoptimised.peak_bytes <= optimizer.baseline_peak_bytes
+    assert found.unoptimised.peak_bytes <= optimizer.baseline.peak_bytes
 
 
 def test_the_unoptimised_record_is_of_the_run_that_the_peak_is_predicted_from() -> None:
     optimizer, found = optimized(training_step(NET, 512, 128, assign=True))
-    peak, _ = optimizer._baseline(NOTHING_KNOWN)
-    assert found.unoptimised.peak_bytes == peak
+    assert promised(found.unoptimised.peak_bytes) == optimizer.baseline.peak_bytes
 
 
 def test_a_swapped_tensor_is_not_in_the_arena_while_it_is_away() -> None:
@@ -118,8 +118,8 @@ def test_each_step_of_a_schedule_has_its_time() -> None:
             lanes[kind] = span.end_s
     assert now + record.timing.lost_s == pytest.approx(record.timing.total_s)
     assert record.timing == simulate_time(optimizer.flow, planned.steps, costs, slow)
-    assert planned.timing.total_s / optimizer.baseline_s == pytest.approx(
-        optimizer.time_ratio(optimizer.candidate(optimizer.floor_bytes()).candidate), rel=1e-5
+    assert planned.timing.total_s / optimizer.baseline.seconds == pytest.approx(
+        optimizer.baseline.time_ratio(optimizer.candidate(optimizer.floor_bytes()).candidate.timing.total_s), rel=1e-5
     )
 
 

@@ -37,7 +37,7 @@ def report() -> Report:
     """Of a small step that swaps."""
     optimizer = Optimizer(training_step(NET, 512, 128), CPU, Options(("swap",)))
     floor = optimizer.floor_bytes()
-    made = optimizer.report(optimizer.plan(floor + (optimizer.baseline_peak_bytes - floor) // 4))
+    made = optimizer.report(optimizer.plan(floor + (optimizer.baseline.peak_bytes - floor) // 4))
     assert made.swapped
     return dataclasses.replace(made, step="a <step> & more", measured_peak_bytes=made.planned_peak_bytes - 512)
 

@@ -143,7 +143,7 @@ def planned(rate, spill=Spill("/somewhere"), limit="60%"):
 fast, slow = planned(10e9), planned(1e6)
 assert fast.disk_bytes > 0
 assert slow.disk_bytes < fast.disk_bytes  # kernels run again instead
-assert slow.time_ratio > fast.time_ratio
+assert slow.seconds > fast.seconds
 assert planned(10e9, None).disk_bytes == 0
 little = planned(10e9, Spill("/somewhere", fast.disk_bytes // 2))
 assert 0 < little.disk_bytes <= fast.disk_bytes // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from collections.abc import Callable
 from fractions import Fraction
 from numbers import Integral
 
@@ -31,12 +32,12 @@ _SIZES = 'write bytes as an int, or a size as "6GiB" or "512MiB"'
 _SHARES = 'write bytes as an int, a size as "6GiB" or "512MiB", or a share of the unoptimised peak as "60%"'
 
 
-def parse_limit(limit: int | str, baseline_bytes: int | None = None, name: str = "memory_limit") -> int:
+def parse_limit(limit: int | str, baseline_bytes: Callable[[], int] | None = None, name: str = "memory_limit") -> int:
     """A memory limit in bytes.
 
     Args:
         limit: bytes (of any integer type, NumPy's too), a size with a unit, or a share such as "60%".
-        baseline_bytes: the planned unoptimised peak, which a share is of.
+        baseline_bytes: gives the planned unoptimised peak, which a share is of.
         name: of the argument, for messages.
 
     Raises:
@@ -58,10 +59,10 @@ def parse_limit(limit: int | str, baseline_bytes: int | None = None, name: str =
 
 def check_limit(limit: int | str, name: str = "memory_limit") -> None:
     """Refuse, as `parse_limit` does, what can't be a limit whatever the unoptimised peak is."""
-    parse_limit(limit, baseline_bytes=1 << 40, name=name)
+    parse_limit(limit, baseline_bytes=lambda: 1 << 40, name=name)
 
 
-def _parse_text(limit: str, baseline_bytes: int | None, name: str, examples: str) -> int:
+def _parse_text(limit: str, baseline_bytes: Callable[[], int] | None, name: str, examples: str) -> int:
     match = _PATTERN.fullmatch(limit)
     if match is None:
         raise TfswapError(f"{name} is {_shown(limit)}, which is not a size: {examples}")
@@ -69,7 +70,7 @@ def _parse_text(limit: str, baseline_bytes: int | None, name: str, examples: str
     if unit == "%":
         if baseline_bytes is None:
             raise TfswapError(f"{name} is {limit!r}, a share, where only bytes can be used: {examples}")
-        return math.floor(baseline_bytes * number / 100)
+        return math.floor(baseline_bytes() * number / 100)
     if unit and unit not in UNIT_BYTES:
         raise TfswapError(f"{name} is {_shown(limit)}, and {_shown(match[2])} is not a unit: {examples}")
     return math.floor(number * UNIT_BYTES.get(unit, 1))

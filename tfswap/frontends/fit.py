@@ -115,7 +115,7 @@ def max_batch(
         size=size,
         unoptimised_size=search.largest(search.fits_as_it_is),
         peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
-        time_ratio=optimizer.time_ratio(best),
+        time_ratio=optimizer.baseline.time_ratio(best.timing.total_s),
         host_bytes=best.memory.host_peak_bytes,
         confirmed=confirmed,
     )
@@ -176,7 +176,6 @@ class Search:
     def candidate(self, size: int) -> Candidate | None:
         """The plan for a size; None where none keeps the limit."""
         optimizer = self.optimizer(size)
-        self._peaks[size] = optimizer.baseline_peak_bytes
         found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
         self._fits[size] = found is not None
         return None if found is None else found.candidate
@@ -190,7 +189,7 @@ class Search:
     def fits_as_it_is(self, size: int) -> bool:
         """Whether the unoptimised step's predicted peak is within the limit."""
         if size not in self._peaks:
-            self._peaks[size] = self.optimizer(size).baseline_peak_bytes
+            self._peaks[size] = self.optimizer(size).baseline.peak_bytes
         return self._peaks[size] <= self.limit_bytes
 
     def largest(self, fits: Callable[[int], bool]) -> int:

@@ -218,7 +218,7 @@ class OptimizedFunction:
             base = self._step(concrete, arguments).function
         else:
             planned = [step for step in self._made.get(concrete, ()) if step.planned]
-            base = max(planned, key=lambda step: step.plan.baseline_peak_bytes).function if planned else concrete
+            base = max(planned, key=lambda step: step.elements).function if planned else concrete
         if all(map(has_size, concrete.inputs)):
             return base
         made = self._open.get(base)

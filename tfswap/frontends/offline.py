@@ -30,7 +30,7 @@ ARENA_NOTE = (
 )
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
-it. One variable's worth of that is kept free, and no more than this share of the unoptimised peak."""
+it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def offline_optimizer(
     resident = Resident(sum(sizes))
     made = Optimizer(graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results)
     largest = max((t.nbytes or 0 for t in held), default=0)
-    margin = min(largest, int(made.baseline_peak_bytes * SLACK_SHARE))
+    margin = min(largest, int(made.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = margin
     return made
 

@@ -28,28 +28,27 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, Unsu
 from tfswap.frontends.backward import trains
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
 from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.unoptimised import as_executed
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
-from tfswap.importers.graph_def import repeated_number
 from tfswap.ir.graph import Graph
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.claim import Claim
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
-from tfswap.passes.neutral import apply_neutral
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
-from tfswap.passes.share import apply_share, apply_share_constants
+from tfswap.passes.share import apply_share
 from tfswap.passes.shared_reads import apply_shared_reads
 from tfswap.passes.split_sums import apply_split_sums
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
-from tfswap.planner.baseline import record_baseline, simulate_baseline
+from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
+from tfswap.planner.planner import TACTICS, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
@@ -172,7 +171,7 @@ class Optimizer:
         apply_defer(settled, device)
         if keeps_results:
             apply_hand_over(settled)
-        apply_share_constants(settled)
+        apply_share(settled)
         settled.prune()
         chains = apply_bodies(settled, device)
         self.variants = Variants(settled, chains, self._facts, device)
@@ -191,10 +190,9 @@ class Optimizer:
         graph, flow = self.settled, self.flow
         cost_s = self.costs.of_step(flow)
         order = choose_order(flow, cost_s)
-        live = simulate_memory(flow, build_schedule(order, ()), live=True)
         kept = {origin(graph.tensor(name)).name for name in (*self.options.keep, *marked_to_keep(graph))}
         saved = {name: s for name, s in saved_tensors(graph).items() if name not in kept}
-        asked = asked_for(saved, self.options.precision, smallest_bytes(live.peak_bytes))
+        asked = asked_for(saved, self.options.precision, smallest_bytes(self.live_peak_bytes))
         exact = tuple(
             e.kernel.name
             for e in find_encodings(graph, self.device, same_bits=False)
@@ -204,11 +202,23 @@ class Optimizer:
         return Rewriting(encoded=exact, reduced=tuple(reductions)) if reductions else PLAIN
 
     def renew_baseline(self) -> None:
-        """Predict the unoptimised peak, in the arena as it is supposed to be."""
+        """Let the unoptimised peak be that in the arena as it is supposed to be now."""
         self._baseline_resident = self._resident_of(PLAIN)
-        peak, self.baseline_s = self._baseline(self._baseline_resident)
+        self.__dict__.pop("baseline", None)
+
+    @functools.cached_property
+    def baseline(self) -> Baseline:
+        """What is predicted of the step as it runs without tfswap. It takes seconds: a limit in bytes does without."""
+        flow, cost_s, runs = self._unoptimised
+        costs, profile = self.costs, self.costs.profile
+        peak = simulate_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
-        self.baseline_peak_bytes = promised(peak)
+        peak = promised(peak)
+        if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
+            cores = [cores_used(node, costs.rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
+            return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates))
+        ordered_s = sum(s for s, k in zip(costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
+        return Baseline(peak, profile.unordered * ordered_s)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
@@ -278,9 +288,16 @@ class Optimizer:
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
         """What of what loops save is swapped inside of them, from nothing to the most."""
-        if "swap" not in self.options.tactics or self.options.solver != "default":
+        usable = "swap" in self.options.tactics and self.options.solver == "default"
+        if not usable or not self.variants.accumulators:
             return [self.variants.base]
-        return self.variants.stages(smallest_bytes(self.baseline_peak_bytes))
+        return self.variants.stages(smallest_bytes(self.live_peak_bytes))
+
+    @functools.cached_property
+    def live_peak_bytes(self) -> int:
+        """What is live at once in the step's best order, with nothing moved."""
+        order = choose_order(self.flow, self.costs.of_step(self.flow))
+        return simulate_memory(self.flow, build_schedule(order, ()), live=True).peak_bytes
 
     def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
         """Each variant that may be chosen, with its planner, made as they are asked for."""
@@ -320,7 +337,7 @@ class Optimizer:
         Args:
             ordered: order the step also where the limit is well above the unoptimised peak.
         """
-        limit_bytes = None if limit is None else parse_limit(limit, self.baseline_peak_bytes)
+        limit_bytes = None if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self._fits_unchanged(aim)):
             return self._freeze(limit_bytes, None)
@@ -332,8 +349,9 @@ class Optimizer:
 
     def _fits_unchanged(self, aim_bytes: int) -> bool:
         """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
-        made_bytes = self.resident_bytes + self._computed_bytes
-        return aim_bytes >= max(self.baseline_peak_bytes * BASELINE_SPREAD, made_bytes)
+        if aim_bytes < max(self.resident_bytes + self._computed_bytes, self.planner.live_peak_bytes):
+            return False  # without an order no less is live
+        return aim_bytes >= self.baseline.peak_bytes * BASELINE_SPREAD
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
@@ -355,39 +373,25 @@ class Optimizer:
         Raises InvalidModel as `require_fit`.
         """
         self.require_fit(plan)
-        peak = self.baseline_peak_bytes
-        if not plan.changes_nothing:
+        if plan.changes_nothing:
+            peak = self.baseline.peak_bytes
+        else:
             peak = promised(self.peak_bytes(plan, self._resident_of(_rewriting(plan)))) + self.extra_margin_bytes
         return dataclasses.replace(
             plan,
-            limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, self.baseline_peak_bytes),
-            baseline_peak_bytes=self.baseline_peak_bytes,
+            limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes),
             planned_peak_bytes=peak,
             persistent_bytes=self.resident_bytes,
         )
 
-    def _baseline(self, resident: Resident) -> tuple[int, float]:
-        """Peak and seconds of the step as it runs without tfswap."""
-        flow, cost_s, runs = self._unoptimised()
-        costs = self.costs
-        peak = simulate_baseline(flow, cost_s, self.device, resident=resident)
-        profile = costs.profile
-        if profile is None or profile.unordered is None or profile.fingerprint != self.fingerprint:
-            cores = [cores_used(node, costs.rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
-            return peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates)
-        ordered_s = sum(s for s, k in zip(costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
-        return peak, profile.unordered * ordered_s
-
+    @functools.cached_property
+    @without_collector
     def _unoptimised(self) -> tuple[Dataflow, list[float], list[bool]]:
         """The step without tfswap, where variables adopt buffers and Grappler has its part.
 
         With its nodes' seconds, and which of them run.
         """
-        graph = self.graph.copy()
-        apply_split_views(graph, marks_gradients=False)
-        apply_neutral(graph, repeated_number)
-        apply_share(graph)
-        graph.prune()
+        graph = as_executed(self.graph, self.device)
         flow = analyse_dataflow(graph, self.device, lowered=True)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
@@ -400,7 +404,7 @@ class Optimizer:
         Args:
             resident: what is there before the planned step.
         """
-        flow, cost_s, _ = self._unoptimised()
+        flow, cost_s, _ = self._unoptimised
         before = record_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
         after = None
         if not plan.changes_nothing:
@@ -414,7 +418,7 @@ class Optimizer:
                 resident=resident,
                 disk=frozenset(variant.flow.value_named[a.tensor] for a in plan.absences if a.disk),
             )
-        return Timeline(before, after, self.baseline_s)
+        return Timeline(before, after, self.baseline.seconds)
 
     def fetched_bytes(self) -> int:
         """What the step returns and nothing else holds."""
@@ -461,11 +465,10 @@ class Optimizer:
                 limit_bytes,
                 (),
                 (),
-                self.baseline_peak_bytes,
-                self.baseline_peak_bytes,
+                self.baseline.peak_bytes,
                 self.resident_bytes,
                 0,
-                1.0,
+                self.baseline.seconds,
                 "none",
             )
         variant, candidate = found
@@ -486,11 +489,10 @@ class Optimizer:
                 )
                 for a in choice.intervals
             ),
-            baseline_peak_bytes=self.baseline_peak_bytes,
             planned_peak_bytes=candidate.peak_bytes + self.extra_margin_bytes,
             persistent_bytes=self.resident_bytes,
             host_bytes=candidate.memory.host_peak_bytes,
-            time_ratio=self.time_ratio(candidate),
+            seconds=candidate.timing.total_s,
             solver=self.options.solver,
             beside=choice.beside,
             splits=choice.splits,
@@ -499,10 +501,6 @@ class Optimizer:
             reduced=variant.rewriting.reduced,
             disk_bytes=candidate.memory.disk_peak_bytes,
         )
-
-    def time_ratio(self, candidate: Candidate) -> float:
-        """Predicted step time over that of the unoptimised step."""
-        return round(candidate.timing.total_s / self.baseline_s, 6) if self.baseline_s else 1.0
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
         """The peak that `plan`, which fixes an order, has in an arena with this content."""
@@ -597,6 +595,7 @@ class Optimizer:
             saved,
             variant.encodings,
             self.floor_bytes,
+            lambda: self.baseline,
             trains(self.graph),
             self.locate,
             functools.cache(lambda: self.timeline(plan, there)),

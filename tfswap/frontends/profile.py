@@ -97,7 +97,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
 def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
     """The step kernel by kernel in the planner's order; with tensors moved only where it would not fit otherwise."""
     plan = optimizer.plan(None, ordered=True)
-    if limit is not None and plan.planned_peak_bytes > parse_limit(limit, optimizer.baseline_peak_bytes):
+    if limit is not None and plan.planned_peak_bytes > parse_limit(limit, lambda: optimizer.baseline.peak_bytes):
         limited = optimizer.plan(limit)
         plan = plan if limited.changes_nothing else limited
     return replace(plan, beside=())
@@ -143,7 +143,7 @@ def _unordered(
     import tensorflow as tf
 
     limit = machine.device_limit_bytes(device)
-    if limit is not None and optimizer.baseline_peak_bytes * BASELINE_SPREAD > limit:
+    if limit is not None and optimizer.baseline.peak_bytes * BASELINE_SPREAD > limit:
         return None
     try:
         plain()

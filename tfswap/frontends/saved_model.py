@@ -328,7 +328,7 @@ def _replace_step(file: ModelFile, name: str, made: Planned) -> None:
 
 
 def _largest(planned: Mapping[str, Planned]) -> Planned:
-    return max(planned.values(), key=lambda made: made.plan.baseline_peak_bytes)
+    return max(planned.values(), key=lambda made: made.report.baseline_peak_bytes)
 
 
 def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> str:
@@ -353,7 +353,7 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
         lines += [
             f"{name}:",
             f"  limit          {format_bytes(plan.limit_bytes or 0)}",
-            f"  peak before    {format_bytes(plan.baseline_peak_bytes)} (predicted)",
+            f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
             f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
             f"  encoded        for {len(plan.encoded)} kernels",

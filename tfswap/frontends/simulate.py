@@ -113,7 +113,7 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
 
 def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     """The curve of a step at so many limits, evenly spaced from its floor to its unoptimised peak."""
-    floor, peak = optimizer.floor_bytes(), optimizer.baseline_peak_bytes
+    floor, peak = optimizer.floor_bytes(), optimizer.baseline.peak_bytes
     top = max(floor, peak)
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
     points = []
@@ -126,7 +126,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
         machine=on.title,
         costs=optimizer.planner.costs.source,
         baseline_peak_bytes=peak,
-        baseline_s=optimizer.baseline_s,
+        baseline_s=optimizer.baseline.seconds,
         floor_bytes=floor,
         memory_bytes=on.memory_bytes,
         host_bytes=optimizer.options.host_limit_bytes,
@@ -138,7 +138,7 @@ def _point(optimizer: Optimizer, limit_bytes: int, found: Candidate) -> Point:
     return Point(
         limit_bytes=limit_bytes,
         peak_bytes=found.peak_bytes + optimizer.extra_margin_bytes,
-        time_ratio=optimizer.time_ratio(found),
+        time_ratio=optimizer.baseline.time_ratio(found.timing.total_s),
         step_s=found.timing.total_s,
         moved_bytes=found.memory.out_bytes + found.memory.in_bytes,
         host_bytes=found.memory.host_peak_bytes,

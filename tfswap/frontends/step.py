@@ -343,10 +343,11 @@ class Step:
 
     def _count_limit(self, resident: Resident) -> None:
         """The limit in bytes, of which a share depends on the unoptimised peak."""
-        assert self._optimizer is not None
+        optimizer = self._optimizer
+        assert optimizer is not None
         limit = self._request.limit(_device()[0])
         if limit is not None:
-            asked = parse_limit(limit, self._optimizer.baseline_peak_bytes)
+            asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             # More than the arena may have is no limit that can be kept.
             self.limit_bytes = min(asked, resident.limit_bytes or asked)
 
@@ -373,11 +374,12 @@ class Step:
 
     def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""
-        assert self._optimizer is not None
+        optimizer = self._optimizer
+        assert optimizer is not None
         arena_bytes = resident.limit_bytes
         asked = self._request.limit(_device()[0])
         assert asked is not None, "a plan for no limit is never refused"
-        asked_bytes = parse_limit(asked, self._optimizer.baseline_peak_bytes)
+        asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
         if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
             return error
         told = f"{error} {_device()[0]}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
@@ -481,7 +483,7 @@ class Step:
         if self._gate is None or self._requests is None:  # a plan that changes nothing
             assert self._optimizer is not None
             grown = now.current_bytes - self._resident_bytes
-            return int(self._optimizer.baseline_peak_bytes * BASELINE_SPREAD) + grown <= self.limit_bytes
+            return int(self._optimizer.baseline.peak_bytes * BASELINE_SPREAD) + grown <= self.limit_bytes
         layout = now.layout or -now.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
             peak = self._requests.peak_bytes(self._resident())

@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.shapes import shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import is_const, is_loop_frame, passes_on
+from tfswap.ir.ops import is_loop_frame, passes_on
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_pb2, tensor_shape_pb2
-
-ONE_NUMBER_BYTES = 256
-"""A serialised tensor that is larger is not looked into: it holds more than one number, or has many dimensions."""
 
 
 def import_graph_def(
@@ -109,23 +106,6 @@ def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ..
     from tensorflow.python.framework import tensor_util
 
     return tuple(tensor_util.MakeNdarray(tensor).ravel().tolist())
-
-
-def repeated_number(node: Node) -> float | None:
-    """What a constant of floating-point numbers holds throughout; None where it does not say so in one number."""
-    if not is_const(node.op) or not isinstance(content := node.attrs.get("value"), Opaque):
-        return None
-    if len(content.data) > ONE_NUMBER_BYTES:
-        return None
-    from tensorflow.core.framework import tensor_pb2
-    from tensorflow.python.framework import dtypes, tensor_util
-
-    proto = tensor_pb2.TensorProto.FromString(content.data)
-    del proto.tensor_shape.dim[:]  # one number stands for all
-    try:
-        return float(tensor_util.MakeNdarray(proto)) if dtypes.as_dtype(proto.dtype).is_floating else None
-    except ValueError:
-        return None
 
 
 def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:

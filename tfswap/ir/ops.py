@@ -753,22 +753,6 @@ _STATEFUL_FORMS = {
 }
 
 
-class Neutral(NamedTuple):
-    """What leaves an operation of two tensors without effect: the one that has it gives the other back."""
-
-    number: float
-    positions: tuple[int, ...]
-
-
-_NEUTRAL: dict[str, Neutral] = {
-    "Add": Neutral(0.0, (0, 1)),
-    "AddV2": Neutral(0.0, (0, 1)),
-    "Div": Neutral(1.0, (1,)),
-    "Mul": Neutral(1.0, (0, 1)),
-    "RealDiv": Neutral(1.0, (1,)),
-    "Sub": Neutral(0.0, (1,)),
-}
-
 READ_VARIABLE = "ReadVariableOp"
 """The value of a whole variable."""
 SHARE_READS = "DisableCopyOnRead"
@@ -921,11 +905,6 @@ def loops_over_dataset(op: str) -> bool:
 def control_flow(op: str) -> ControlFlow | None:
     """What the op runs, if it is a functional loop or conditional."""
     return _CONTROL_FLOW.get(op)
-
-
-def neutral(op: str) -> Neutral | None:
-    """The neutral element of an operation of two tensors, and which of its inputs may be that; None if it has none."""
-    return _NEUTRAL.get(op)
 
 
 def stateful_form(op: str) -> str:

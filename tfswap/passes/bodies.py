@@ -14,7 +14,7 @@ from tfswap.passes.defer import apply_defer
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
-from tfswap.passes.share import apply_share_constants
+from tfswap.passes.share import apply_share
 from tfswap.passes.split_views import apply_split_views
 from tfswap.planner.ordering import choose_order
 
@@ -27,7 +27,7 @@ def apply_bodies(graph: Graph, device: DeviceModel) -> list[list[str]]:
         apply_settle(body)
         apply_split_views(body)
         apply_defer(body, device)
-        apply_share_constants(body)
+        apply_share(body)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)

@@ -19,19 +19,14 @@ REFUSAL = (
 )
 
 
-def apply_split_views(graph: Graph, *, marks_gradients: bool = True) -> int:
-    """Bypass multi-output views in `graph`, in place; returns how many inputs were changed.
-
-    Args:
-        marks_gradients: put views that refuse to be differentiated where a custom gradient is bypassed. TensorFlow's
-            own optimizers, whose work this is in a step that nobody has planned, do without.
-    """
+def apply_split_views(graph: Graph) -> int:
+    """Bypass multi-output views in `graph`, in place; returns how many inputs were changed."""
     made: dict[Output, Output] = {}
 
     def source(tensor: Output) -> Output:
         node = tensor.node
-        while _splits(node, marks_gradients):
-            if marks_gradients and CUSTOM_GRADIENT in node.attrs:
+        while _splits(node):
+            if CUSTOM_GRADIENT in node.attrs:
                 if tensor not in made:
                     made[tensor] = _view(graph, tensor, source(node.inputs[tensor.index]))
                 return made[tensor]
@@ -53,10 +48,10 @@ def apply_split_views(graph: Graph, *, marks_gradients: bool = True) -> int:
     return changed
 
 
-def _splits(node: Node, marks_gradients: bool) -> bool:
+def _splits(node: Node) -> bool:
     if not is_view(node.op) or len(node.inputs) != len(node.outputs):
         return False
-    return (marks_gradients and CUSTOM_GRADIENT in node.attrs) or (len(node.outputs) > 1 and not node.controls)
+    return CUSTOM_GRADIENT in node.attrs or (len(node.outputs) > 1 and not node.controls)
 
 
 def _view(graph: Graph, tensor: Output, source: Output) -> Output:

@@ -19,9 +19,8 @@ Which thread is first is a race, and the real peak varies from run to run; and t
 decides most races, is true to a factor only. So a few runs are replayed, each with other kernel times, and the
 median of their peaks is what is predicted.
 
-Not handled: what Grappler does to the graph besides what is done to it before (passes/neutral.py, share.py,
-split_views.py); iterations of one loop that run side by side (`parallel_iterations`), where one need not wait for
-all of another.
+Not handled: iterations of one loop that run side by side (`parallel_iterations`), where one need not wait for all of
+another.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
@@ -59,6 +59,17 @@ WAKE_S = 50e-6
 """From the call that wakes a thread until it looks for work."""
 ORDERED_EDGES = 8
 WOKEN = START = -1
+
+
+class Baseline(NamedTuple):
+    """What is predicted of the unoptimised step: its peak, and its time."""
+
+    peak_bytes: int
+    seconds: float
+
+    def time_ratio(self, seconds: float) -> float:
+        """The time of a step over that of the unoptimised one."""
+        return round(seconds / self.seconds, 6) if self.seconds else 1.0
 
 
 def simulate_baseline(

@@ -22,7 +22,7 @@ from tfswap.ir.ops import control_flow
 from tfswap.planner.decode import decode
 from tfswap.sizes import MAX_BYTES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,10 @@ class Plan:
             nothing is changed.
         absences: what is swapped, and when.
         beside: positions in the order whose kernels run beside the one before them.
-        baseline_peak_bytes: predicted peak of the unoptimised step.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
         host_bytes: the most host memory that swapped tensors take at once.
-        time_ratio: predicted step time over that of the unoptimised step.
+        seconds: predicted time of a step.
         solver: who made it.
         accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
         encoded: names of the kernels that take an encoding in place of a tensor. The order and the absences are of the
@@ -91,11 +90,10 @@ class Plan:
     limit_bytes: int | None
     order: tuple[str, ...]
     absences: tuple[Absence, ...]
-    baseline_peak_bytes: int
     planned_peak_bytes: int
     persistent_bytes: int
     host_bytes: int
-    time_ratio: float
+    seconds: float
     solver: str
     beside: tuple[int, ...] = ()
     accumulators: tuple[str, ...] = ()
@@ -166,13 +164,13 @@ class Plan:
 
 def _check_form(plan: Plan) -> None:
     """Refuse what no plan can be, whatever its graph is."""
-    sizes = ("baseline_peak_bytes", "planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "limit_bytes")
+    sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "limit_bytes")
     for name in sizes:
         value = getattr(plan, name)
         if value is not None and not 0 <= value <= MAX_BYTES:
             raise InvalidModel(f"plan.{name} is {value}, and no size is")
-    if plan.time_ratio <= 0:
-        raise InvalidModel(f"plan.time_ratio is {plan.time_ratio}, and must be positive")
+    if plan.seconds < 0:
+        raise InvalidModel(f"plan.seconds is {plan.seconds}, and no time is")
     for i, a in enumerate(plan.absences):
         out = a.release - 1 if a.out is None else a.out
         if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):

@@ -202,6 +202,11 @@ class Planner:
         peaks = (simulate_memory(self.flow, build_schedule(o, ()), live=True).peak_bytes for o in (order, made))
         return made if next(peaks) * PEAK_TIE >= next(peaks) else order
 
+    @property
+    def live_peak_bytes(self) -> int:
+        """The least that is live at once with nothing moved."""
+        return min(problem.live_peak_bytes for problem in self.problems)
+
     def candidate(self, limit_bytes: int | None, best: Candidate | None = None) -> Candidate | None:
         """The fastest of all rungs within the limit, the unmoved step for no limit; None if none fits.
 

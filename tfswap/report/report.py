@@ -14,12 +14,12 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
+from tfswap.planner.baseline import Baseline
 from tfswap.planner.plan import Absence, Plan
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import simulate_memory
-from tfswap.report.explain import Explanation, explain
 from tfswap.report.page import fragment, page
 from tfswap.report.picture import picture
 from tfswap.report.timeline import Timeline
@@ -29,10 +29,8 @@ from tfswap.sizes import format_bytes
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
-BY_HAND = "this report was made by hand: only one that tfswap has made knows its step"
-HTML, PNG, TRACE, JSON = ".html", ".png", ".trace.json", ".json"
-KINDS = {HTML: "a page", PNG: "a picture", TRACE: "a trace", JSON: "the figures"}
-"""What a report can be saved as, by the name's ending; of two that fit, the first."""
+FOUND_OUT = ("baseline_peak_bytes", "time_ratio", "floor_bytes", "keeps_limit")
+"""What a report tells besides its fields."""
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""
 
@@ -75,11 +73,10 @@ class Report:
     """The figures of one planned step, all in bytes where not said otherwise.
 
     Attributes:
-        baseline_peak_bytes: predicted peak of the unoptimised step.
         planned_peak_bytes: predicted peak of the step as planned.
         memory_limit_bytes: what the user asked for; None for no limit.
         persistent_bytes: there throughout: variables, slots, arguments, constants, others' tensors.
-        time_ratio: predicted step time over the unoptimised one's.
+        seconds: predicted time of a step.
         host_bytes: the most host memory in use at once.
         disk_bytes: the most disk in use at once, by swapped tensors that host memory has no room for.
         kernels: how many kernels the order fixes, those that run again counted again.
@@ -95,11 +92,10 @@ class Report:
         notes: what the figures assume, and what could not be planned.
     """
 
-    baseline_peak_bytes: int
     planned_peak_bytes: int
     memory_limit_bytes: int | None
     persistent_bytes: int
-    time_ratio: float
+    seconds: float
     host_bytes: int
     disk_bytes: int
     kernels: int
@@ -114,7 +110,17 @@ class Report:
     notes: tuple[str, ...] = ()
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
-    _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
+    _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
+
+    @cached_property
+    def baseline_peak_bytes(self) -> int:
+        """Predicted peak of the unoptimised step, which is found out when it is asked for."""
+        return self._baseline().peak_bytes
+
+    @cached_property
+    def time_ratio(self) -> float:
+        """Predicted step time over the unoptimised one's."""
+        return self._baseline().time_ratio(self.seconds)
 
     @cached_property
     def floor_bytes(self) -> int:
@@ -151,8 +157,7 @@ class Report:
         """All figures as JSON text."""
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
         content["rows"] = [dataclasses.asdict(row) for row in self.rows]
-        content["floor_bytes"] = self.floor_bytes
-        content["keeps_limit"] = self.keeps_limit
+        content |= {name: getattr(self, name) for name in FOUND_OUT}
         return json.dumps(content, indent=1, sort_keys=True)
 
     def summary(self) -> list[tuple[str, str]]:
@@ -182,16 +187,16 @@ class Report:
         return f"{len(self.encoded)} tensors, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
 
     def headline(self) -> str:
-        """One line: the peaks and what it takes."""
-        return self._peaks_text() if self.trains else f"{self._peaks_text()} ({NO_BACKWARD})"
+        """One line: the peak and what it takes."""
+        return self._peak_text() if self.trains else f"{self._peak_text()} ({NO_BACKWARD})"
 
-    def _peaks_text(self) -> str:
+    def _peak_text(self) -> str:
         if not self.keeps_limit:
             return f"peak {format_bytes(self.planned_peak_bytes)} is over the limit"
         if not self.kernels:
-            return f"peak {format_bytes(self.baseline_peak_bytes)} is within the limit: nothing is changed"
+            return f"peak {format_bytes(self.planned_peak_bytes)} is within the limit: nothing is changed"
         return (
-            f"peak {format_bytes(self.baseline_peak_bytes)} -> {format_bytes(self.planned_peak_bytes)}, "
+            f"peak {format_bytes(self.planned_peak_bytes)}, "
             f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
         )
 
@@ -209,19 +214,6 @@ class Report:
     def _repr_html_(self) -> str:
         return fragment(self, self._drawn(), ROWS_SHOWN)
 
-    def explain(self, tensor: str) -> Explanation:
-        """Why a tensor is kept, swapped or made again, where it is used, and what each tactic would cost.
-
-        Args:
-            tensor: its name ("node:0"), or that of the node whose first output it is.
-
-        Raises:
-            TfswapError: the step has no such tensor; the nearest names are told.
-        """
-        if self._explain is None:
-            raise TfswapError(BY_HAND)
-        return self._explain(tensor)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, of a kind that the name's ending says.
 
@@ -235,8 +227,15 @@ class Report:
         Raises:
             TfswapError: another ending; matplotlib is missing; there is nothing to draw; the file can't be written.
         """
-        ending = require_kind(path)
-        writers = {HTML: self._page, PNG: self._picture, TRACE: self._trace, JSON: self.to_json}
+        name = os.fspath(path).lower()
+        writers = {".html": self._page, ".png": self._picture, ".trace.json": self._trace, ".json": self.to_json}
+        ending = next((ending for ending in writers if name.endswith(ending)), None)
+        if ending is None:
+            raise TfswapError(
+                f"{os.fspath(path)!r} does not say what to write: end the name with .html for a page, .png for a "
+                "picture, .trace.json for a trace, or .json for the figures"
+            )
+        require_place(path)
         write_whole(path, writers[ending]())
 
     def _page(self) -> str:
@@ -254,21 +253,8 @@ class Report:
     def _required(self) -> Timeline:
         found = self._drawn()
         if found is None:
-            raise TfswapError(BY_HAND)
+            raise TfswapError("this report was made by hand: only one that tfswap made knows memory over the step")
         return found
-
-
-def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KINDS)) -> str:
-    """The ending of a name, of `kinds`. Raises TfswapError for others, and where no file can be written to `path`."""
-    name = os.fspath(path).lower()
-    ending = next((ending for ending in KINDS if name.endswith(ending)), None)
-    if ending is None or ending not in kinds:
-        raise TfswapError(
-            f"{os.fspath(path)!r} does not say what to write: end the name with "
-            f"{' or '.join(f'{kind} for {KINDS[kind]}' for kind in kinds)}"
-        )
-    require_place(path)
-    return ending
 
 
 def alive_lines(report: Report) -> list[str]:
@@ -287,6 +273,7 @@ def make_report(
     saved: Mapping[str, int],
     encodings: Sequence[Encoding],
     floor: Callable[[], int],
+    baseline: Callable[[], Baseline],
     trains: bool,
     locate: Callable[[str], str | None],
     timeline: Callable[[], Timeline],
@@ -297,6 +284,8 @@ def make_report(
         saved: by name, the bytes of the lists that loops save in.
         trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
+        floor: gives the smallest limit that the planner reaches.
+        baseline: gives what is predicted of the unoptimised step.
     """
     absences: dict[int, list[Absence]] = {}
     for absence in plan.absences:
@@ -317,11 +306,10 @@ def make_report(
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
-        baseline_peak_bytes=plan.baseline_peak_bytes,
         planned_peak_bytes=plan.planned_peak_bytes,
         memory_limit_bytes=plan.limit_bytes,
         persistent_bytes=plan.persistent_bytes,
-        time_ratio=plan.time_ratio,
+        seconds=plan.seconds,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         kernels=len(plan.order),
@@ -333,7 +321,7 @@ def make_report(
         costs=planner.costs.source,
         _floor=floor,
         _timeline=timeline,
-        _explain=lambda name: explain(flow, planner, plan, rows, locate, name),
+        _baseline=baseline,
     )
 
 

@@ -1,0 +1,101 @@
+"""What TensorFlow's own optimizers make of a step, held against the graph that TensorFlow has really run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.frontends.unoptimised import as_executed
+from tfswap.importers.function import import_function
+from tfswap.ir.graph import Graph
+
+ENDS = {"_Arg", "_Retval", "Placeholder", "NoOp"}
+
+
+def executed_ops(function, *args) -> Counter[str]:
+    """The ops of the graph that runs when `function` is called."""
+    context.context().enable_graph_collection()
+    try:
+        function(*args)
+        made = context.context().export_run_metadata()
+    finally:
+        context.context().disable_graph_collection()
+    graphs = [graph for one in made.function_graphs for graph in one.partition_graphs]
+    largest = max(graphs, key=lambda graph: len(graph.node))
+    # oneDNN's kernels are put in place later.
+    return Counter(node.op.replace("_Mkl", "") for node in largest.node if node.op not in ENDS)
+
+
+def ops(graph: Graph) -> Counter[str]:
+    return Counter(node.op for node in graph if node.op not in ENDS)
+
+
+def silu_net():
+    """Masks that are asked for twice, products with one, a constant that is moved, sums of three, a custom gradient."""
+    weights = [tf.Variable(tf.random.stateless_normal([32, 32], seed=(i, 1))) for i in range(3)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = h + tf.nn.silu(h @ w, 1.0) * 0.5
+                h = tf.where(h > 0, h, 0.1 * h) + h + x
+            loss = tf.reduce_mean(tf.nn.relu(h) ** 2)
+        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
+    return step, tf.random.stateless_normal([16, 32], seed=(7, 1))
+
+
+def table():
+    """A table that is read and written in part only, so that no op tells its size."""
+    rows = tf.Variable(tf.random.stateless_normal([100, 8], seed=(1, 2)))
+
+    @tf.function
+    def step(at):
+        with tf.GradientTape() as tape:
+            found = tf.gather(rows, at)
+            loss = tf.reduce_sum(found * found)
+        gradient = tape.gradient(loss, rows)
+        rows.scatter_sub(gradient)
+        return loss
+
+    return step, tf.range(16) * 3
+
+
+@pytest.mark.parametrize("make", [silu_net, table])
+def test_it_is_what_tensorflow_runs(make):
+    step, argument = make()
+    traced = import_function(step.get_concrete_function(argument))
+    found = as_executed(traced, DeviceModel())
+    assert ops(found) == executed_ops(step, argument) != ops(traced)
+    assert [feed.name for feed in found.feeds] == [feed.name for feed in traced.feeds]
+    assert [fetch.type for fetch in found.fetches] == [fetch.type for fetch in traced.fetches]
+    unknown = [node.name for node in found for kind in node.outputs if kind.shape is None and kind.dtype == "float32"]
+    assert unknown == []
+
+
+def test_where_they_are_off_it_is_the_step_as_it_was_traced():
+    step, argument = silu_net()
+    traced = import_function(step.get_concrete_function(argument))
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        assert as_executed(traced, DeviceModel()) is traced
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def test_where_they_fail_it_is_the_step_as_it_was_traced(caplog):
+    step, argument = silu_net()
+    traced = import_function(step.get_concrete_function(argument))
+    next(node for node in traced if node.op == "MatMul").attrs = {}
+    with caplog.at_level(logging.WARNING, "tfswap"):
+        assert as_executed(traced, DeviceModel()) is traced
+    assert "TensorFlow's own optimizers fail on this step" in caplog.text

@@ -1,0 +1,164 @@
+"""The graph that TensorFlow runs of a step that tfswap leaves alone: what Grappler makes of the one that was traced.
+
+Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's peak by up to a fifth either way: the
+traced graph doesn't tell it. So Grappler is asked, as TensorFlow asks it before a function's first call: for the same
+device, with the function's arguments and results as they are there.
+
+Its nodes come in the order that Grappler has put them in, by which the executor goes. From process to process nothing
+differs but which of several equal constants is left.
+
+Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
+each body on its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.errors import TfswapError
+from tfswap.exporters.graph_def import export_graph_def
+from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.shapes import HANDLES, Argument, HandleType
+from tfswap.ir.graph import Graph
+from tfswap.ir.types import Shape
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import node_def_pb2, tensor_shape_pb2
+    from tensorflow.core.protobuf import rewriter_config_pb2
+
+READS = frozenset({"ReadVariableOp"})
+WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+GATHER = "ResourceGather"
+"""Ops that tell what is in a variable: by what they give, by what they are given, and by rows of it."""
+
+log = logging.getLogger("tfswap")
+
+RESULT = "tfswap_result_"
+TARGET = "tfswap_target"
+
+
+def as_executed(graph: Graph, device: DeviceModel) -> Graph:
+    """`graph` as TensorFlow's executor gets it on `device`, by default; as it was traced where the optimizers fail."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import errors_impl
+
+    options = context.context().config.graph_options.rewrite_options
+    if options.disable_meta_optimizer:  # by tf.config.optimizer.set_experimental_options
+        return graph
+    try:
+        return _optimized(graph, device, options)
+    except (errors_impl.OpError, TfswapError) as error:
+        log.warning("TensorFlow's own optimizers fail on this step, whose unoptimised peak is a guess then: %s", error)
+        return graph
+
+
+def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.RewriterConfig) -> Graph:
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
+    meta = meta_graph_pb2.MetaGraphDef(graph_def=export_graph_def(graph))
+    nodes = meta.graph_def.node
+    place = _device_name(device)
+    feeds = {feed.name: number for number, feed in enumerate(graph.feeds)}
+    arguments = _arguments(graph)
+    fed: dict[str, node_def_pb2.NodeDef] = {}
+    for node in nodes:
+        node.device = node.device or place
+        if node.name in feeds:
+            fed[node.name] = type(node)(name=node.name, op="Placeholder")
+            fed[node.name].attr["dtype"].type = arguments[node.name].dtype
+            _make_argument(node, feeds[node.name], arguments[node.name])
+    for number, fetch in enumerate(graph.fetches):
+        result = nodes.add(name=f"{RESULT}{number}", op="_Retval", input=[fetch.name], device=place)
+        result.attr["T"].type = _enum(fetch.type.dtype)
+        result.attr["index"].i = number
+    if graph.targets:
+        nodes.add(name=TARGET, op="NoOp", input=[f"^{target.name}" for target in graph.targets], device=place)
+    kept = [node.name for node in nodes if node.name in fed or node.name.startswith((RESULT, TARGET))]
+    meta.collection_def["train_op"].node_list.value.extend(kept)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.CopyFrom(options)
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    made = tf_optimizer.OptimizeGraph(config, meta, cluster=_cluster(device))
+    results = {node.attr["index"].i: node.input[0] for node in made.node if node.name.startswith(RESULT)}
+    ordered = [fed.get(node.name, node) for node in made.node if not node.name.startswith(RESULT)]
+    del made.node[:]
+    made.node.extend(ordered)
+    fetches = [results[number] for number in range(len(graph.fetches))]
+    result = import_with_bodies(made, arguments, list(feeds), fetches, [TARGET] if graph.targets else [])
+    for node in result:
+        if any(kind.nbytes is None for kind in node.outputs) and node.name in graph:
+            traced = graph[node.name]
+            if traced.op == node.op:  # what set_shape has said is in no op
+                node.outputs = traced.outputs
+    return result
+
+
+def _arguments(graph: Graph) -> dict[str, Argument]:
+    """What the step is given, by name; for variables with what is in them, as far as the step's own ops tell."""
+    held: dict[str, list[HandleType]] = {}
+    for node in graph:
+        if node.op in (*READS, *WRITES, GATHER):
+            kind = node.inputs[1].type if node.op in WRITES else node.outputs[0]
+            shape = kind.shape
+            if node.op == GATHER and shape is not None:
+                shape = (None, *shape[len(node.inputs[1].type.shape or ()) :])
+            held.setdefault(node.inputs[0].node.name, [(_enum(kind.dtype), _shape(shape))])
+    types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
+    return {n: Argument(_enum(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
+
+
+def _enum(dtype: str) -> int:
+    from tensorflow.python.framework import dtypes
+
+    return dtypes.as_dtype(dtype).as_datatype_enum
+
+
+def _shape(shape: Shape) -> tensor_shape_pb2.TensorShapeProto:
+    from tensorflow.core.framework import tensor_shape_pb2
+
+    made = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
+    for size in shape or ():
+        made.dim.add(size=-1 if size is None else size)
+    return made
+
+
+def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) -> None:
+    """Make `node`, in place, an argument of a function, as Grappler gets it.
+
+    An argument's node does not say its shape, which Grappler then does not know. Another op, which Grappler does not
+    know either and so leaves alone, says it.
+    """
+    del node.input[:]
+    node.ClearField("attr")
+    if argument.dtype in map(_enum, HANDLES):
+        node.op = "_Arg"
+        node.attr["T"].type = argument.dtype
+        node.attr["index"].i = number
+        for dtype, shape, *_ in argument.handles:
+            node.attr["_handle_dtypes"].list.type.append(dtype)
+            node.attr["_handle_shapes"].list.shape.add().CopyFrom(shape)
+        return
+    node.op = "_ParallelConcatStart"
+    node.attr["dtype"].type = argument.dtype
+    node.attr["shape"].shape.CopyFrom(_shape(argument.shape))
+
+
+def _device_name(device: DeviceModel) -> str:
+    return f"/job:localhost/replica:0/task:0/device:{device.kind.upper()}:0"
+
+
+def _cluster(device: DeviceModel) -> Any:
+    """`device` as Grappler knows devices; what only its estimates of time use is made up."""
+    from tensorflow.core.protobuf import device_properties_pb2
+    from tensorflow.python.grappler import cluster
+
+    made = device_properties_pb2.DeviceProperties(
+        type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=1 << 30
+    )
+    if device.kind == "gpu":
+        made.environment["architecture"] = "8.0"
+    name = _device_name(device)
+    return cluster.Cluster(devices=[device_properties_pb2.NamedDevice(properties=made, name=name)])

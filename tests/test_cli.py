@@ -213,6 +213,77 @@ def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.Capt
     assert "nowhere" in err
 
 
+def test_explain_says_all_about_one_tensor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", model, "Relu", "--memory_limit=60%", *FLAGS)
+    assert status == 0
+    for word in (
+        "Relu:0\n",
+        "swap: waits from kernel",
+        "MiB, float32[1024,256]",
+        "(kernel ",
+        "to swap it",
+        "out and",
+    ):
+        assert word in out
+    status, out, _ = run(capsys, "explain", model, "Relu:0", "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    told = json.loads(out)["explanation"]
+    assert told["tensor"] == "Relu:0"
+    assert told["nbytes"] == 1024 * 256 * 4
+    assert told["made_by"] == ["Relu", "Relu"]
+    first, last = told["wait"]
+    uses = [*told["made_at"], *(position for _, position in told["read_by"])]
+    assert {first, last} <= set(uses)
+    assert not [use for use in uses if first < use < last]
+    assert told["wait_s"] > 0 < min(told["copy_s"])
+    status, _, err = run(capsys, "explain", model, "Relo", "--memory_limit=60%", *FLAGS)
+    assert status == 1
+    assert "no tensor 'Relo'" in err
+    assert "'Relu:0'" in err
+    status, out, _ = run(capsys, "explain", model, "Relu", "--memory_limit=1KiB", *FLAGS)
+    assert status == 3
+
+
+def test_reports_and_traces_are_written(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, trace = tmp_path / "report.html", tmp_path / "step.trace.json"
+    status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, f"--save={page}", f"--save={trace}")
+    assert status == 0
+    assert f"Written to {page}." in out
+    assert page.read_text().startswith("<!doctype html>")
+    events = json.loads(trace.read_text())["traceEvents"]
+    other = tmp_path / "other.trace.json"
+    status, out, _ = run(capsys, "trace", model, str(other), "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    assert json.loads(out)["trace_file"] == str(other)
+    assert json.loads(other.read_text())["traceEvents"] == events
+    status, out, _ = run(capsys, "trace", model, str(other), "--memory_limit=1KiB", *FLAGS)
+    assert status == 3  # and what the step does as it is
+
+
+def test_verify_compares_two_models_to_the_bit(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tensorflow as tf
+
+    out = tmp_path / "out"
+    tfswap.optimize_graph(model, out, memory_limit="60%", batch_size=1024)
+    status, text, _ = run(capsys, "verify", model, str(out), *FLAGS)
+    assert status == 0
+    assert "3 steps of train_step: 3 results and 12 variables are the same to the bit" in text
+    changed = tf.saved_model.load(model)
+    changed.weights[2].assign_add(tf.fill([256, 256], 1e-3))
+    tf.saved_model.save(changed, str(tmp_path / "changed"))
+    status, text, _ = run(capsys, "verify", model, str(tmp_path / "changed"), *FLAGS, "--json")
+    assert status == 1
+    told = json.loads(text)
+    assert told["same"] is False
+    assert "result 0 of step 0" in {d["name"] for d in told["differences"]}
+    status, _, err = run(capsys, "verify", model, str(out))
+    assert status == 1
+    assert "leaves sizes open" in err
+    status, _, err = run(capsys, "verify", model, str(out), "--function=fly", *FLAGS)
+    assert status == 1
+    assert "no function 'fly'" in err
+
+
 def test_verify_tells_a_rewritten_model_from_a_damaged_one(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +337,10 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
         (("fit", "MODEL", "--function=looping_step", "--memory_limit=1GiB"), 1, "loop over a dataset"),
         (("analyze", "MODEL", "--function=compiled_step", *FLAGS), 1, "XLA"),
         (("analyze", "MODEL", "--plan=nowhere", *FLAGS), 1, "no plan can be read"),
+        (("analyze", "MODEL", *FLAGS, "--save=OUT.svg"), 1, "OUT.svg' does not say what to write"),
+        (("trace", "MODEL", "OUT.json", *FLAGS), 1, "end the name with .trace.json for a trace"),
+        (("trace", "MODEL", "OUT/x.trace.json", *FLAGS), 1, "there is no folder"),
+        (("verify", "MODEL", "nowhere", *FLAGS), 1, "does not exist"),
         (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit=lots"), 2, "not a size"),
         (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit=-4"), 2, "must be positive"),
         (("optimize", "MODEL", "OUT", *FLAGS, "--memory_limit", "-4"), 2, "must be positive"),

@@ -16,6 +16,7 @@ from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
 from tfswap.planner.plan import Absence, Plan
 from tfswap.report.curve import Curve
+from tfswap.report.explain import Explanation
 from tfswap.report.fit import Fit
 from tfswap.report.report import Report
 
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Absence",
     "Curve",
+    "Explanation",
     "Fit",
     "InfeasibleMemoryLimit",
     "InvalidModel",

@@ -1,4 +1,4 @@
-"""The command line: `tfswap analyze | optimize | explain | simulate | fit | verify | doctor`.
+"""The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor`.
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met; a command that a signal ends dies of it, and leaves nothing half-written. With --json stdout carries one JSON
@@ -28,7 +28,7 @@ from tfswap.files import require_place
 from tfswap.frontends.progress import Progress
 from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import DEFAULT_TACTICS
-from tfswap.report.report import alive_lines
+from tfswap.report.report import TRACE, alive_lines, require_kind
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
@@ -148,7 +148,22 @@ Result = tuple[dict[str, Any], str]
 
 def _analyze(options: argparse.Namespace, progress: Progress) -> Result:
     report = _plan(options, progress, mode="analyze")
-    return _analysis(report), _render(options.function, report)
+    return _analysis(report), _render(options.function, report) + _saved(report, options.save, progress)
+
+
+def _trace(options: argparse.Namespace, progress: Progress) -> Result:
+    require_kind(options.trace_file, (TRACE,))
+    report = _plan(options, progress, mode="analyze")
+    text = f"{options.function}: {report.headline()}{_saved(report, [options.trace_file], progress)}"
+    return {**_analysis(report), "trace_file": options.trace_file}, f"{text} https://ui.perfetto.dev shows it."
+
+
+def _saved(report: Any, paths: Sequence[str], progress: Progress) -> str:
+    """Saves a report; the text that says so."""
+    for path in paths:
+        progress.stage(f"drawing {path}")
+        report.save(path)
+    return "".join(f"\nWritten to {path}." for path in paths)
 
 
 def _analysis(report: Any) -> dict[str, Any]:
@@ -164,11 +179,15 @@ def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
     text += f"\nWritten to {options.output_dir}{changed}."
     if report.kernels:
         text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
-    return content, text
+    return content, text + _saved(report, options.save, progress)
 
 
 def _explain(options: argparse.Namespace, progress: Progress) -> Result:
     report = _plan(options, progress, mode="analyze")
+    if options.node:
+        explained = report.explain(options.node)
+        content = {"explanation": json.loads(explained.to_json()), "exit_status": _analysis(report)["exit_status"]}
+        return content, str(explained)
     rows = [r for r in report.rows if not options.tensor or options.tensor in r.name]
     if options.tensor and not rows:
         raise TfswapError(
@@ -219,6 +238,8 @@ def _fit(options: argparse.Namespace, progress: Progress) -> Result:
 def _verify(options: argparse.Namespace, progress: Progress) -> Result:
     from tfswap.frontends.verify_model import verify_model
 
+    if options.other_dir is not None:
+        return _compare(options, progress)
     progress.stage(f"checking {options.saved_model_dir}")
     checked = verify_model(options.saved_model_dir)
     content = {"functions": [{"name": name, "swap_nodes": count} for name, count in checked]}
@@ -226,6 +247,21 @@ def _verify(options: argparse.Namespace, progress: Progress) -> Result:
         return content, f"{options.saved_model_dir}: no function of it was rewritten by tfswap."
     lines = [f"{options.saved_model_dir}: as planned"]
     return content, "\n".join([*lines, *(f"  {name}: {count} swap nodes" for name, count in checked)])
+
+
+def _compare(options: argparse.Namespace, progress: Progress) -> Result:
+    from tfswap.frontends.compare_models import compare_models
+
+    progress.stage(f"running {options.function} of {options.saved_model_dir} and {options.other_dir}")
+    found = compare_models(
+        options.saved_model_dir,
+        options.other_dir,
+        function=options.function,
+        batch_size=options.batch_size,
+        input_shapes=options.input_shapes,
+        steps=options.steps,
+    )
+    return {**json.loads(found.to_json()), "exit_status": OK if found.same else FAILED}, str(found)
 
 
 def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
@@ -236,6 +272,8 @@ def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
 
 
 def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir: str | None = None) -> Any:
+    for path in options.save:
+        require_kind(path)
     from tfswap.oplib.build import tensorflow_facts
 
     tensorflow_facts()  # one clear error when TensorFlow is missing
@@ -401,7 +439,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, help_text in (
         ("analyze", _analyze, "say what a saved training step takes, and what it would take under a limit"),
         ("optimize", _optimize, "rewrite a saved training step so that it keeps a limit"),
-        ("explain", _explain, "say for every tensor of a step why it is kept or swapped"),
+        ("explain", _explain, "say for one tensor of a step, or for every one, why it is kept or swapped"),
+        ("trace", _trace, "write what a step does under a limit, as it is simulated, for a trace viewer"),
     ):
         _add_step_flags(_command(commands, name, command, help_text), name)
     help_text = "show the memory of a saved training step against its time, under limits from the smallest up"
@@ -419,8 +458,12 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--multiple_of", type=_batch_size, default=1, help="try only such sizes")
     fit.add_argument("--device", type=_device, help=f"of {', '.join(NAMES)}; by default this kind of device")
     _add_model_flags(fit)
-    verify = _command(commands, "verify", _verify, "check a SavedModel that tfswap has rewritten")
+    help_text = "check a SavedModel that tfswap has rewritten, or whether two SavedModels train alike, to the bit"
+    verify = _command(commands, "verify", _verify, help_text)
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
+    verify.add_argument("other_dir", metavar="OTHER_DIR", nargs="?", help="one to run the same steps of, and compare")
+    _add_size_flags(verify)
+    verify.add_argument("--steps", type=_batch_size, default=3, help="how many steps of both are run (3)")
     _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")
     return parser
 
@@ -437,7 +480,14 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "optimize":
         parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="where the rewritten model goes; must not exist")
     if name == "explain":
+        parser.add_argument("node", metavar="NODE", nargs="?", help="a node, or a tensor (NODE:0): all about this one")
         parser.add_argument("--tensor", help="only tensors with this in their name")
+    if name == "trace":
+        parser.add_argument("trace_file", metavar="FILE.trace.json", help="where the trace goes")
+    parser.set_defaults(save=[])
+    if name in ("analyze", "optimize"):
+        help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be given again"
+        parser.add_argument("--save", action="append", metavar="FILE", help=help_text)
     parser.add_argument(
         "--memory_limit",
         type=_limit,
@@ -447,12 +497,16 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
     _add_model_flags(parser)
 
 
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+def _add_size_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
     parser.add_argument(
         "--batch_size", type=_batch_size, help="size of the leading dimension where the model leaves it open"
     )
     parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    _add_size_flags(parser)
     parser.add_argument(
         "--tactics",
         type=_tactics,

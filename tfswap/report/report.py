@@ -20,6 +20,7 @@ from tfswap.planner.planner import Planner
 from tfswap.planner.problem import MIN_SWAP_BYTES
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import simulate_memory
+from tfswap.report.explain import Explanation, explain
 from tfswap.report.page import fragment, page
 from tfswap.report.picture import picture
 from tfswap.report.timeline import Timeline
@@ -29,6 +30,10 @@ from tfswap.sizes import format_bytes
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
+BY_HAND = "this report was made by hand: only one that tfswap has made knows its step"
+HTML, PNG, TRACE, JSON = ".html", ".png", ".trace.json", ".json"
+KINDS = {HTML: "a page", PNG: "a picture", TRACE: "a trace", JSON: "the figures"}
+"""What a report can be saved as, by the name's ending; of two that fit, the first."""
 FOUND_OUT = ("baseline_peak_bytes", "time_ratio", "floor_bytes", "keeps_limit")
 """What a report tells besides its fields."""
 LIST = "list"
@@ -111,6 +116,7 @@ class Report:
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
+    _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
@@ -214,6 +220,19 @@ class Report:
     def _repr_html_(self) -> str:
         return fragment(self, self._drawn(), ROWS_SHOWN)
 
+    def explain(self, tensor: str) -> Explanation:
+        """Why a tensor is kept, swapped or made again, where it is used, and what each tactic would cost.
+
+        Args:
+            tensor: its name ("node:0"), or that of the node whose first output it is.
+
+        Raises:
+            TfswapError: the step has no such tensor; the nearest names are told.
+        """
+        if self._explain is None:
+            raise TfswapError(BY_HAND)
+        return self._explain(tensor)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, of a kind that the name's ending says.
 
@@ -227,15 +246,8 @@ class Report:
         Raises:
             TfswapError: another ending; matplotlib is missing; there is nothing to draw; the file can't be written.
         """
-        name = os.fspath(path).lower()
-        writers = {".html": self._page, ".png": self._picture, ".trace.json": self._trace, ".json": self.to_json}
-        ending = next((ending for ending in writers if name.endswith(ending)), None)
-        if ending is None:
-            raise TfswapError(
-                f"{os.fspath(path)!r} does not say what to write: end the name with .html for a page, .png for a "
-                "picture, .trace.json for a trace, or .json for the figures"
-            )
-        require_place(path)
+        ending = require_kind(path)
+        writers = {HTML: self._page, PNG: self._picture, TRACE: self._trace, JSON: self.to_json}
         write_whole(path, writers[ending]())
 
     def _page(self) -> str:
@@ -253,8 +265,21 @@ class Report:
     def _required(self) -> Timeline:
         found = self._drawn()
         if found is None:
-            raise TfswapError("this report was made by hand: only one that tfswap made knows memory over the step")
+            raise TfswapError(BY_HAND)
         return found
+
+
+def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KINDS)) -> str:
+    """The ending of a name, of `kinds`. Raises TfswapError for others, and where no file can be written to `path`."""
+    name = os.fspath(path).lower()
+    ending = next((ending for ending in KINDS if name.endswith(ending)), None)
+    if ending is None or ending not in kinds:
+        raise TfswapError(
+            f"{os.fspath(path)!r} does not say what to write: end the name with "
+            f"{' or '.join(f'{kind} for {KINDS[kind]}' for kind in kinds)}"
+        )
+    require_place(path)
+    return ending
 
 
 def alive_lines(report: Report) -> list[str]:
@@ -322,6 +347,7 @@ def make_report(
         _floor=floor,
         _timeline=timeline,
         _baseline=baseline,
+        _explain=lambda name: explain(flow, planner, plan, rows, locate, name),
     )
 
 

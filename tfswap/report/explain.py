@@ -1,0 +1,164 @@
+"""Why one tensor is kept, swapped or made again: where it is used, and what each tactic would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.errors import TfswapError
+from tfswap.planner.plan import Plan
+from tfswap.planner.planner import Planner
+from tfswap.planner.problem import Problem
+from tfswap.report.markup import format_seconds
+from tfswap.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from tfswap.report.report import TensorRow
+
+READERS_SHOWN = 6
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What there is to know of one tensor under a plan. Positions count kernels in the plan's order.
+
+    Attributes:
+        tensor: its name; of a view, the name of the tensor that it is a view of.
+        type: element type and shape.
+        nbytes: its bytes.
+        tactic, reason: as of its `TensorRow`.
+        made_by: the kernel that makes it, and its op; None for what is there before the step.
+        made_at: where that kernel runs, again where it runs again.
+        read_by: (kernel, position) of all that read it.
+        wait: the longest stretch between two uses, as positions; None where there is none.
+        wait_s: predicted seconds of the kernels in between.
+        copy_s: predicted seconds that a copy to the host takes, and back.
+        rerun_s: predicted seconds of the kernels that would run again to make it at the end of that stretch; None where
+            they can't, or need not.
+        source: the user's own line that made it, where TensorFlow knows it.
+    """
+
+    tensor: str
+    type: str
+    nbytes: int
+    tactic: str
+    reason: str
+    made_by: tuple[str, str] | None
+    made_at: tuple[int, ...]
+    read_by: tuple[tuple[str, int], ...]
+    wait: tuple[int, int] | None
+    wait_s: float
+    copy_s: tuple[float, float]
+    rerun_s: float | None
+    source: str | None
+
+    def to_json(self) -> str:
+        """All figures as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+    def __str__(self) -> str:
+        rows = [("tactic", f"{self.tactic}: {self.reason}"), ("size", f"{format_bytes(self.nbytes)}, {self.type}")]
+        if self.made_by is None:
+            rows.append(("made by", "nothing in the step: it is there before"))
+        else:
+            at = ", again at ".join(map(str, self.made_at))
+            rows.append(("made by", f"{self.made_by[1]} {self.made_by[0]}, kernel {at}"))
+        readers = [f"{name} (kernel {position})" for name, position in self.read_by]
+        rest = f", and {len(readers) - READERS_SHOWN} more" if len(readers) > READERS_SHOWN else ""
+        rows.append(("read by", ", ".join(readers[:READERS_SHOWN]) + rest or "no kernel: only the caller, if anyone"))
+        if self.wait is not None:
+            out_s, in_s = self.copy_s
+            fits = "hidden by the wait" if out_s + in_s <= self.wait_s else "longer than the wait"
+            rows += [
+                ("waits", f"from kernel {self.wait[0]} to {self.wait[1]}, {format_seconds(self.wait_s)} of kernels"),
+                ("to keep it", f"{format_bytes(self.nbytes)} all that time"),
+                ("to swap it", f"{format_seconds(out_s)} out and {format_seconds(in_s)} back, {fits}"),
+                (
+                    "to make again",
+                    "it can't be, or it would take too many kernels"
+                    if self.rerun_s is None
+                    else f"{format_seconds(self.rerun_s)} of kernels that run again",
+                ),
+            ]
+        if self.source:
+            rows.append(("source", self.source))
+        return "\n".join([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)])
+
+
+def explain(
+    flow: Dataflow,
+    planner: Planner,
+    plan: Plan,
+    rows: Sequence[TensorRow],
+    locate: Callable[[str], str | None],
+    name: str,
+) -> Explanation:
+    """What there is to know of the tensor `name`, or of the first output of a node of that name.
+
+    Raises TfswapError, with the nearest names, where the step has no such tensor.
+    """
+    v = _value(flow, name)
+    value, problem = flow.values[v], planner.problems[0]
+    order = [flow.place[kernel] for kernel in plan.order] or problem.order
+    row = next((row for row in rows if row.name == value.tensor.name), None)
+    tactic, reason = ("keep", _unconsidered(problem, v)) if row is None else (row.tactic, row.reason)
+    made = tuple(position for position, kernel in enumerate(order) if kernel == value.producer)
+    reads = [position for position, kernel in enumerate(order) if v in flow.reads[kernel]]
+    uses = sorted({*made, *reads})
+    waits = [(start, end) for start, end in pairwise(uses) if end - start > 1]
+    wait = max(waits, key=lambda w: w[1] - w[0], default=None)
+    rates = planner.rates
+    return Explanation(
+        tensor=value.tensor.name,
+        type=str(value.tensor.type),
+        nbytes=value.nbytes,
+        tactic=tactic,
+        reason=reason,
+        made_by=None if value.producer == PERSISTENT else (flow.nodes[value.producer].name, value.tensor.node.op),
+        made_at=made,
+        read_by=tuple((flow.nodes[order[position]].name, position) for position in reads),
+        wait=wait,
+        wait_s=sum(planner.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0,
+        copy_s=(value.nbytes / rates.out_bytes_per_s, value.nbytes / rates.in_bytes_per_s),
+        rerun_s=_rerun_s(problem, v),
+        source=locate(value.tensor.node.name),
+    )
+
+
+def _value(flow: Dataflow, name: str) -> int:
+    node, colon, index = name.rpartition(":")
+    node, output = (node, int(index)) if colon and index.isdecimal() else (name, 0)
+    place = flow.place.get(node)
+    v = None if place is None else flow.value_of.get((flow.nodes[place], output))
+    if v is not None:
+        return v
+    if name in flow.value_named:
+        return flow.value_named[name]
+    near = difflib.get_close_matches(name, flow.value_named, NAMES_SHOWN, 0.3)
+    near += [known for known in flow.value_named if name in known and known not in near][: NAMES_SHOWN - len(near)]
+    raise TfswapError(
+        f"the step has no tensor {name!r}, or it holds no memory of its own. Near to it are "
+        f"{', '.join(map(repr, near)) or 'none'}."
+    )
+
+
+def _unconsidered(problem: Problem, v: int) -> str:
+    refusal = problem.refusals.get(v)
+    return refusal or f"below {format_bytes(problem.smallest_bytes)} a tensor costs more to move than it frees"
+
+
+def _rerun_s(problem: Problem, v: int) -> float | None:
+    """At the end of its longest wait in the order without reruns."""
+    waits = [(wait.end - start, wait.rerun_s) for (value, start), wait in problem.uses.after.items() if value == v]
+    if not waits:
+        return None
+    _, seconds = max(waits)
+    return seconds if math.isfinite(seconds) else None

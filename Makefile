@@ -4,6 +4,7 @@
 #   make test    runs the tests
 #   make lint    ruff and pyright
 #   make docs    builds the documentation into site/, strictly
+#   make wheels  a release's wheels into dist/
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
 # (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested. Two tests run at a
@@ -17,7 +18,7 @@ SITE := $(CURDIR)/site
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint docs format clean
+.PHONY: demo test lint docs wheels format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -35,14 +36,17 @@ lint: $(VENV)/test $(VENV)/lint
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)
 
+wheels: $(VENV)/release
+	$(BIN)/python packaging/wheels.py dist
+
 format: $(VENV)/lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build site *.egg-info train_under_cap.png
+	rm -rf $(VENV) build dist site *.egg-info train_under_cap.png
 
 # An empty file stands for each installed extra. Editable, so that a changed source needs no new install.
-$(VENV)/plot $(VENV)/test $(VENV)/lint $(VENV)/docs: $(VENV)/%: $(VENV)/base
+$(VENV)/plot $(VENV)/test $(VENV)/lint $(VENV)/docs $(VENV)/release: $(VENV)/%: $(VENV)/base
 	@echo "installing what '$*' needs ..."
 	$(PIP) --editable ".[$(TENSORFLOW),$*]"
 	@touch $@

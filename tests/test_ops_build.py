@@ -53,6 +53,46 @@ def quick_compiler(tmp_path):
     )
 
 
+HIDDEN = "from pathlib import Path; from tfswap.oplib import build; build.SHIPPED_DIR = Path({folder!r})"
+
+
+def shipped_in(folder: Path) -> Path:
+    """An installation's folder, with the library of this process."""
+    library = ops.load().path
+    made = folder / library.parent.name
+    made.mkdir(parents=True)
+    for name in (library.name, build.MANIFEST_NAME):
+        shutil.copy(library.parent / name, made)
+    return made
+
+
+def test_a_library_that_was_shipped_needs_no_compiler_and_no_cache(tmp_path):
+    made, cache, empty = shipped_in(tmp_path / "shipped"), tmp_path / "cache", tmp_path / "empty"
+    empty.mkdir()
+    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
+    found = last_json(run_forked(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(cache)))
+    assert found == [1, str(made / ops.load().path.name), True]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut short", "not loadable"])
+def test_a_shipped_library_that_can_t_be_used_is_built_instead(tmp_path, quick_compiler, damage):
+    made = shipped_in(tmp_path / "shipped")
+    library = made / ops.load().path.name
+    library.write_bytes(library.read_bytes()[:100])
+    if damage == "not loadable":  # and what was shipped, all the same
+        manifest = json.loads((made / build.MANIFEST_NAME).read_text())
+        manifest["library_sha256"] = build._sha256(library.read_bytes())
+        (made / build.MANIFEST_NAME).write_text(json.dumps(manifest))
+    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
+    cache = tmp_path / "cache"
+    for _ in range(2):  # once for both
+        copies, used, loaded = last_json(run_forked(code, CXX=str(quick_compiler), TFSWAP_CACHE_DIR=str(cache)))
+        assert (copies, loaded) == (1, True)
+        assert damage == "not loadable" or Path(used).is_relative_to(cache)
+    assert links(tmp_path) == 1
+
+
 def links(tmp_path: Path) -> int:
     log = tmp_path / "links"
     return len(log.read_text().splitlines()) if log.exists() else 0

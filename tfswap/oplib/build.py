@@ -1,10 +1,10 @@
 """Builds the op libraries with the user's compiler, once per TensorFlow, into a cache.
 
-TensorFlow's C++ interface changes from release to release, so a library can't be shipped: it is
-compiled at first use. There are two, so that a step without encodings does not wait for the codecs'
-compilation. The cache holds one folder per key, a hash over everything that changes the library:
-sources, flags, compiler version, TensorFlow version. A folder holds the library and a manifest with
-the library's own hash.
+TensorFlow's C++ interface changes from release to release, so a library is compiled at first use, unless
+the installation has brought one that was compiled for this very TensorFlow (packaging/wheels.py). There
+are two, so that a step without encodings does not wait for the codecs' compilation. The cache holds one
+folder per key, a hash over everything that changes the library: sources, flags, compiler version,
+TensorFlow version. A folder holds the library and a manifest with the library's own hash.
 
 A library that is linked with another names it without a folder, and finds it because load.py has
 loaded it before: so there is one of it, and one host pool, in a process.
@@ -37,6 +37,8 @@ from pathlib import Path
 from tfswap.errors import INSTALL_TENSORFLOW, OpLibraryError
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
+SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
+"""Where an installation has its libraries, in folders as the cache has them."""
 MANIFEST_NAME = "manifest.json"
 _WORK = "build-"
 
@@ -205,8 +207,17 @@ def locate(sources: Sources, facts: TensorFlowFacts, compiler: Compiler) -> Libr
 
 def locate_without_compiler(sources: Sources, facts: TensorFlowFacts) -> Library | None:
     """An intact library that some compiler built from these inputs, for machines that have none now."""
+    return _built_in(cache_dir(), sources, facts)
+
+
+def shipped(sources: Sources, facts: TensorFlowFacts) -> Library | None:
+    """The library that the installation has brought for this TensorFlow, if it is intact."""
+    return _built_in(SHIPPED_DIR, sources, facts)
+
+
+def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts) -> Library | None:
     pattern = f"{sources.name}-tensorflow-{facts.version}-*/{MANIFEST_NAME}"
-    for manifest_path in sorted(cache_dir().glob(pattern)):
+    for manifest_path in sorted(folder.glob(pattern)):
         try:
             inputs_key = json.loads(manifest_path.read_text())["inputs_key"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -236,7 +247,7 @@ def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = Fa
     # Without the lock, so that a cache that can only be read works once it is filled.
     if not rebuild and library.is_intact():
         return library
-    linked = [ensure_built(needed, facts) for needed in sources.links_with]
+    linked = [shipped(needed, facts) or ensure_built(needed, facts) for needed in sources.links_with]
     with _locked(library):
         if rebuild or not library.is_intact():
             _build(library, linked, facts, compiler)

@@ -8,6 +8,7 @@ host memory, TFSWAP_DISK_BANDWIDTH and TFSWAP_DISK_LATENCY_US for those to disk.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -159,7 +160,11 @@ def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
     except OpLibraryError as error:
         errors.append(str(error))
     if facts is not None:
-        library = build.locate(sources, facts, compiler) if compiler else build.locate_without_compiler(sources, facts)
+        library = build.shipped(sources, facts)
+        if library is None and compiler is not None:
+            library = build.locate(sources, facts, compiler)
+        elif library is None:
+            library = build.locate_without_compiler(sources, facts)
         if compiler is None and library is not None:
             errors.clear()
     built = library is not None and library.is_intact()
@@ -184,6 +189,10 @@ def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
 
 def _open_built(sources: build.Sources) -> OpLibrary:
     facts = build.tensorflow_facts()
+    shipped = build.shipped(sources, facts)
+    if shipped is not None:
+        with contextlib.suppress(OpLibraryError):  # it needs a newer libc, say: then it is built here
+            return _open(shipped)
     library = build.ensure_built(sources, facts)
     try:
         return _open(library)

@@ -507,7 +507,8 @@ def test_who_differentiates_a_rewritten_step_gets_the_custom_gradient(derive, of
 # --- gradients from outside ---------------------------------------------------------------------------------
 
 
-def test_a_tape_outside_gets_the_right_gradients_and_one_warning(caplog):
+def test_a_tape_that_can_not_be_planned_for_gets_the_right_gradients_and_one_warning(caplog):
+    """Of those that can tests/test_outside_gradients.py tells."""
     net, twin = Net(), Net()
     forward = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
     reference = tf.function(twin.loss)
@@ -519,7 +520,7 @@ def test_a_tape_outside_gets_the_right_gradients_and_one_warning(caplog):
                 (forward, net.weights, found),
                 (reference, twin.weights, expected),
             ]:
-                with tf.GradientTape() as tape:
+                with tf.GradientTape(persistent=True) as tape:
                     tape.watch(x)
                     loss = function(x)
                 result += [loss, *tape.gradient(loss, [x, *variables])]
@@ -553,10 +554,11 @@ def forward_mode(function, x, weight):
 
 
 @pytest.mark.parametrize("derive", [persistent, second_order, forward_mode])
-def test_whatever_is_derived_outside_is_right(derive):
+def test_whatever_is_derived_outside_is_right(derive, caplog):
     net, twin = Net(layers=2), Net(layers=2)
     function = tfswap.optimize(tf.function(net.loss), memory_limit="105%", tactics=())
     found = derive(function, batch(64), net.weights[0])
+    assert "runs as it was traced" in caplog.text
     expected = derive(tf.function(twin.loss), batch(64), twin.weights[0])
     for a, b in zip(found, expected, strict=True):
         assert np.abs(b).max() > 0

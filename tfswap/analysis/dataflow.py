@@ -28,7 +28,7 @@ from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read
-from tfswap.oplib.names import ASSIGN_IN_PLACE
+from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.planner.allocator import round_up
 
 SMALL_BYTES = 1
@@ -139,6 +139,11 @@ class Dataflow:
     def inexact_kernels(self) -> frozenset[int]:
         """`inexact`, to look up."""
         return frozenset(self.inexact)
+
+    @cached_property
+    def has_outside(self) -> bool:
+        """Whether the caller has a part in the middle of the step, which leaves the arena otherwise each time."""
+        return any(node.op == OUTSIDE for node in self.nodes)
 
     @cached_property
     def users(self) -> list[list[int]]:

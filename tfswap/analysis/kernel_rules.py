@@ -187,6 +187,14 @@ def hand_over(facts: Facts) -> KernelMemory:
     return KernelMemory(held_bytes=slots * round_up(nbytes))
 
 
+def outside(facts: Facts) -> KernelMemory:
+    """What the caller has of the arena between two calls: tensors of its own, and the gradients that it gives."""
+    room = facts.attrs.get("room")
+    count = room if isinstance(room, int) else 0
+    own = tuple(("temp", kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
+    return KernelMemory(events=(*own, *outs(len(facts.outputs))))
+
+
 def pack(facts: Facts) -> KernelMemory:
     """pack_op.cc: one value is only reshaped."""
     return KernelMemory(alias=((0, 0),)) if len(facts.inputs) == 1 else fresh(facts)

@@ -249,6 +249,7 @@ _RULES: dict[str, _Entry] = {
     # Variables (resource_variable_ops.cc, training_ops.cc). Reads share the variable's buffer.
     "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>HandOver": _Entry(rules.hand_over, attrs=("slots",)),  # the same
+    "Tfswap>Outside": _Entry(rules.outside, attrs=("room",)),
     "AssignVariableOp": _Entry(rules.assign),
     "ReadVariableOp": _VIEW,
     "_ReadVariablesOp": _Entry(rules.alias_each),

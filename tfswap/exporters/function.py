@@ -20,9 +20,10 @@ from tfswap.ir.graph import Graph, Node
 log = logging.getLogger("tfswap")
 
 WATCHED = (
-    "a gradient tape watches this call from outside, so it runs as it was traced, without its memory limit. "
-    "Take the gradients inside the function that is optimized; or, if none are wanted, call it outside of the "
-    "tape or under tape.stop_recording()."
+    "a gradient tape watches this call from outside, in a way that can't be planned (a persistent tape, one inside of "
+    "another, forward mode, a tape inside of another tf.function), so it runs as it was traced, without its memory "
+    "limit. Use one tape that is not persistent, or take the gradients inside the function that is optimized; or, if "
+    "none are wanted, call it outside of the tape or under tape.stop_recording()."
 )
 
 
@@ -32,37 +33,16 @@ def export_function(graph: Graph, original: Any) -> Any:
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
-    from tensorflow.python.eager import context, execute, graph_only_ops
-    from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
-    from tensorflow.python.framework import errors, importer
-    from tensorflow.python.framework import func_graph as func_graph_module
+    from tensorflow.python.eager import context, execute
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+    from tensorflow.python.framework import errors
     from tensorflow.python.ops import gradients_util, handle_data_util
 
-    from tfswap.oplib.load import load_for
-
-    load_for(node.op for node in graph)
     source = original.graph
-    made = func_graph_module.FuncGraph(f"{source.name}_tfswap")
-    names = _argument_names(graph)
-    with made.as_default():
-        placeholders = []
-        for node, tensor in zip(graph.feeds, source.inputs, strict=True):
-            placeholder = graph_only_ops.graph_placeholder(tensor.dtype, tensor.shape, name=names[node])
-            handle_data_util.copy_handle_data(tensor, placeholder)
-            placeholders.append(placeholder)
-        bodies = BodyFunctions()
-        returned: Any = importer.import_graph_def(
-            export_graph_def(graph, bodies),
-            input_map={f"{n.name}:0": p for n, p in zip(graph.feeds, placeholders, strict=True)},
-            return_elements=[f.name for f in graph.fetches] + [t.name for t in graph.targets],
-            name="",
-        )
-    outputs, targets = returned[: len(graph.fetches)], returned[len(graph.fetches) :]
+    made, bodies = trace(graph, f"{source.name}_tfswap", source.inputs)
+    placeholders, outputs = made.inputs, made.outputs
     for output, tensor in zip(outputs, own_outputs(original), strict=True):
         handle_data_util.copy_handle_data(tensor, output)
-    made.inputs = placeholders
-    made.outputs = list(outputs)
-    made.control_outputs = list(targets)
     made.structured_outputs = source.structured_outputs
     made.structured_input_signature = source.structured_input_signature
     made.variables = source.variables
@@ -115,6 +95,68 @@ def export_function(graph: Graph, original: Any) -> Any:
         def _get_gradient_function(self) -> Any:
             return original._get_gradient_function()
 
+    atomic, body_names = runnable(made, bodies, original, original.function_type)
+    # What `run` does with them, call by call, follows AtomicFunction.call_flat and Context.call_function.
+    op, results = atomic.name.decode(), len(atomic.function_type.flat_outputs)
+    attrs = call_attributes()
+    explained = atomic_function.InterpolateRuntimeError(atomic)
+    pack = atomic.function_type.output.from_tensors
+    result = OptimizedFunction(atomic, original)
+    # What comes with a handle besides, and captures that each call asks for anew, `run` leaves to TensorFlow.
+    gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
+    needs_more = gives_handles or any(map(callable, result._captured_inputs))
+    captured: Any = () if needs_more else result.captured_inputs
+    weakref.finalize(result, unregister, body_names).atexit = False
+    return result
+
+
+def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyFunctions]:
+    """A FuncGraph of `graph`, and what its loops and conditionals run.
+
+    Args:
+        name: of the FuncGraph.
+        arguments: what its arguments are like, feed by feed: tensors or specs.
+    """
+    from tensorflow.python.eager import graph_only_ops
+    from tensorflow.python.framework import func_graph as func_graph_module
+    from tensorflow.python.framework import importer
+    from tensorflow.python.framework.ops import is_symbolic_tensor
+    from tensorflow.python.ops import handle_data_util
+
+    from tfswap.oplib.load import load_for
+
+    load_for(node.op for node in graph)
+    made = func_graph_module.FuncGraph(name)
+    names = _argument_names(graph)
+    with made.as_default():
+        placeholders = []
+        for node, like in zip(graph.feeds, arguments, strict=True):
+            placeholder = graph_only_ops.graph_placeholder(like.dtype, like.shape, name=names[node])
+            if is_symbolic_tensor(like):
+                handle_data_util.copy_handle_data(like, placeholder)
+            placeholders.append(placeholder)
+        bodies = BodyFunctions()
+        returned: Any = importer.import_graph_def(
+            export_graph_def(graph, bodies),
+            input_map={f"{n.name}:0": p for n, p in zip(graph.feeds, placeholders, strict=True)},
+            return_elements=[f.name for f in graph.fetches] + [t.name for t in graph.targets],
+            name="",
+        )
+    made.inputs = placeholders
+    made.outputs = list(returned[: len(graph.fetches)])
+    made.control_outputs = list(returned[len(graph.fetches) :])
+    return made, bodies
+
+
+def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any = None) -> tuple[Any, list[str]]:
+    """The AtomicFunction that runs a FuncGraph, and the names of what its loops run, for `unregister`.
+
+    Args:
+        original: the trace that the graph was made from.
+        function_type: derived from the graph where it is None.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+
     class TracedElsewhere(atomic_function.AtomicFunction):
         """What runs the graph. Where a node that fails in it was defined the trace says."""
 
@@ -125,24 +167,17 @@ def export_function(graph: Graph, original: Any) -> Any:
 
     body_names = list(bodies.made)
     _register(list(bodies.made.values()))
-    atomic = atomic_function.from_func_graph(
-        concrete_function._inference_name(made.name), made, {"_noinline": True}, original.function_type
-    )
+    name = concrete_function._inference_name(made.name)
+    atomic = atomic_function.from_func_graph(name, made, {"_noinline": True}, function_type)
     runtime, children, call = atomic._bound_context, atomic.children, atomic._call_options
-    atomic = TracedElsewhere(atomic.name, runtime, atomic.function_type, children, call, made)
-    # What `run` does with them, call by call, follows AtomicFunction.call_flat and Context.call_function.
-    op, results = atomic.name.decode(), len(atomic.function_type.flat_outputs)
+    return TracedElsewhere(atomic.name, runtime, atomic.function_type, children, call, made), body_names
+
+
+@functools.cache
+def call_attributes() -> tuple[Any, ...]:
+    """What a call of such a function carries, as the runtime takes it."""
     options: Any = grappler_off.options()
-    attrs = tuple(itertools.chain(*options.as_attrs().items()))
-    explained = atomic_function.InterpolateRuntimeError(atomic)
-    pack = atomic.function_type.output.from_tensors
-    result = OptimizedFunction(atomic, original)
-    # What comes with a handle besides, and captures that each call asks for anew, `run` leaves to TensorFlow.
-    gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
-    needs_more = gives_handles or any(map(callable, result._captured_inputs))
-    captured: Any = () if needs_more else result.captured_inputs
-    weakref.finalize(result, _unregister, body_names).atexit = False
-    return result
+    return tuple(itertools.chain(*options.as_attrs().items()))
 
 
 @functools.cache
@@ -216,7 +251,7 @@ def _register(functions: Sequence[Any]) -> None:
         _users[function.signature.name] += 1
 
 
-def _unregister(names: Sequence[str]) -> None:
+def unregister(names: Sequence[str]) -> None:
     from tensorflow.python.eager import context
 
     for name in names:

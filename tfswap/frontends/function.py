@@ -4,13 +4,14 @@ Each trace of the function is planned and rewritten once, at its first call, and
 on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
 `frontends/step.py`.
 
-Not handled: gradients taken outside of the decorated function. A call that a tape watches runs the function as
-it was traced, with a warning.
+A call that a tape watches is planned with its gradients (`frontends/outside_step.py`). Not handled: tapes that may ask
+for more than first-order gradients, once. Under those the function runs as it was traced, with a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import operator
@@ -29,7 +30,9 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.exporters.function import WATCHED
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
+from tfswap.frontends.joint import Joint, in_forward_mode, joint_of
 from tfswap.frontends.open_function import has_size, open_function
+from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
 from tfswap.planner.plan import Plan
@@ -82,6 +85,7 @@ class OptimizedFunction:
         self._told: set[str] = set()
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
+        self._joints: dict[Any, Joint | None] = {}
         self._latest: Step | None = None
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by what they look like
@@ -125,8 +129,12 @@ class OptimizedFunction:
         at_once = tf.executing_eagerly()
         if not at_once:
             refuse_compiled_caller(self.__name__)
-        if _is_watched(concrete, inputs):
-            return self._call_traced(concrete, inputs)
+        if (watched := _watched(concrete, inputs)) is not None:
+            joint = self._joint(concrete, inputs) if at_once and watched == FIRST_ORDER else None
+            if joint is None:
+                return self._call_traced(concrete, inputs)
+            with self._lock:
+                return self._step(joint if joint.gradients else concrete, inputs)(inputs, plain=True)
         with self._lock if at_once else contextlib.nullcontext():
             step = self._step(concrete, inputs)
             if key is not None:
@@ -134,6 +142,15 @@ class OptimizedFunction:
                     self._plain.clear()
                 self._plain[key] = concrete, step if step.is_made_for(_shapes(inputs)) else None
             return step(inputs, plain=_runs_plainly())
+
+    def _joint(self, concrete: Any, inputs: Sequence[Any]) -> Joint | None:
+        """A trace with its gradients, for a tape that watches these arguments and asks once; None as `joint_of`."""
+        arguments = [*inputs, *concrete.captured_inputs]
+        if in_forward_mode(arguments):
+            return None
+        if concrete not in self._joints:
+            self._joints[concrete] = joint_of(concrete, arguments)
+        return self._joints[concrete]
 
     @property
     def traced(self) -> Any:
@@ -339,16 +356,14 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        return Step(
-            self.__name__,
-            concrete,
-            shapes,
-            self._request,
-            self._on_exceeded,
-            self._owner,
-            self.batches_beside,
-            instead_of,
-        )
+        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of)
+        if isinstance(concrete, Joint):
+            return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
+        # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.
+        limits = [step.limit_bytes for step in self._made.get(self._joints.get(concrete), ())]
+        most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
+        request = dataclasses.replace(self._request, memory_limit=most)
+        return Step(self.__name__, concrete, shapes, request, *given)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:
@@ -474,17 +489,21 @@ def grown(shapes: Shapes, planned: Sequence[Shapes]) -> Shapes:
     return tuple(made)
 
 
-def _is_watched(concrete: Any, inputs: Sequence[Any]) -> bool:
-    """Whether a gradient tape may ask for gradients of this call. Follows ConcreteFunction._call_flat."""
+FIRST_ORDER = 1
+"""gradients_util.POSSIBLE_GRADIENT_TYPES_FIRST_ORDER: one tape watches, and it is not persistent."""
+
+
+def _watched(concrete: Any, inputs: Sequence[Any]) -> int | None:
+    """What gradients a tape may ask for of this call; None for none. Follows ConcreteFunction._call_flat."""
     from tensorflow.python.eager import record
     from tensorflow.python.ops import gradients_util, resource_variable_ops
 
     if not record.could_possibly_record():
-        return False
+        return None
     for variable in concrete.graph.variables:
         resource_variable_ops.variable_accessed(variable)
     arguments = [*inputs, *concrete.captured_inputs]
-    return gradients_util.PossibleTapeGradientTypes(arguments) != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE
+    return gradients_util.PossibleTapeGradientTypes(arguments) or None
 
 
 def _shapes(inputs: Sequence[Any]) -> Shapes:

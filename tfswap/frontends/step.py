@@ -28,6 +28,7 @@ from tfswap.frontends.audit import Audit
 from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
+from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
@@ -112,6 +113,7 @@ class Step:
         self._requests: Requests | None = None
         self._peaks: dict[int, int] = {}  # by layout of the arena, the plan's peak, where it fits
         self._expected_bytes = 0  # the latest step's peak
+        self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
         self._hopeless_bytes: int | None = None  # with as much in the arena, no plan fitted
         self._resident_bytes = 0  # in the arena at the latest planning
@@ -250,7 +252,7 @@ class Step:
                 function, gate = self._make(optimizer, plan, closed=live)
                 actions = plan.actions
                 if live:
-                    resident = self._instantiate(function, gate, inputs)
+                    resident = self._instantiate(function, inputs)
             if not live:
                 break
             requests = optimizer.requests(plan, resident)
@@ -280,10 +282,8 @@ class Step:
         self._live, self._resident_bytes, self._peaks = live, resident.total_bytes, {}
         self.planned = True
         if live and gate is not None:
-            import tfswap.ops
-
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
-            tfswap.ops.open_gate(gate)
+            self._open(gate)
             if layout := _look(before=True).layout:
                 self._peaks[layout] = peak
         log.info("tfswap: %s: %s", self.name, self.report.headline())
@@ -306,11 +306,10 @@ class Step:
         return optimizer, resident
 
     def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
-        from tfswap.importers.function import import_function
         from tfswap.importers.source_lines import SourceLines
 
         device, model = _device()
-        graph = import_function(self._concrete, self._planned_for(inputs))
+        graph, held = self._import(self._planned_for(inputs))
         resident = machine.resident(device)
         made = self._optimizer = Optimizer(
             graph,
@@ -319,9 +318,16 @@ class Step:
             resident=resident,
             locate=SourceLines(self._concrete),
             keeps_results=True,
+            held=held,
         )
         self._count_limit(resident)
         return made
+
+    def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
+        """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
+        from tfswap.importers.function import import_function
+
+        return import_function(self._concrete, arguments), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""
@@ -409,20 +415,37 @@ class Step:
     def _make(self, optimizer: Optimizer, plan: Plan, *, closed: bool) -> tuple[Any, int]:
         """The function that carries out `plan`, and its gate."""
         import tfswap.ops
-        from tfswap.exporters.function import export_function
 
         gate = tfswap.ops.new_gate(closed=closed)
         graph = optimizer.rewrite(plan, gate)
         claim = self._request.options.claim(self._owner, plan)
         swaps = apply_claim(graph, claim)
-        function = export_function(graph, self._concrete)
-        self._audits[gate] = Audit(graph, gate)
-        weakref.finalize(function.graph, tfswap.ops.forget_gate, gate)
-        weakref.finalize(function.graph, self._audits.pop, gate, None)
+        function = self._export(graph, plan, gate, closed=closed)
         if swaps:
             self._reserve(claim)
             weakref.finalize(function.graph, tfswap.ops.drop, self._owner)
         return function, gate
+
+    def _export(self, graph: Graph, plan: Plan, gate: int, *, closed: bool) -> Any:
+        """What runs a rewritten graph."""
+        from tfswap.exporters.function import export_function
+
+        function = export_function(graph, self._concrete)
+        self._watch(graph, gate, function.graph)
+        return function
+
+    def _watch(self, graph: Graph, gate: int, made: Any) -> None:
+        """Audit what TensorFlow makes of `graph`, behind its gate, for as long as `made` is there."""
+        import tfswap.ops
+
+        self._audits[gate] = Audit(graph, gate)
+        weakref.finalize(made, tfswap.ops.forget_gate, gate)
+        weakref.finalize(made, self._audits.pop, gate, None)
+
+    def _open(self, gate: int) -> None:
+        import tfswap.ops
+
+        tfswap.ops.open_gate(gate)
 
     def _reserve(self, claim: Claim) -> None:
         """Claim and take what swapped tensors need before the kernels do, so that what can't be had is told before
@@ -451,18 +474,22 @@ class Step:
             tfswap.ops.drop(self._owner)
             raise TfswapError(f"{self.name}: {error}") from error
 
-    def _instantiate(self, function: Any, gate: int, inputs: Sequence[Any]) -> Resident:
+    def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
-        import tensorflow as tf
-
         before = _look(before=False)
-        with contextlib.suppress(tf.errors.AbortedError):
-            function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        self._run_closed(function, inputs)
         after = _look(before=False)
         if after.peak_bytes > before.peak_bytes:
             self._making_bytes = after.peak_bytes
-        self._audits[gate].check()
+        self.audit()
         return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
+
+    def _run_closed(self, function: Any, inputs: Sequence[Any]) -> None:
+        """Run what is behind closed gates."""
+        import tensorflow as tf
+
+        with contextlib.suppress(tf.errors.AbortedError):
+            function._call_flat(inputs, captured_inputs=function.captured_inputs)
 
     def _within(self, peak_bytes: int) -> bool:
         return self.limit_bytes is None or peak_bytes + self._margin_bytes <= self.limit_bytes
@@ -537,7 +564,28 @@ class Step:
             step: as `TRAFFIC` calls it.
         """
         result = self._call(inputs, plain)
+        self._notice(before, step)
+        return result
+
+    def _run_part(self, run: Callable[[], Any]) -> Any:
+        """Run what is a part of the step and comes later, and notice the same."""
+        if not _has_arena():
+            result = run()
+            self._audit_what_is_new(_look(before=False))
+            return result
+        step = TRAFFIC.begin()
+        try:
+            before = _look(before=False)
+            result = run()
+            self._notice(before, step)
+            return result
+        finally:
+            TRAFFIC.end()
+
+    def _notice(self, before: CLook, step: int) -> None:
+        """Look whether what has just run has passed the limit."""
         after = _look(before=False)
+        self._seen_bytes = after.peak_bytes
         self._audit_what_is_new(after)
         if after.peak_bytes > before.peak_bytes:
             self.report = dataclasses.replace(self.report, measured_peak_bytes=after.peak_bytes)
@@ -545,7 +593,6 @@ class Step:
             if after.peak_bytes > limit:
                 came = after.current_bytes - before.current_bytes
                 self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step))
-        return result
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, came_bytes: int, alone: bool) -> None:
         """Complain, with whose doing it was as far as can be told.

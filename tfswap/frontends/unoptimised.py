@@ -21,7 +21,8 @@ from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import passes_on
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ GATHER = "ResourceGather"
 log = logging.getLogger("tfswap")
 
 RESULT = "tfswap_result_"
-TARGET = "tfswap_target"
+TARGET = "tfswap_unoptimised"
 
 
 def as_executed(graph: Graph, device: DeviceModel) -> Graph:
@@ -105,9 +106,17 @@ def _arguments(graph: Graph) -> dict[str, Argument]:
             shape = kind.shape
             if node.op == GATHER and shape is not None:
                 shape = (None, *shape[len(node.inputs[1].type.shape or ()) :])
-            held.setdefault(node.inputs[0].node.name, [(_enum(kind.dtype), _shape(shape))])
+            held.setdefault(_behind_views(node.inputs[0]).name, [(_enum(kind.dtype), _shape(shape))])
     types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
     return {n: Argument(_enum(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
+
+
+def _behind_views(tensor: Output) -> Node:
+    """The node whose output `tensor` is, by whatever name: what goes into a function that was inlined has another."""
+    node, index = tensor
+    while passes_on(node.op):
+        node, index = node.inputs[index]
+    return node
 
 
 def _enum(dtype: str) -> int:

@@ -189,7 +189,7 @@ class Graph:
 
         Feeds stay, with what they read (the default of a PlaceholderWithDefault).
         """
-        live = self._needed([*(f.node for f in self.fetches), *self.targets, *self.feeds])
+        live = self.needed([*(f.node for f in self.fetches), *self.targets, *self.feeds])
         for node in [n for n in self if n not in live]:
             self._discard(node)
 
@@ -255,10 +255,10 @@ class Graph:
 
     def live_nodes(self) -> set[Node]:
         """Nodes that a fetch or a target needs; the rest never runs."""
-        return self._needed([*(f.node for f in self.fetches), *self.targets])
+        return self.needed([*(f.node for f in self.fetches), *self.targets])
 
     @staticmethod
-    def _needed(roots: Iterable[Node]) -> set[Node]:
+    def needed(roots: Iterable[Node]) -> set[Node]:
         """`roots` and all that they read or wait for."""
         pending = list(roots)
         seen = set(pending)

@@ -700,6 +700,7 @@ _TRAITS: dict[str, Trait] = {
     "_FusedMatMul": _PURE,
     "_UnaryOpsComposition": _PURE,
     "_MklFusedBatchMatMulV2": _PURE,
+    "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
     # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,
     "Tfswap>DecodeGroups": _DECODE_SIZED,

@@ -137,6 +137,19 @@ HAND_OVER: Final = "Tfswap>HandOver"
 # before the step runs.
 DEFER: Final = "Tfswap>Defer"
 
+# --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------
+
+# (results...) -> (gradients...); attrs T: their types, room: int (so many tensors of each result's size besides).
+# Stands, while a step is planned, for what its caller does between its forward and its backward pass; no graph that
+# runs has one.
+OUTSIDE: Final = "Tfswap>Outside"
+
+# (tensor: T) -> (carrier: variant); attr T. Puts it where the other half of the step finds it.
+CARRY: Final = "Tfswap>Carry"
+
+# (carrier: variant) -> (tensor: T); attr T. Takes it out again, once.
+DELIVER: Final = "Tfswap>Deliver"
+
 # () -> (); attrs gate: int, owner: int (whose step begins here). Fails until that gate is open; every other node of the
 # chain waits for it.
 GATE: Final = "Tfswap>Gate"

@@ -20,10 +20,11 @@ SLOTS = 8
 
 
 def apply_hand_over(graph: Graph) -> int:
-    """Hand over the results of `graph`, in place; returns how many."""
+    """Hand over the results of `graph`, in place, unless that has been done; returns how many."""
     handed: dict[Output, Output] = {}
     for fetch in graph.fetches:
-        if fetch not in handed and fetch.node not in graph.feeds and 0 < (fetch.type.nbytes or 0) <= MOST_BYTES:
+        own = fetch.node not in graph.feeds and fetch.node.op not in (names.HAND_OVER, names.OUTSIDE)
+        if own and fetch not in handed and 0 < (fetch.type.nbytes or 0) <= MOST_BYTES:
             attrs = {"T": Dtype(fetch.type.dtype), "elements": fetch.type.num_elements, "slots": SLOTS}
             name = graph.unique_name(f"tfswap/{fetch.node.name}_{fetch.index}/hand_over")
             node = graph.add(

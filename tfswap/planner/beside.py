@@ -70,7 +70,7 @@ def _paired(
             continue
         best, gain_s, sooner = -1, 0.0, True
         if cost_s[first] > LEAST_GAIN_S and first not in paired and _can_lead(flow, first):
-            bare = len(flow.events[first]) == 1
+            bare = _is_bare(flow, first)
             held_up = False  # whether a kernel in between needs `first`
             for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
@@ -79,7 +79,7 @@ def _paired(
                 if cost_s[second] > LEAST_GAIN_S and second not in paired and first not in needs:
                     ready = ran.issuperset(needs)
                     saved_s = gain(first, second) if ready or not held_up else 0.0
-                    fits = _can_follow(flow, second) and (bare or _takes_nothing_over(flow, second))
+                    fits = _can_follow(flow, second) and (bare or _may_race(flow, second))
                     if saved_s > gain_s and fits:
                         best, gain_s, sooner = second, saved_s, ready
                 held_up = held_up or first in needs
@@ -145,7 +145,7 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
         first != second
         and _can_lead(flow, first)
         and _can_follow(flow, second)
-        and (len(flow.events[first]) == 1 or _takes_nothing_over(flow, second))
+        and (_is_bare(flow, first) or _may_race(flow, second))
         and first not in set(_waits_for(flow, second))
     )
 
@@ -170,6 +170,19 @@ def _takes_nothing_over(flow: Dataflow, i: int) -> bool:
     """Whether all that a kernel asks for is new, and is let go when it has ended."""
     given = any(candidates for _, candidates in flow.forwards[i]) or i in flow.temp_forwards
     return not given and all(event in ("out", "temp") for event, _ in flow.events[i])
+
+
+def _is_bare(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel asks for its output and nothing else."""
+    return len(flow.events[i]) == 1
+
+
+def _may_race(flow: Dataflow, second: int) -> bool:
+    """Whether a kernel may start beside one whose temporaries go at a time that nobody knows.
+
+    Whether that matters depends on the arena: where it is another one in each step, there is no such pair.
+    """
+    return _takes_nothing_over(flow, second) and not flow.has_outside
 
 
 def _can_follow(flow: Dataflow, i: int) -> bool:

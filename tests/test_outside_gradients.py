@@ -1,0 +1,433 @@
+"""A decorated function that returns a model's output, whose gradients a tape outside takes."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from nets import WIDTH, Net, batch, bits, pool_in_use, unoptimised  # noqa: E402
+from processes import on_arena  # noqa: E402
+
+import tfswap  # noqa: E402 needs TensorFlow to be worth it
+
+pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
+
+LIMIT = "60%"
+
+
+def features(net):
+    """What `net` makes of a batch: a function whose gradients are taken outside."""
+
+    def run(x):
+        h = x
+        for weight in net.weights:
+            h = tf.nn.relu(tf.sin(h @ weight))
+        return h
+
+    return run
+
+
+def repeated(weight):
+    """A loop that saves what its iterations make."""
+
+    def run(x):
+        h = x
+        for _ in tf.range(20):
+            h = tf.tanh(h @ weight)
+        return h
+
+    return run
+
+
+def planned(function, **options):
+    return tfswap.optimize(tf.function(function), memory_limit=options.pop("memory_limit", LIMIT), **options)
+
+
+def gradients(function, sources, *inputs, watch=(), **tape_options):
+    """Loss and gradients with a tape outside, without Grappler."""
+
+    def run():
+        with tf.GradientTape(**tape_options) as tape:
+            for tensor in watch:
+                tape.watch(tensor)
+            made = function(*inputs)
+            loss = tf.add_n([tf.reduce_sum(tf.square(t)) for t in tf.nest.flatten(made) if t.dtype.is_floating])
+        return loss, tape.gradient(loss, sources)
+
+    return unoptimised(run)
+
+
+def same(function, sources, *inputs, **options):
+    """Whether it gives the bits of the undecorated function, again and again; returns the decorated one."""
+    step = planned(function)
+    reference = tf.function(function)
+    for _ in range(2):
+        assert bits(gradients(step, sources, *inputs, **options)) == bits(
+            gradients(reference, sources, *inputs, **options)
+        )
+    return step
+
+
+def test_it_is_planned_and_gives_the_same_bits(caplog):
+    net = Net()
+    step = same(features(net), net.weights, batch())
+    assert step.plan().absences
+    assert step.stats().out_bytes == step.stats().in_bytes > 0
+    assert "tape" not in caplog.text
+
+
+def test_gradients_of_arguments():
+    net, x = Net(), batch()
+    step = same(features(net), [x, net.weights[2]], x, watch=[x])
+    assert step.plan().absences
+
+
+def test_a_forward_pass_alone_is_planned_as_what_it_is():
+    net = Net()
+    step = planned(features(net))
+    gradients(step, net.weights, batch())
+    with_gradients = step.report()
+    made = step(batch())
+    assert bits(made) == bits(unoptimised(tf.function(features(net)), batch()))
+    assert step.report().baseline_peak_bytes < with_gradients.baseline_peak_bytes
+    assert step.plans == 2
+
+
+def test_several_results_of_which_some_have_no_gradient():
+    net = Net()
+    first = features(net)
+
+    def run(x):
+        h = first(x)
+        return {"a": tf.reduce_sum(h, axis=1), "b": tf.argmax(h, axis=1), "c": (h, tf.shape(h)), "d": x}
+
+    step = same(run, net.weights, batch())
+    assert step.plan().absences
+
+    def one(function):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(batch())["a"])
+        return tape.gradient(loss, net.weights)
+
+    assert bits(one(step)) == bits(unoptimised(one, tf.function(run))), "the others' gradients are zeros"
+
+
+def test_results_without_gradients():
+    net = Net()
+    run = features(net)
+
+    def step(x):
+        return tf.argmax(run(x), axis=1)
+
+    optimized = planned(step, memory_limit="3MiB")
+    with tf.GradientTape() as tape:
+        made = optimized(batch())
+    assert bits(made) == bits(unoptimised(tf.function(step), batch()))
+    assert tape.gradient(tf.cast(made, tf.float32), net.weights) == [None] * len(net.weights)
+
+
+def test_what_a_function_writes_is_written_once():
+    net, count = Net(), tf.Variable(0)
+    run = features(net)
+
+    def step(x):
+        count.assign_add(1)
+        return run(x)
+
+    optimized = planned(step)
+    for _ in range(3):
+        gradients(optimized, net.weights, batch())
+    assert count.numpy() == 3
+
+
+def test_variables_that_change_in_between():
+    net = Net()
+    step, reference = planned(features(net)), tf.function(features(net))
+
+    def run(function):
+        initial = [tf.identity(w) for w in net.weights]
+        with tf.GradientTape() as tape:
+            made = function(batch())
+        for weight in net.weights:
+            weight.assign_add(tf.ones_like(weight))
+        gradients = tape.gradient(made, net.weights)
+        for weight, value in zip(net.weights, initial, strict=True):
+            weight.assign(value)
+        return gradients
+
+    for _ in range(2):
+        assert bits(run(step)) == bits(unoptimised(run, reference))
+
+
+def test_dropout_makes_one_mask_for_both():
+    net = Net()
+
+    def run(x):
+        h = x
+        for i, weight in enumerate(net.weights):
+            h = tf.nn.experimental.stateless_dropout(tf.nn.relu(h @ weight), 0.3, seed=[i, 1])
+        return h
+
+    same(run, net.weights, batch())
+
+
+def test_a_random_mask_is_the_same_in_both_halves():
+    """By values: such a mask is another one in each function."""
+    net = Net()
+
+    def run(x):
+        h = x
+        for weight in net.weights[:3]:
+            h = tf.nn.dropout(h + tf.sin(h @ weight) * 0.0, 0.5)
+        return h
+
+    step, x = planned(run, memory_limit="70%"), tf.ones([1024, WIDTH])
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = step(x)
+        (given,) = tape.gradient(made, [x])
+        assert set(np.unique(made)) == {0.0, 8.0}
+        assert bits(made) == bits(given), "d(x * mask)/dx is the mask"
+    assert step.plan().order
+
+
+def test_rows_of_a_table():
+    table = tf.Variable(tf.random.stateless_normal([500, WIDTH], seed=(1, 1)))
+    net = Net()
+    run = features(net)
+    ids = tf.random.stateless_uniform([1024], seed=(2, 2), maxval=500, dtype=tf.int32)
+
+    def step(i):
+        return run(tf.gather(table, i))
+
+    optimized, reference = planned(step), tf.function(step)
+    loss, (rows,) = gradients(optimized, [table], ids)
+    loss_before, (rows_before,) = gradients(reference, [table], ids)
+    assert isinstance(rows, tf.IndexedSlices)
+    assert bits([loss, rows.values, rows.indices]) == bits([loss_before, rows_before.values, rows_before.indices])
+
+
+def test_custom_gradients_and_recomputation_inside():
+    net = Net()
+
+    @tf.custom_gradient
+    def clipped(x):
+        y = tf.sin(x)
+        return y, lambda dy: tf.clip_by_value(dy * tf.cos(x), -0.01, 0.01)
+
+    @tf.recompute_grad
+    def block(x):
+        return tf.nn.relu(tf.tanh(x @ net.weights[1]) @ net.weights[2])
+
+    def run(x):
+        return clipped(block(tf.nn.relu(x @ net.weights[0])) @ net.weights[3])
+
+    same(run, net.weights[:4], batch())
+
+
+def test_batches_of_other_sizes():
+    net = Net()
+    step, reference = planned(features(net), memory_limit="70%"), tf.function(features(net))
+    traced = tf.function(features(net), input_signature=[tf.TensorSpec([None, WIDTH])])
+    step = tfswap.optimize(traced, memory_limit="70%")
+    for rows in (1024, 700, 1024, 1):
+        assert bits(gradients(step, net.weights, batch(rows))) == bits(gradients(reference, net.weights, batch(rows)))
+    assert step.plans == 1
+
+
+def test_two_calls_before_one_backward_pass():
+    net = Net()
+    step, reference = planned(features(net)), tf.function(features(net))
+
+    def siamese(function):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(function(batch()) - function(batch(seed=8))))
+        return loss, tape.gradient(loss, net.weights)
+
+    for _ in range(2):
+        assert bits(siamese(step)) == bits(unoptimised(siamese, reference))
+
+
+def test_a_backward_pass_that_never_runs_leaves_nothing():
+    net = Net()
+    step = planned(features(net))
+    gradients(step, net.weights, batch())
+    with tf.GradientTape() as tape:
+        made = step(batch())
+        assert pool_in_use() > 0
+    del tape, made
+    gc.collect()
+    assert pool_in_use() == 0
+
+    def fails():
+        with tf.GradientTape():
+            step(batch())
+            raise KeyError("between the two")
+
+    with pytest.raises(KeyError):
+        fails()
+    gc.collect()
+    assert pool_in_use() == 0
+    assert bits(gradients(step, net.weights, batch())) == bits(
+        gradients(tf.function(features(net)), net.weights, batch())
+    )
+
+
+def test_a_tape_that_does_not_record():
+    net = Net()
+    step = planned(features(net), memory_limit="3MiB")
+    with tf.GradientTape() as tape, tape.stop_recording():
+        made = step(batch())
+    assert tape.gradient(made, net.weights) == [None] * len(net.weights)
+    assert not step.report().swapped
+
+
+def test_more_than_once_is_refused():
+    net = Net()
+    step = planned(features(net), memory_limit="90%")
+    x = batch(64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        made = tf.reduce_sum(step(x), axis=0)
+    with pytest.raises(tfswap.TfswapError, match=r"tape\.jacobian.*persistent=True"):
+        tape.jacobian(made, x)
+    with tf.GradientTape() as tape:
+        made = step(x)
+    seed = tf.ones_like(made)
+    with tf.GradientTape() as outer:
+        outer.watch(seed)
+        with pytest.raises(tfswap.TfswapError, match="under another tape.*persistent=True"):
+            tape.gradient(made, net.weights, output_gradients=seed)
+    del outer
+
+
+# --- in an arena of the kind that GPUs have -----------------------------------------------------------------
+
+PROGRAM = """
+    import hashlib, json, sys
+    import keras
+    import tensorflow as tf
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    region = tf.zeros([256 << 20], tf.uint8)
+    del region
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    h = inputs = layers.Input((32, 32, 3))
+    for width in (16, 32):
+        for _ in range(2):
+            skip = h
+            h = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(h)))
+            h = layers.Add()([skip, h]) if skip.shape == h.shape else h
+        h = layers.MaxPooling2D()(h)
+    model = keras.Model(inputs, {head})
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    x = tf.random.stateless_normal([32, 32, 32, 3], seed=(1, 2))
+
+    def run(limit, steps=4):
+        call = tf.function(lambda x: model(x, training=True))
+        call = call if limit is None else tfswap.optimize(call, memory_limit=limit)
+        before = [v.numpy() for v in (*model.variables, *optimizer.variables)]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses = []
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                y = call(x)
+                loss = tf.reduce_mean(tf.square(y - 0.5))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            losses.append(float(loss))
+            del y, loss, gradients
+        digest = hashlib.sha256(b"".join(v.numpy().tobytes() for v in model.variables)).hexdigest()
+        for v, value in zip((*model.variables, *optimizer.variables), before):
+            v.assign(value)
+        found = dict(peak=tf.config.experimental.get_memory_info("CPU:0")["peak"], losses=losses, digest=digest)
+        if limit is not None:
+            report = call.report()
+            found |= dict(
+                limit=report.memory_limit_bytes, baseline=report.baseline_peak_bytes, floor=report.floor_bytes,
+                moved=len(call.plan().absences), plans=call.plans,
+            )
+        return found
+
+    with grappler_off():
+        reference = run(None)
+        found = [run(limit) for limit in {limits}]
+        found.append(run(found[-1]["floor"]))
+    print(json.dumps([reference, *found]))
+"""
+
+
+@pytest.mark.parametrize("head", ["layers.Dense(10)(layers.GlobalAveragePooling2D()(h))", "h"])
+def test_a_keras_model_keeps_its_limit_from_the_forward_pass_to_the_end_of_the_backward_pass(head):
+    """With small results, and with large ones, of which the loss makes several more."""
+    reference, *found = on_arena(PROGRAM.replace("{head}", head).replace("{limits}", "['60%']"))
+    for run in found:
+        assert run["peak"] <= run["limit"] < reference["peak"]
+        assert (run["losses"], run["digest"]) == (reference["losses"], reference["digest"])
+    assert found[-1]["moved"]
+    assert found[0]["baseline"] == pytest.approx(reference["peak"], rel=0.1)
+
+
+LOOP = """
+    import json
+    import tensorflow as tf
+    from test_outside_gradients import WIDTH, batch, bits, gradients, planned, repeated
+
+    weight = tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(1, 3)) * 0.1)
+    x = batch()
+    reference = bits(gradients(tf.function(repeated(weight)), [weight], x))
+    before = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    step = planned(repeated(weight), memory_limit="55%")
+    found = [bits(gradients(step, [weight], x)) for _ in range(3)]
+    report = step.report()
+    print(json.dumps(dict(
+        same=all(one == reference for one in found), accumulators=len(step.plan().accumulators),
+        before=before, limit=report.memory_limit_bytes, baseline=report.baseline_peak_bytes,
+        peak=tf.config.experimental.get_memory_info("CPU:0")["peak"],
+    )))
+"""
+
+
+def test_what_a_loop_saves_crosses_too():
+    found = on_arena(LOOP)
+    assert found["same"]
+    assert found["accumulators"]
+    assert found["peak"] <= found["limit"] < found["before"]
+
+
+LEFT_ALONE = """
+    import json, logging
+    import tensorflow as tf
+    import tfswap
+    from test_outside_gradients import batch, features
+    from nets import Net
+
+    told = []
+    logging.getLogger("tfswap").addFilter(lambda record: told.append(record.getMessage()) or True)
+    net, x = Net(), batch()
+    step = tfswap.optimize(tf.function(features(net)), memory_limit="200%")
+    plans = []
+    for large in (False, True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(step(x))
+        plans.append(step.plan().changes_nothing)
+        taken = tf.zeros([16 << 20], tf.uint8) if large else None
+        tape.gradient(loss, net.weights)
+        del taken
+    print(json.dumps([plans, told]))
+"""
+
+
+def test_a_call_that_was_left_alone_is_planned_when_its_backward_pass_took_too_much():
+    plans, told = on_arena(LEFT_ALONE)
+    assert plans == [True, True, False]
+    assert any("over its limit" in message for message in told)

@@ -1,0 +1,157 @@
+// A step in two calls: a forward pass, whatever the caller does with its results, and the backward pass.
+//
+// The two are planned as one graph, in which an Outside stands for what happens in between. What runs are the
+// two halves, each a function of its own. A tensor that the second half reads is handed to it in a carrier:
+//
+//   Carry    puts a tensor into a carrier, a variant outside of the arena
+//   Deliver  takes it out again, for good: from then on it is a tensor like others of the step that it is
+//            in, and goes with its last reader
+//
+// A function's own results would not do: whoever calls the second half holds what he gives it until the end.
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "op_support.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("Tfswap>Outside")
+    .Input("results: T")
+    .Output("gradients: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("room: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Stands, while a step is planned, for what its caller does between its forward and its backward
+pass. No graph that runs has one, and there is no kernel.
+
+results: What the caller gets.
+gradients: What he gives, of each result.
+room: So many tensors of each result's size he may have at once besides.
+)doc");
+
+REGISTER_OP("Tfswap>Carry")
+    .Input("tensor: T")
+    .Output("carrier: variant")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Puts a tensor into a carrier, for Deliver.
+)doc");
+
+REGISTER_OP("Tfswap>Deliver")
+    .Input("carrier: variant")
+    .Output("tensor: T")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Takes a tensor out of the carrier that Carry put it into. That can be done once.
+)doc");
+
+struct Carrier : ProcessLocal {
+  struct Content {
+    std::mutex mu;
+    Tensor tensor;
+    bool delivered = false;
+  };
+
+  static constexpr char kMaker[] = "Carry";
+  std::shared_ptr<Content> content;  // of a copy of the carrier too
+  std::string TypeName() const { return "tfswap::Carrier"; }
+};
+
+class CarryOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Carrier carrier;
+    carrier.content = std::make_shared<Carrier::Content>();
+    carrier.content->tensor = ctx->input(0);
+    SetVariantOutput(ctx, 0, std::move(carrier));
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
+class DeliverOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Carrier* carrier;
+    OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 0, &carrier));
+    Tensor tensor;
+    {
+      std::lock_guard<std::mutex> lock(carrier->content->mu);
+      OP_REQUIRES(ctx, !carrier->content->delivered,
+                  absl::FailedPreconditionError(absl::StrCat(
+                      "'", name(), "' delivers what has been delivered before.")));
+      carrier->content->delivered = true;
+      tensor = std::move(carrier->content->tensor);
+      carrier->content->tensor = Tensor();
+    }
+    OP_REQUIRES(ctx, tensor.dtype() == output_type(0),
+                absl::InvalidArgumentError(absl::StrCat("'", name(), "' got ", Described(tensor), ".")));
+    ctx->set_output(0, std::move(tensor));
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Carry").Device(tensorflow::DEVICE_CPU), CarryOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Deliver").Device(tensorflow::DEVICE_CPU), DeliverOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Carry")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<int32_t>("T")  // which TensorFlow keeps in host memory
+                            .HostMemory("tensor"),
+                        CarryOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Deliver")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<int32_t>("T")
+                            .HostMemory("tensor"),
+                        DeliverOp);
+
+#define REGISTER_ON_GPU(type)                                                                              \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>Carry").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"),   \
+                          CarryOp);                                                                        \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>Deliver").Device(tensorflow::DEVICE_GPU).TypeConstraint<type>("T"), \
+                          DeliverOp)
+REGISTER_ON_GPU(Eigen::half);
+REGISTER_ON_GPU(Eigen::bfloat16);
+REGISTER_ON_GPU(float);
+REGISTER_ON_GPU(double);
+REGISTER_ON_GPU(tensorflow::complex64);
+REGISTER_ON_GPU(tensorflow::complex128);
+REGISTER_ON_GPU(uint8_t);
+REGISTER_ON_GPU(int8_t);
+REGISTER_ON_GPU(int64_t);
+REGISTER_ON_GPU(bool);
+REGISTER_ON_GPU(tensorflow::Variant);
+#undef REGISTER_ON_GPU
+
+}  // namespace
+}  // namespace tfswap

@@ -427,15 +427,14 @@ class Optimizer:
         before = record_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
         after = None
         if not plan.changes_nothing:
-            variant = self.variant_of(plan)
-            planner = self.planner_of(variant)
+            planned = self.variant_of(plan).flow
             after = record_planned(
-                variant.flow,
-                planned_schedule(variant.flow, plan),
-                planner.cost_s,
-                planner.rates,
+                planned,
+                planned_schedule(planned, plan),
+                self.costs.of_step(planned),
+                self.costs.rates,
                 resident=resident,
-                disk=frozenset(variant.flow.value_named[a.tensor] for a in plan.absences if a.disk),
+                disk=frozenset(planned.value_named[a.tensor] for a in plan.absences if a.disk),
             )
         return Timeline(before, after, self.baseline.seconds)
 

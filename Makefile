@@ -37,7 +37,7 @@ docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)
 
 wheels: $(VENV)/release
-	$(BIN)/python packaging/wheels.py dist
+	$(BIN)/python release/wheels.py dist
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .

@@ -1,7 +1,7 @@
 """Builds the op libraries with the user's compiler, once per TensorFlow, into a cache.
 
 TensorFlow's C++ interface changes from release to release, so a library is compiled at first use, unless
-the installation has brought one that was compiled for this very TensorFlow (packaging/wheels.py). There
+the installation has brought one that was compiled for this very TensorFlow (release/wheels.py). There
 are two, so that a step without encodings does not wait for the codecs' compilation. The cache holds one
 folder per key, a hash over everything that changes the library: sources, flags, compiler version,
 TensorFlow version. A folder holds the library and a manifest with the library's own hash.

@@ -1,6 +1,6 @@
 """Builds the wheels of a release:
 
-    make wheels      # or: python packaging/wheels.py dist
+    make wheels      # or: python release/wheels.py dist
 
 Two of them: the pure one, whose ops are compiled where they are first used, and one that has them compiled for the
 TensorFlow of the Python that runs this. The second needs no compiler where that very TensorFlow is, and is like the

@@ -21,6 +21,7 @@ from tfswap.frontends.step import Step
 from tfswap.ir.graph import Graph
 from tfswap.passes.hand_over import MOST_BYTES
 from tfswap.passes.outside import cut, outside_of
+from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -154,10 +155,10 @@ class OutsideStep(Step):
 
     def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
         graph = self._joint.import_graph(arguments)
-        # What the caller makes of large results lies anywhere, and where it was the second half finds other chunks than
-        # were planned for: room for one more.
-        results = [kind.nbytes or 0 for kind in outside_of(graph).outputs]
-        self._margin_bytes += max((nbytes for nbytes in results if nbytes > MOST_BYTES), default=0)
+        # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
+        # size whole, or take one that something else of the second half was planned to have.
+        large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
+        self._margin_bytes += sum(2 * round_up(nbytes or 0) for nbytes in large)
         return graph, saved(graph)
 
     def _export(self, graph: Graph, plan: Plan, gate: int, *, closed: bool) -> Any:

@@ -5,6 +5,7 @@
 #   make lint    ruff and pyright
 #   make docs    builds the documentation into site/, strictly
 #   make wheels  a release's wheels into dist/
+#   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
 # (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested. Two tests run at a
@@ -18,7 +19,7 @@ SITE := $(CURDIR)/site
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint docs wheels format clean
+.PHONY: demo test lint docs wheels sanitize format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -38,6 +39,9 @@ docs: $(VENV)/docs
 
 wheels: $(VENV)/release
 	$(BIN)/python release/wheels.py dist
+
+sanitize: $(VENV)/test
+	$(BIN)/python tests/sanitize.py
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .

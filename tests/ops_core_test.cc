@@ -1,15 +1,5 @@
-// A stand-alone test of the framework-free core (host_pool, copy_engine, spill_file), to be
-// run under the sanitizers, which TensorFlow's own binaries do not survive:
-//
-//   for s in thread address,undefined; do
-//     g++ -std=c++17 -g -O1 -Wall -Wextra -fsanitize=$s -I tfswap/ops/csrc/core
-//       tests/ops_core_test.cc tfswap/ops/csrc/core/{host_pool,copy_engine,spill_file}.cc
-//       -pthread -o /tmp/core_test && ASAN_OPTIONS=detect_leaks=0 /tmp/core_test
-//   done                                  (one command per line, joined)
-//
-// (Lanes and files live as long as the process, so leaks are not looked for.)
-//
-// tests/test_ops_build.py builds and runs it without a sanitizer.
+// A stand-alone test of the framework-free core (host_pool, copy_engine, spill_file). `make sanitize` (tests/sanitize.py)
+// builds and runs it under the sanitizers, tests/test_ops_build.py without one.
 
 #include <dirent.h>
 #include <signal.h>

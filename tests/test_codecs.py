@@ -338,8 +338,11 @@ def test_a_spill_keeps_to_the_host_limit():
 def test_sparse_rows_of_another_tensor_are_refused():
     encoded, spill = codecs.encode_sparse(tf.ones([1000]), 500)
     _, other = codecs.encode_sparse(tf.ones([1000]), 1000)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that shape"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that type and shape"):
         codecs.decode_sparse(encoded, other, [1000], 500, tf.float32)
+    _, narrow = codecs.encode_sparse(tf.ones([1000], tf.float16), 500)  # its host memory would be read past its end
+    with pytest.raises(tf.errors.InvalidArgumentError, match="of one EncodeSparse of that type and shape"):
+        codecs.decode_sparse(encoded, narrow, [1000], 500, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="bytes where a tensor of its shape"):
         codecs.decode_sparse(encoded, spill, [1000], 400, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that EncodeSparse returned"):
@@ -517,6 +520,8 @@ def test_wrong_groups_are_refused():
         codecs.encode_groups(tf.ones([8]), 0, bits=3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4"):
         codecs.encode_groups(tf.ones([8]), 0, group_size=6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="multiple of 4, and at most"):
+        codecs.encode_groups(tf.ones([8]), group_size=2**61)  # whose bytes count to none in 64 bits
 
 
 def test_the_gpu_kernels_compile():

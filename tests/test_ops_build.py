@@ -386,7 +386,7 @@ def test_the_stamp_is_compared():
 
 
 def test_the_core_without_tensorflow(tmp_path):
-    """The C++ test of pool, lanes and files. Its own comment tells how to run it under the sanitizers."""
+    """The C++ test of pool, lanes and files; `make sanitize` runs it under the sanitizers."""
     sources = [ROOT / "tests" / "ops_core_test.cc"]
     sources += [build.CORE.folder / name for name in ("host_pool.cc", "copy_engine.cc", "spill_file.cc")]
     program = tmp_path / "core_test"

@@ -87,6 +87,9 @@ struct Gpu {
 
 // These are inline because reading TensorFlow's headers is most of what a .cc file takes to compile.
 
+// More values than any device holds, and few enough to count bytes of what encodes them.
+constexpr int64_t kMostValues = int64_t{1} << 48;
+
 // The shape that a vector of int32 or int64 (in host memory) spells out.
 inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
                                    tensorflow::TensorShape* shape) {
@@ -97,10 +100,15 @@ inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
                      ctx->op_kernel().name(), "' must be a vector that spells out a shape, "
                      "got shape ", dims.shape().DebugString(), "."));
   }
-  if (dims.dtype() == tensorflow::DT_INT32) {
-    return tensorflow::TensorShapeUtils::MakeShape(dims.vec<int32_t>(), shape);
-  }
-  return tensorflow::TensorShapeUtils::MakeShape(dims.vec<int64_t>(), shape);
+  TF_RETURN_IF_ERROR(
+      dims.dtype() == tensorflow::DT_INT32
+          ? tensorflow::TensorShapeUtils::MakeShape(dims.vec<int32_t>(), shape)
+          : tensorflow::TensorShapeUtils::MakeShape(dims.vec<int64_t>(), shape));
+  if (shape->num_elements() <= kMostValues) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
+                   ctx->op_kernel().name(), "' spells out ", shape->DebugString(),
+                   ", which is the shape of no tensor."));
 }
 
 // Whether an encoded tensor has exactly `bytes`, and if not, what that means.

@@ -160,6 +160,8 @@ class DecodeFloatsOp : public FloatsOp {
 // Attributes of both ops, checked, and where things lie: for each group its smallest value and
 // its step, then the codes of all groups, the last one padded.
 struct Grouping {
+  static constexpr int64_t kLargest = 1 << 20;
+
   int64_t bits = 8;
   int64_t size = 256;
 
@@ -170,9 +172,9 @@ struct Grouping {
     if (bits != 4 && bits != 8) {
       return absl::InvalidArgumentError(absl::StrCat("bits must be 4 or 8, got ", bits, "."));
     }
-    if (size < 4 || size % 4 != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("group_size must be a multiple of 4, got ", size, "."));
+    if (size < 4 || size % 4 != 0 || size > kLargest) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "group_size must be a multiple of 4, and at most ", kLargest, ", got ", size, "."));
     }
     return absl::OkStatus();
   }
@@ -209,7 +211,7 @@ neighbours. Lossy.
 Rounds up or down at random, so that the expected value is right. The same seed and the same
 values give the same codes. A group with a NaN or an infinity in it decodes to NaNs.
 bits: 4 or 8.
-group_size: A multiple of 4.
+group_size: A multiple of 4, up to 2^20.
 )doc");
 
 REGISTER_OP("Tfswap>DecodeGroups")

@@ -66,9 +66,9 @@ struct Layout {
 template <typename Source>
 absl::Status ReadCapacity(Source* source, int64_t* capacity) {
   TF_RETURN_IF_ERROR(source->GetAttr("capacity", capacity));
-  if (*capacity >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("capacity must be a number of values, got ", *capacity, "."));
+  if (*capacity >= 0 && *capacity <= UINT32_MAX) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "capacity must be a number of values, which are counted in 32 bits; got ", *capacity, "."));
 }
 
 absl::Status EncodeShape(InferenceContext* c) {
@@ -126,6 +126,7 @@ struct Spill : ProcessLocal {
   static constexpr char kMaker[] = "EncodeSparse";
   std::shared_ptr<const HostBuffer> host;
   int64_t count = 0;
+  size_t value_bytes = 0;
   std::string TypeName() const { return "tfswap::Spill"; }
 };
 
@@ -206,6 +207,7 @@ class EncodeSparseOp : public SparseOp {
     for (int64_t row = 0; row < layout.rows; ++row) begins[row + 1] += begins[row];
 
     Spill spill;
+    spill.value_bytes = sizeof(Word);
     spill.count = codec::Max(begins[layout.rows] - layout.capacity, 0);
     if (spill.count > 0) {
       const size_t bytes = spill.count * (sizeof(Word) + 1);
@@ -250,6 +252,7 @@ class DecodeSparseOp : public SparseOp {
   void Compute(OpKernelContext* ctx) override {
     const Spill* spill;
     OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 1, &spill));
+    OP_REQUIRES(ctx, spill->value_bytes == sizeof(Word), NotOfOne());
     const auto layout_of = [&](int64_t values) { return Layout(values, capacity_, sizeof(Word)); };
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, AllocateDecoded(
@@ -281,10 +284,14 @@ class DecodeSparseOp : public SparseOp {
         }
       });
     });
-    OP_REQUIRES(ctx, !damaged,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "DecodeSparse node '", name(),
-                    "' did not get the two outputs of one EncodeSparse of that shape.")));
+    OP_REQUIRES(ctx, !damaged, NotOfOne());
+  }
+
+ private:
+  absl::Status NotOfOne() const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DecodeSparse node '", name(),
+                     "' did not get the two outputs of one EncodeSparse of that type and shape."));
   }
 };
 

@@ -15,6 +15,7 @@
 //
 // What Python asks the allocator before and after each step is at the end of this file.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -163,14 +164,25 @@ void CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
                                  [](const absl::Status&) {});
 }
 
+// The variable's handle, of an input that may be any tensor of resources.
+absl::Status GetHandleInput(OpKernelContext* ctx, const tensorflow::ResourceHandle** handle) {
+  if (ctx->input(0).NumElements() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Input 0 of '", ctx->op_kernel().name(), "' must be the handle of one variable."));
+  }
+  *handle = &tensorflow::HandleFromInput(ctx, 0);
+  return absl::OkStatus();
+}
+
 class OwnBufferOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
+    const tensorflow::ResourceHandle* handle;
+    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, &handle));
     tensorflow::core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupResource<Var>(
-                            ctx, tensorflow::HandleFromInput(ctx, 0), &variable));
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource<Var>(ctx, *handle, &variable));
     tensorflow::mutex_lock lock(*variable->mu());
     Tensor* const held = variable->tensor();
     if (!variable->is_initialized || held->RefCountIsOne() ||
@@ -190,9 +202,11 @@ class AssignInPlaceOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& value = ctx->input(1);
+    const tensorflow::ResourceHandle* handle;
+    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, &handle));
     tensorflow::core::RefCountPtr<Var> variable;
     OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Var>(
-                            ctx, tensorflow::HandleFromInput(ctx, 0), &variable,
+                            ctx, *handle, &variable,
                             [&value](Var** created) {
                               *created = new Var(value.dtype());
                               return absl::OkStatus();
@@ -226,6 +240,13 @@ class HandOverOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("slots", &slots_at_first_));
     OP_REQUIRES(ctx, tensorflow::DataTypeCanUseMemcpy(dtype_),
                 absl::InvalidArgumentError("HandOver takes numbers and booleans only."));
+    const int64_t size = tensorflow::DataTypeSize(dtype_);
+    OP_REQUIRES(ctx,
+                elements_ <= kMostBytes / size &&
+                    slots_at_first_ <= kMostBytes / std::max<int64_t>(elements_ * size, kGranularity),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "'", name(), "' sets aside ", slots_at_first_, " slots of ", elements_,
+                    " elements: more than ", kMostBytes, " bytes, which no step's small results take.")));
     tensorflow::AllocatorAttributes where;
     where.set_on_host(OnHost());
     allocator_ = ctx->device()->GetAllocator(where);
@@ -297,6 +318,9 @@ class HandOverOp : public OpKernel {
   };
 
  private:
+  static constexpr int64_t kMostBytes = 1 << 20;
+  static constexpr int64_t kGranularity = 256;  // BFCAllocator::kMinAllocationSize
+
   bool OnHost() const { return output_memory_types()[0] == tensorflow::HOST_MEMORY; }
 
   // False where there is no memory for them all.

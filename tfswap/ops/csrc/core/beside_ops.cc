@@ -94,8 +94,7 @@ class AwaitAllocationOp : public AsyncOpKernel {
     const Count* count;
     OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 0, &count), done);
     auto* const arena = FindArena(ctx);
-    const Waiting waiting{ctx, arena, count->allocations + allocations_,
-                          Clock::now() + kPatience};
+    const Waiting waiting{ctx, arena, count->allocations, allocations_, Clock::now() + kPatience};
     // The first kernel starts as soon as a thread takes it up: microseconds as a rule.
     const auto spun = Clock::now() + kSpin;
     do {
@@ -120,13 +119,15 @@ class AwaitAllocationOp : public AsyncOpKernel {
   struct Waiting {
     OpKernelContext* ctx;
     BFCAllocator* arena;
+    int64_t counted;
     int64_t allocations;
     Clock::time_point give_up;
   };
 
   // Whether the wait is over. The context may be gone once it is.
   static bool Ended(const Waiting& waiting) {
-    if (waiting.arena == nullptr || Allocations(waiting.arena) >= waiting.allocations) return true;
+    if (waiting.arena == nullptr) return true;
+    if (Allocations(waiting.arena) - waiting.counted >= waiting.allocations) return true;
     auto* const cancellation = waiting.ctx->cancellation_manager();
     if (cancellation != nullptr && cancellation->IsCancelled()) {
       waiting.ctx->SetStatus(absl::CancelledError(

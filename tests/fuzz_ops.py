@@ -1,0 +1,186 @@
+"""Calls tfswap's ops with inputs and attributes that are not theirs; what is wrong has to be refused.
+
+    python fuzz_ops.py SEED CALLS
+
+Each call is one that is right but for a few arguments: tensors of other shapes, types and contents, buffers cut short,
+handles of other ops, sizes that no tensor has. Says on stderr what it calls, so that the last line before a crash
+names it, and prints at last how many calls were refused, as JSON. Out of bounds is what AddressSanitizer sees:
+`make sanitize`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfswap.oplib.load import load, load_codecs
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
+
+FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+TYPES = (
+    *FLOATS,
+    tf.bool,
+    tf.int8,
+    tf.uint8,
+    tf.int16,
+    tf.int32,
+    tf.int64,
+    tf.uint16,
+    tf.uint32,
+    tf.complex64,
+    tf.string,
+)
+NUMBERS = (-(2**62), -(2**31), -1, 0, 1, 2, 3, 5, 8, 64, 255, 4096, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
+WORDS = ("positive", "relu6", "true", "SAME", "VALID", "EXPLICIT", "float16", "bfloat16", "gist_float8", "gist_float10")
+POOLING = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME", "explicit_paddings": []}
+
+
+def right_calls(draw: random.Random) -> list[Call]:
+    """One call of each op, with arguments that belong together."""
+    core, codecs = load().ops, load_codecs().ops
+    dtype = draw.choice(FLOATS)
+    kept = draw.choice(FLOATS[:3])
+    rows, columns = draw.randint(1, 9), draw.randint(1, 70)
+    x = tf.cast(tf.random.normal([rows, columns]), dtype)
+    shape = tf.constant([rows, columns], draw.choice((tf.int32, tf.int64)))
+    mask = codecs.tfswap_encode_mask(tensor=x, predicate="positive")
+    counts = tf.random.uniform([rows, columns], -5, 200, tf.int32)
+    few = codecs.tfswap_encode_integers(tensor=counts, minimum=-5, U=tf.uint8)
+    sparse = tf.nn.relu(x)
+    capacity = draw.randint(0, rows * columns)
+    encoded, spill = codecs.tfswap_encode_sparse(tensor=sparse, capacity=capacity)
+    small = tf.cast(x, kept)
+    format = draw.choice(WORDS[-4:])
+    floats = codecs.tfswap_encode_floats(tensor=small, format=format)
+    groups = {"bits": draw.choice((4, 8)), "group_size": draw.choice((16, 64, 256))}
+    grouped = codecs.tfswap_encode_groups(tensor=small, seed=1, **groups)
+    image = tf.cast(tf.random.normal([2, rows, columns, 3]), dtype)
+    positions = codecs.tfswap_encode_max_pool(image=image, **POOLING)
+    pooled = tf.zeros([2, -(-rows // 2), -(-columns // 2), 3], dtype)
+    handle = core.tfswap_swap_out(tensor=x)
+    tensor, ticket = core.tfswap_swap_in(handle=handle, T=dtype)
+    variable = tf.Variable(x)
+    return [
+        (codecs.tfswap_encode_mask, {"tensor": x, "predicate": "positive"}),
+        (codecs.tfswap_decode_mask, {"mask": mask, "shape": shape}),
+        (codecs.tfswap_multiply_by_mask, {"gradients": x, "mask": mask}),
+        (codecs.tfswap_leaky_relu_grad_from_mask, {"gradients": x, "mask": mask, "alpha": 0.2}),
+        (codecs.tfswap_select_by_mask, {"mask": mask, "then": x, "else_": x, "shape": shape}),
+        (codecs.tfswap_encode_max_pool, {"image": image, **POOLING}),
+        (
+            codecs.tfswap_max_pool_grad_from_positions,
+            {"gradients": pooled, "positions": positions, "shape": tf.shape(image), **POOLING},
+        ),
+        (codecs.tfswap_encode_integers, {"tensor": counts, "minimum": -5, "U": tf.uint8}),
+        (codecs.tfswap_decode_integers, {"encoded": few, "minimum": -5, "T": tf.int32}),
+        (codecs.tfswap_encode_sparse, {"tensor": sparse, "capacity": capacity}),
+        (
+            codecs.tfswap_decode_sparse,
+            {"encoded": encoded, "spill": spill, "shape": shape, "capacity": capacity, "T": dtype},
+        ),
+        (codecs.tfswap_encode_floats, {"tensor": small, "format": format}),
+        (codecs.tfswap_decode_floats, {"encoded": floats, "shape": shape, "format": format, "T": kept}),
+        (codecs.tfswap_encode_groups, {"tensor": small, "seed": 1, **groups}),
+        (codecs.tfswap_decode_groups, {"encoded": grouped, "shape": shape, "T": kept, **groups}),
+        (core.tfswap_swap_out, {"tensor": x}),
+        (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
+        (core.tfswap_release, {"handle": handle}),
+        (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
+        (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
+        (core.tfswap_own_buffer, {"resource": variable.handle}),
+        (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
+        (core.tfswap_await_allocation, {"count": core.tfswap_count_allocations(), "allocations": 1}),
+        (core.tfswap_split_chunk, {"nbytes": 1000}),
+        (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=1000)}),
+    ]
+
+
+def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
+    """Something in the place of `value`; `others` are tensors that other calls have."""
+    if isinstance(value, (bool, float, int)):
+        return draw.choice(NUMBERS)
+    if isinstance(value, str):
+        return draw.choice(WORDS)
+    if isinstance(value, tf.DType):
+        return draw.choice(TYPES)
+    if isinstance(value, list):
+        return [draw.choice((*value, draw.choice(NUMBERS))) for _ in range(draw.choice((0, 3, 4, 4, 4, 5, 8)))]
+    if value.dtype in (tf.variant, tf.resource):
+        alike = [other for other in others if other.dtype == value.dtype]
+        return draw.choice(
+            (draw.choice(alike), tf.reshape(value, [1, 1]), tf.reshape(value, [1])[:0], tf.stack([value, value]))
+        )
+    if draw.random() < 0.2:
+        return draw.choice(others)
+    return wrong_tensor(draw, value)
+
+
+def wrong_tensor(draw: random.Random, value: Any) -> Any:
+    flat = tf.reshape(value, [-1])
+    size = int(tf.size(flat))
+    kind = draw.choice(("cut", "longer", "empty", "scalar", "rank", "type", "bits", "numbers"))
+    if kind == "cut":
+        return flat[: draw.randint(0, max(size - 1, 0))]
+    if kind == "longer":
+        return tf.concat([flat, flat[:1]] * draw.choice((1, 3)), 0)
+    if kind == "empty":
+        return tf.zeros([draw.choice((0, 3)), 0], value.dtype)
+    if kind == "scalar":
+        return tf.zeros([], value.dtype)
+    if kind == "rank":
+        return tf.reshape(value, [1, *value.shape, 1, 1])
+    if kind == "type":
+        dtype = draw.choice(TYPES)
+        return tf.constant("text") if dtype == tf.string else tf.cast(value, dtype)
+    if kind == "numbers" and value.dtype in (tf.int32, tf.int64):
+        bound = np.iinfo(value.dtype.as_numpy_dtype)
+        return tf.constant(
+            [n for n in (draw.choice(NUMBERS) for _ in range(size)) if bound.min <= n <= bound.max], value.dtype
+        )
+    if value.dtype == tf.bool:
+        return tf.logical_not(value)
+    noise = tf.io.decode_raw(tf.constant(draw.randbytes(size * value.dtype.size)), tf.uint8)
+    return tf.reshape(
+        tf.bitcast(tf.reshape(noise, [size, -1]) if value.dtype.size > 1 else noise, value.dtype), value.shape
+    )
+
+
+def main(seed: int, calls: int) -> dict[str, int]:
+    draw = random.Random(seed)
+    tf.random.set_seed(seed)
+    done = {"calls": 0, "refused": 0}
+    foreign = [
+        tf.raw_ops.TensorListReserve(element_shape=tf.constant([], tf.int32), num_elements=1, element_dtype=tf.float32),
+        tf.raw_ops.OptionalNone(),
+        tf.raw_ops.StackV2(max_size=1, elem_type=tf.float32),
+    ]
+    before: list[Any] = []  # of other types and sizes
+    while done["calls"] < calls:
+        made = right_calls(draw)
+        own = [a for _, arguments in made for a in arguments.values() if isinstance(a, tf.Tensor)]
+        others, before = own + before + foreign, own
+        for op, arguments in draw.sample(made, len(made)):
+            for name in draw.sample(sorted(arguments), draw.randint(0, min(3, len(arguments)))):
+                arguments[name] = wrong(draw, arguments[name], others)
+            print(op.__name__, {n: described(a) for n, a in arguments.items()}, file=sys.stderr, flush=True)
+            done["calls"] += 1
+            try:
+                op(**arguments)
+            except (tf.errors.OpError, ValueError, TypeError):
+                done["refused"] += 1
+    return done
+
+
+def described(value: Any) -> str:
+    return f"{value.dtype.name}{value.shape}" if isinstance(value, tf.Tensor) else str(value)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(int, sys.argv[1:]))))

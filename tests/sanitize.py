@@ -1,0 +1,94 @@
+"""Runs tfswap's C++ under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer: `make sanitize`.
+
+    python sanitize.py [PYTEST_ARGS]
+
+First the core without TensorFlow (ops_core_test.cc) under each. Then the ops inside TensorFlow, which runs where
+AddressSanitizer is preloaded: both libraries are built with it and with UndefinedBehaviorSanitizer, into
+build/sanitize, and run the tests of the ops and calls with wrong arguments (fuzz_ops.py). An error ends the process
+that made it, so that its test fails, and says where.
+
+Not looked for: leaks (TensorFlow never frees much of what it makes) and races inside TensorFlow's process (its own
+binaries are not built for ThreadSanitizer, which would see none of their locks).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
+FOLDER = ROOT / "build" / "sanitize"
+
+COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")
+
+# absl's headers compare the addresses of functions with nothing in constant expressions, which GCC refuses where it is
+# to look for null; TensorFlow hides its classes' type information, which `vptr` needs.
+UNDEFINED = (
+    "-fsanitize=undefined",
+    "-fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute,vptr",
+    "-fno-sanitize-recover=undefined",
+)
+# NDEBUG_SANITIZER keeps absl's hash tables as TensorFlow's own build has them: else they have a member more.
+ADDRESS = ("-fsanitize=address", "-DNDEBUG_SANITIZER")
+
+# TensorFlow takes memory by `new` and gives it back by `free`, and its libraries define some names twice.
+OPTIONS = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:allocator_may_return_null=1"
+
+TESTS = ("test_ops.py", "test_codecs.py", "test_loop_ops.py", "test_spill.py", "test_fuzz_ops.py")
+CALLS = 5000
+
+
+def main(pytest_arguments: list[str]) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for flags in (("-fsanitize=thread",), (*ADDRESS, *UNDEFINED)):
+        run_core(flags)
+    environment = {
+        **os.environ,
+        "CXX": shlex.join((*COMPILER, *ADDRESS, *UNDEFINED)),
+        "TFSWAP_CACHE_DIR": str(FOLDER),
+        "TFSWAP_FUZZ_CALLS": str(CALLS),
+        "ASAN_OPTIONS": OPTIONS,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+    }
+    build = "from tfswap.oplib import build; [build.ensure_built(s, build.tensorflow_facts()) for s in {}]"
+    say("building the ops: some minutes")
+    subprocess.run([sys.executable, "-c", build.format("(build.CORE, build.CODECS)")], env=environment, check=True)
+    say("running the ops' tests in TensorFlow")
+    environment["LD_PRELOAD"] = " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so")))
+    tests = [str(ROOT / "tests" / name) for name in TESTS]
+    subprocess.run([sys.executable, "-m", "pytest", "-q", *tests, *pytest_arguments], env=environment, check=True)
+    say("clean")
+
+
+def run_core(flags: tuple[str, ...]) -> None:
+    say(f"the core alone, {' '.join(flags)}")
+    program = FOLDER / "core_test"
+    sources = [
+        ROOT / "tests" / "ops_core_test.cc",
+        *(CORE / f"{s}.cc" for s in ("host_pool", "copy_engine", "spill_file")),
+    ]
+    subprocess.run(
+        [*COMPILER, "-std=c++17", "-O1", *flags, "-I", CORE, *sources, "-pthread", "-o", program],
+        check=True,
+    )
+    # Lanes and files live as long as the process.
+    subprocess.run([program], env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}, check=True)
+
+
+def library(name: str) -> str:
+    """Where the compiler has it."""
+    return subprocess.run(
+        [COMPILER[0], f"-print-file-name={name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def say(line: str) -> None:
+    print(f"sanitize: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

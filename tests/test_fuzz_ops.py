@@ -1,0 +1,20 @@
+"""Ops that are given what is not theirs return or refuse, whatever it is. Out of bounds is for `make sanitize`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from processes import last_json, run_python
+
+pytest.importorskip("tensorflow")
+
+CALLS = int(os.environ.get("TFSWAP_FUZZ_CALLS", "500"))
+
+
+def test_wrong_arguments_are_refused():
+    """In a process of its own: what a crash says last is the call that made it."""
+    done = last_json(run_python(f"import json, fuzz_ops; print(json.dumps(fuzz_ops.main(seed=3, calls={CALLS})))"))
+    assert done["calls"] >= CALLS
+    # A third of all calls are right, or wrong in nothing that matters.
+    assert 0.2 < done["refused"] / done["calls"] < 0.8

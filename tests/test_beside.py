@@ -378,15 +378,15 @@ TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
         (ATTENTION, "100%", 0),
         (ATTENTION, "60%", 0),
         (ATTENTION, "60%", 3),
-        (CONVOLUTIONS, "60%", 0),
-        (CONVOLUTIONS, "60%", 3),
+        (CONVOLUTIONS, "65%", 0),
+        (CONVOLUTIONS, "65%", 3),
     ],
 )
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):
     code = PROGRAM.replace("NET", net).replace("LIMIT", f'"{limit}"').replace("BUSY", str(busy))
     run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
     assert run["beside"] >= 2
-    assert bool(run["absences"]) == (limit == "60%")
+    assert bool(run["absences"]) == (limit != "100%")
     assert run["same"]
     assert max(run["measured"]) <= run["limit"]
     assert {peak == run["planned"] for peak in run["measured"]} == {True}

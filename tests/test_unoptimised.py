@@ -82,6 +82,23 @@ def test_it_is_what_tensorflow_runs(make):
     assert unknown == []
 
 
+def test_what_only_a_loop_reads_has_its_size():
+    weights, table = tf.Variable(tf.ones([32, 32])), tf.Variable(tf.ones([9, 32]))
+
+    @tf.function
+    def step(x):
+        for i in tf.range(3):
+            x = tf.tanh(x @ weights + tf.gather(table, i)) if i < 2 else x @ weights
+        return x
+
+    found = as_executed(import_function(step.get_concrete_function(tf.ones([8, 32]))), DeviceModel())
+    bodies = list(found.all_bodies())
+    assert len(bodies) == 4
+    assert [
+        n.name for body in bodies for n in body for kind in n.outputs if kind.dtype == "float32" and not kind.nbytes
+    ] == []
+
+
 def test_where_they_are_off_it_is_the_step_as_it_was_traced():
     step, argument = silu_net()
     traced = import_function(step.get_concrete_function(argument))

@@ -22,8 +22,8 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import passes_on
-from tfswap.ir.types import Shape
+from tfswap.ir.ops import control_flow, passes_on
+from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2, tensor_shape_pb2
@@ -99,16 +99,29 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
 
 def _arguments(graph: Graph) -> dict[str, Argument]:
     """What the step is given, by name; for variables with what is in them, as far as the step's own ops tell."""
-    held: dict[str, list[HandleType]] = {}
+    held: dict[str, list[HandleType]] = {
+        node.name: [(_enum(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
+    }
+    types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
+    return {n: Argument(_enum(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
+
+
+def _held(graph: Graph) -> dict[Node, TensorType]:
+    """By node that gives a variable's handle, what is in the variable."""
+    held: dict[Node, TensorType] = {}
     for node in graph:
         if node.op in (*READS, *WRITES, GATHER):
             kind = node.inputs[1].type if node.op in WRITES else node.outputs[0]
-            shape = kind.shape
-            if node.op == GATHER and shape is not None:
-                shape = (None, *shape[len(node.inputs[1].type.shape or ()) :])
-            held.setdefault(_behind_views(node.inputs[0]).name, [(_enum(kind.dtype), _shape(shape))])
-    types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
-    return {n: Argument(_enum(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
+            if node.op == GATHER and kind.shape is not None:
+                kind = TensorType(kind.dtype, (None, *kind.shape[len(node.inputs[1].type.shape or ()) :]))
+            held.setdefault(_behind_views(node.inputs[0]), kind)
+        elif (flow := control_flow(node.op)) is not None:
+            for body in graph.bodies.get(node, ()):
+                inner = _held(body)
+                for feed, given in zip(body.feeds, node.inputs[flow.first_argument :], strict=True):
+                    if feed in inner:
+                        held.setdefault(_behind_views(given), inner[feed])
+    return held
 
 
 def _behind_views(tensor: Output) -> Node:

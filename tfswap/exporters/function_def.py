@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfswap.exporters.graph_def import encode_nodes
+from tfswap.exporters.graph_def import encode_nodes, enum_of
 from tfswap.importers.inline import LOWERING
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque, Output
@@ -81,7 +81,7 @@ def function_def(graph: Graph, name: str, outputs: Sequence[str], bodies: BodyFu
     made.signature.name = name
     feeds = {node.name for node in graph.feeds}
     for node in graph.feeds:
-        made.signature.input_arg.add(name=node.name, type=_enum(node.outputs[0].dtype))
+        made.signature.input_arg.add(name=node.name, type=enum_of(node.outputs[0].dtype))
     flat = OutputNames()
     for proto in encode_nodes(graph, bodies.attributes):
         if proto.name in feeds:
@@ -92,7 +92,7 @@ def function_def(graph: Graph, name: str, outputs: Sequence[str], bodies: BodyFu
         del node.input[:]
         node.input.extend(references)
     for result, fetch in zip(outputs, graph.fetches, strict=True):
-        made.signature.output_arg.add(name=result, type=_enum(fetch.type.dtype))
+        made.signature.output_arg.add(name=result, type=enum_of(fetch.type.dtype))
         made.ret[result] = _reference(fetch.name, graph, feeds, flat)
     for node in graph.targets:
         if node.name not in feeds:
@@ -137,9 +137,3 @@ class OutputNames:
                 count = length(argument.type_list_attr)
             result += [f"{argument.name}:{i}" for i in range(count)]
         return result
-
-
-def _enum(dtype: str) -> int:
-    from tensorflow.python.framework import dtypes
-
-    return dtypes.as_dtype(dtype).as_datatype_enum

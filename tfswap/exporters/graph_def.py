@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.importers.library import drop_lost_colocations, functions_in
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
+from tfswap.ir.types import Shape
 from tfswap.oplib.names import GATE
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
 
     from tfswap.exporters.function_def import BodyFunctions
 
@@ -70,10 +71,8 @@ class _AttrEncoder:
 
     def __init__(self) -> None:
         from tensorflow.core.framework import attr_value_pb2
-        from tensorflow.python.framework import dtypes
 
         self._proto = attr_value_pb2.AttrValue
-        self._dtypes = dtypes
         self._made: dict[tuple[type, object], attr_value_pb2.AttrValue] = {}
 
     def __call__(self, value: object) -> attr_value_pb2.AttrValue:
@@ -93,22 +92,22 @@ class _AttrEncoder:
             else:
                 made.ParseFromString(value.data)
         elif value is None or isinstance(value, Dims):
-            _fill_shape(made.shape, value)
+            fill_shape(made.shape, value)
         elif isinstance(value, tuple):
             made.list.SetInParent()
             for item in value:
                 self._append(made.list, item)
         else:
             kind = self._scalar_kind(value)
-            setattr(made, kind, self._dtypes.as_dtype(value).as_datatype_enum if kind == "type" else value)
+            setattr(made, kind, enum_of(value) if kind == "type" else value)
         return made
 
     def _append(self, target: Any, item: Any) -> None:
         if item is None or isinstance(item, Dims):
-            _fill_shape(target.shape.add(), item)
+            fill_shape(target.shape.add(), item)
             return
         kind = self._scalar_kind(item)
-        getattr(target, kind).append(self._dtypes.as_dtype(item).as_datatype_enum if kind == "type" else item)
+        getattr(target, kind).append(enum_of(item) if kind == "type" else item)
 
     @staticmethod
     def _scalar_kind(value: object) -> str:
@@ -122,7 +121,15 @@ class _AttrEncoder:
         raise TypeError(f"no attribute kind for {value!r}")
 
 
-def _fill_shape(target: Any, dims: Dims | None) -> None:
+def enum_of(dtype: str) -> int:
+    """TensorFlow's number for an element type."""
+    from tensorflow.python.framework import dtypes
+
+    return dtypes.as_dtype(dtype).as_datatype_enum
+
+
+def fill_shape(target: tensor_shape_pb2.TensorShapeProto, dims: Shape) -> None:
+    """Write a shape, None for one that is not known, into an empty proto."""
     if dims is None:
         target.unknown_rank = True
         return

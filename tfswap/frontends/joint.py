@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.importers.function import import_function, own_outputs
+from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph, Node
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.outside import apply_outside, outside_of
@@ -26,10 +27,6 @@ INLINED = "Func/"
 ROOM = 4
 """So many tensors of each result's size the caller's part may have at once, besides the results and their gradients: a
 squared error has the difference, its square, the gradient that a mean spreads, and their product."""
-
-
-HANDLES = ("resource", "variant")
-"""The types of what stands for more than itself."""
 
 
 class Joint:
@@ -138,6 +135,6 @@ def joint_of(trace: Any, arguments: Sequence[Any]) -> Joint | None:
     pair, results = call._functions, own_outputs(trace)
     returned = {id(t) for t in pair._forward_graph.outputs}
     plain = all(id(t) in returned for t in pair._backward.captured_inputs)
-    if not plain or pair._num_inference_outputs != len(results) or any(t.dtype in HANDLES for t in results):
+    if not plain or pair._num_inference_outputs != len(results) or any(t.dtype.name in HANDLES for t in results):
         return None
     return Joint(trace, pair)

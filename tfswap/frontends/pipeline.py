@@ -197,9 +197,10 @@ class Optimizer:
         graph, flow = self.settled, self.flow
         cost_s = self.costs.of_step(flow)
         order = choose_order(flow, cost_s)
+        live = simulate_memory(flow, build_schedule(order, ()), live=True)
         kept = {origin(graph.tensor(name)).name for name in (*self.options.keep, *marked_to_keep(graph))}
         saved = {name: s for name, s in saved_tensors(graph).items() if name not in kept}
-        asked = asked_for(saved, self.options.precision, smallest_bytes(self.live_peak_bytes))
+        asked = asked_for(saved, self.options.precision, smallest_bytes(live.peak_bytes))
         exact = tuple(
             e.kernel.name
             for e in find_encodings(graph, self.device, same_bits=False)
@@ -226,6 +227,11 @@ class Optimizer:
             return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, costs.rates))
         ordered_s = sum(s for s, k in zip(costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
         return Baseline(peak, profile.unordered * ordered_s)
+
+    @property
+    def unchanged_bytes(self) -> float:
+        """A peak that the step as it was traced is not likely to pass."""
+        return self.baseline.peak_bytes * (HELD_SPREAD if self._held else BASELINE_SPREAD)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
@@ -365,7 +371,7 @@ class Optimizer:
             return False  # TensorFlow's tape makes zeros of them, as many bytes, and holds these too
         if aim_bytes < max(self.resident_bytes + self._computed_bytes, self.planner.live_peak_bytes):
             return False  # without an order no less is live
-        return aim_bytes >= self.baseline.peak_bytes * (HELD_SPREAD if self._held else BASELINE_SPREAD)
+        return aim_bytes >= self.unchanged_bytes
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
@@ -407,9 +413,8 @@ class Optimizer:
         """
         graph = self.graph.copy()
         graph.fetches += map(graph.tensor, self._held)
-        if (
-            not self._holds_lists
-        ):  # what a list holds that a function returns can't be told of what Grappler makes of it
+        # What a list holds that a function returns can't be told of what Grappler makes of it.
+        if not self._holds_lists:
             graph = as_executed(graph, self.device)
         flow = analyse_dataflow(graph, self.device, lowered=True)
         live = graph.live_nodes()

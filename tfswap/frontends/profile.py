@@ -30,7 +30,7 @@ from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.function import OptimizedFunction, stand_ins, undecorated
-from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer, Options
+from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.planner.plan import Plan
 from tfswap.sizes import parse_limit
 
@@ -143,7 +143,7 @@ def _unordered(
     import tensorflow as tf
 
     limit = machine.device_limit_bytes(device)
-    if limit is not None and optimizer.baseline.peak_bytes * BASELINE_SPREAD > limit:
+    if limit is not None and optimizer.unchanged_bytes > limit:
         return None
     try:
         plain()

@@ -25,7 +25,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
-from tfswap.frontends.pipeline import BASELINE_SPREAD, Optimizer
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.ir.graph import Graph
@@ -510,7 +510,7 @@ class Step:
         if self._gate is None or self._requests is None:  # a plan that changes nothing
             assert self._optimizer is not None
             grown = now.current_bytes - self._resident_bytes
-            return int(self._optimizer.baseline.peak_bytes * BASELINE_SPREAD) + grown <= self.limit_bytes
+            return int(self._optimizer.unchanged_bytes) + grown <= self.limit_bytes
         layout = now.layout or -now.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
             peak = self._requests.peak_bytes(self._resident())

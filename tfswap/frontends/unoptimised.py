@@ -17,12 +17,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.precision import origin
 from tfswap.errors import TfswapError
-from tfswap.exporters.graph_def import export_graph_def
+from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
-from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import control_flow, passes_on
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import control_flow
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
             _make_argument(node, feeds[node.name], arguments[node.name])
     for number, fetch in enumerate(graph.fetches):
         result = nodes.add(name=f"{RESULT}{number}", op="_Retval", input=[fetch.name], device=place)
-        result.attr["T"].type = _enum(fetch.type.dtype)
+        result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     if graph.targets:
         nodes.add(name=TARGET, op="NoOp", input=[f"^{target.name}" for target in graph.targets], device=place)
@@ -100,10 +101,10 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
 def _arguments(graph: Graph) -> dict[str, Argument]:
     """What the step is given, by name; for variables with what is in them, as far as the step's own ops tell."""
     held: dict[str, list[HandleType]] = {
-        node.name: [(_enum(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
+        node.name: [(enum_of(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
     }
     types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
-    return {n: Argument(_enum(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
+    return {n: Argument(enum_of(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
 
 
 def _held(graph: Graph) -> dict[Node, TensorType]:
@@ -114,36 +115,21 @@ def _held(graph: Graph) -> dict[Node, TensorType]:
             kind = node.inputs[1].type if node.op in WRITES else node.outputs[0]
             if node.op == GATHER and kind.shape is not None:
                 kind = TensorType(kind.dtype, (None, *kind.shape[len(node.inputs[1].type.shape or ()) :]))
-            held.setdefault(_behind_views(node.inputs[0]), kind)
+            held.setdefault(origin(node.inputs[0]).node, kind)
         elif (flow := control_flow(node.op)) is not None:
             for body in graph.bodies.get(node, ()):
                 inner = _held(body)
                 for feed, given in zip(body.feeds, node.inputs[flow.first_argument :], strict=True):
                     if feed in inner:
-                        held.setdefault(_behind_views(given), inner[feed])
+                        held.setdefault(origin(given).node, inner[feed])
     return held
-
-
-def _behind_views(tensor: Output) -> Node:
-    """The node whose output `tensor` is, by whatever name: what goes into a function that was inlined has another."""
-    node, index = tensor
-    while passes_on(node.op):
-        node, index = node.inputs[index]
-    return node
-
-
-def _enum(dtype: str) -> int:
-    from tensorflow.python.framework import dtypes
-
-    return dtypes.as_dtype(dtype).as_datatype_enum
 
 
 def _shape(shape: Shape) -> tensor_shape_pb2.TensorShapeProto:
     from tensorflow.core.framework import tensor_shape_pb2
 
-    made = tensor_shape_pb2.TensorShapeProto(unknown_rank=shape is None)
-    for size in shape or ():
-        made.dim.add(size=-1 if size is None else size)
+    made = tensor_shape_pb2.TensorShapeProto()
+    fill_shape(made, shape)
     return made
 
 
@@ -155,7 +141,7 @@ def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) 
     """
     del node.input[:]
     node.ClearField("attr")
-    if argument.dtype in map(_enum, HANDLES):
+    if argument.dtype in map(enum_of, HANDLES):
         node.op = "_Arg"
         node.attr["T"].type = argument.dtype
         node.attr["index"].i = number

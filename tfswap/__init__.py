@@ -10,7 +10,6 @@ from tfswap.frontends.fit import max_batch
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.marks import keep
-from tfswap.frontends.offline import OfflineReport
 from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
@@ -29,7 +28,6 @@ __all__ = [
     "Fit",
     "InfeasibleMemoryLimit",
     "InvalidModel",
-    "OfflineReport",
     "OpLibraryError",
     "OptimizedFunction",
     "OptimizedGraph",

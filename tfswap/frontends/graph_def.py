@@ -21,7 +21,7 @@ from tfswap.exporters.library_function import call_node, export_library_function
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
-from tfswap.frontends.offline import OfflineReport, carry_host_limit, plan_offline
+from tfswap.frontends.offline import carry_host_limit, plan_offline
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import drop_lost_colocations, fill_defaults
@@ -31,6 +31,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.ops import is_feed, makes_handle
 from tfswap.ir.types import Shape
 from tfswap.planner.plan import Plan
+from tfswap.report.report import Report
 
 VARIABLE = "VarHandleOp"
 CALL = "tfswap/step"
@@ -45,7 +46,7 @@ class OptimizedGraph:
     """A rewritten graph: `graph_def` takes the same feeds and gives the same fetches."""
 
     graph_def: Any
-    report: OfflineReport
+    report: Report
     plan: Plan
     meta_graph_def: Any = None
 

@@ -34,16 +34,11 @@ it. One variable's worth of that is kept free, and no more than this share of wh
 
 
 @dataclass(frozen=True)
-class OfflineReport(Report):
-    """A Report of a step that was planned from a file or a proto, whose `notes` say what the figures assume."""
-
-
-@dataclass(frozen=True)
 class Planned:
     """A step, its plan, and the graph that carries it out (the step's own when the plan changes nothing)."""
 
     plan: Plan
-    report: OfflineReport
+    report: Report
     graph: Graph
 
 
@@ -103,7 +98,7 @@ def offline_optimizer(
     return made
 
 
-def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> OfflineReport:
+def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:
     report = optimizer.report(plan)
     notes = [ARENA_NOTE]
     calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
@@ -112,5 +107,4 @@ def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Offlin
             f"{len(calls)} nodes run functions of their own ({calls[0]}{', ...' if len(calls) > 1 else ''}): what "
             "those allocate inside is not in these figures"
         )
-    content = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
-    return OfflineReport(**content | {"step": step, "notes": tuple(notes)})
+    return dataclasses.replace(report, step=step, notes=tuple(notes))

@@ -375,7 +375,7 @@ class Optimizer:
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
-        variant, planner = min(self._planners_used(), key=lambda used: used[1].floor_bytes())
+        variant, planner = self._lowest()
         candidate = planner.candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
@@ -449,7 +449,11 @@ class Optimizer:
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
     def floor_bytes(self) -> int:
-        return min(planner.floor_bytes() for _, planner in self._planners_used()) + self.extra_margin_bytes
+        return self._lowest()[1].floor_bytes() + self.extra_margin_bytes
+
+    def _lowest(self) -> tuple[Variant, Planner]:
+        """The variant that can be brought down to the least, with its planner."""
+        return min(self._planners_used(), key=lambda used: used[1].floor_bytes())
 
     def _infeasible(self, limit_bytes: int) -> InfeasibleMemoryLimit:
         floor = self.floor_bytes()
@@ -469,7 +473,7 @@ class Optimizer:
 
     def _largest_kernel(self) -> str:
         """Which kernel the smallest limit is for, and its bytes."""
-        variant, planner = min(self._planners_used(), key=lambda used: used[1].floor_bytes())
+        variant, planner = self._lowest()
         flow, i = variant.flow, planner.largest_kernel()
         node, sizes = flow.nodes[i], flow.values
         takes = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})

@@ -21,13 +21,14 @@ from tfswap.frontends.arguments import Precision, Request, check, names
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.frontends.offline import OfflineReport, Planned, carry_host_limit, plan_offline
+from tfswap.frontends.offline import Planned, carry_host_limit, plan_offline
 from tfswap.frontends.pipeline import Options
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import DEFAULT_TACTICS
+from tfswap.report.report import Report
 from tfswap.sizes import format_bytes
 
 TRAIN_STEP = "train_step"
@@ -54,7 +55,7 @@ def optimize_graph(
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
-) -> OfflineReport | OptimizedGraph:
+) -> Report | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
         tfswap.optimize_graph("model", "model_6gib", memory_limit="6GiB", function="train_step", batch_size=64)
@@ -87,7 +88,7 @@ def optimize_graph(
         precision: as in `optimize`.
 
     Returns:
-        For a SavedModel its OfflineReport (of the trace that takes most, when there are several). For a proto an
+        For a SavedModel its Report (of the trace that takes most, when there are several). For a proto an
         OptimizedGraph: `.graph_def`, `.report`, `.plan`, and `.meta_graph_def` where one was given.
 
     Raises:
@@ -234,7 +235,7 @@ def _optimize_file(
     function: str,
     request: Request,
     sizes: ArgumentSizes,
-) -> OfflineReport:
+) -> Report:
     file = ModelFile.load(model)
     file.check_variables()
     file.check_assets()

@@ -33,7 +33,8 @@ def ended_by_signals() -> Iterator[None]:
         raise Ended
 
     before = {number: signal.getsignal(number) for number in ENDING}
-    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]  # as it is under nohup
+    # As under nohup, or of a program that Python is part of.
+    heard = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     try:
         for number in heard:
             signal.signal(number, end)

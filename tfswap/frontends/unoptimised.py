@@ -21,6 +21,7 @@ from tfswap.analysis.precision import origin
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow
@@ -57,11 +58,8 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
 
 
 def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.RewriterConfig) -> Graph:
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
-    from tensorflow.python.grappler import tf_optimizer
-
-    meta = meta_graph_pb2.MetaGraphDef(graph_def=export_graph_def(graph))
-    nodes = meta.graph_def.node
+    graph_def = export_graph_def(graph)
+    nodes = graph_def.node
     place = _device_name(device)
     feeds = {feed.name: number for number, feed in enumerate(graph.feeds)}
     arguments = _arguments(graph)
@@ -79,11 +77,7 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
     if graph.targets:
         nodes.add(name=TARGET, op="NoOp", input=[f"^{target.name}" for target in graph.targets], device=place)
     kept = [node.name for node in nodes if node.name in fed or node.name.startswith((RESULT, TARGET))]
-    meta.collection_def["train_op"].node_list.value.extend(kept)
-    config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.CopyFrom(options)
-    config.graph_options.rewrite_options.min_graph_nodes = -1
-    made = tf_optimizer.OptimizeGraph(config, meta, cluster=_cluster(device))
+    made = run_grappler(graph_def, kept, options, _cluster(device))
     results = {node.attr["index"].i: node.input[0] for node in made.node if node.name.startswith(RESULT)}
     ordered = [fed.get(node.name, node) for node in made.node if not node.name.startswith(RESULT)]
     del made.node[:]

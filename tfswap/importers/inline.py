@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tfswap.importers.grappler import run_grappler
 from tfswap.ir.ops import control_flow
 
 if TYPE_CHECKING:
@@ -42,36 +43,32 @@ def inline_calls(
         fetches: tensor names that are fetched, with the number of TensorFlow's enum for their types.
         targets: nodes that must run.
     """
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
-    from tensorflow.python.grappler import tf_optimizer
+    from tensorflow.core.framework import graph_pb2
+    from tensorflow.core.protobuf import rewriter_config_pb2
 
-    meta = meta_graph_pb2.MetaGraphDef()
-    meta.graph_def.CopyFrom(graph_def)
+    whole = graph_pb2.GraphDef()
+    whole.CopyFrom(graph_def)
     names = []
     for i, (fetch, enum) in enumerate(fetches):
-        node = meta.graph_def.node.add(name=f"{FETCH}{i}", op="Identity", input=[fetch])
+        node = whole.node.add(name=f"{FETCH}{i}", op="Identity", input=[fetch])
         node.attr["T"].type = enum
         names.append(node.name)
     if targets:
-        meta.graph_def.node.add(name=TARGET, op="NoOp", input=[f"^{t}" for t in targets])
+        whole.node.add(name=TARGET, op="NoOp", input=[f"^{t}" for t in targets])
         names.append(TARGET)
-    for node in meta.graph_def.node:
+    for node in whole.node:
         node.attr.pop("_output_shapes", None)
     lowered = False
-    for node in _nodes(meta.graph_def):
+    for node in _nodes(whole):
         if node.op not in CALLS and LOWERING in node.attr:
             # A lowered loop is a cyclic graph, and branches have dead tensors: neither can be planned, or put in order.
             lowered |= node.attr[LOWERING].b
             del node.attr[LOWERING]
-    meta.collection_def["train_op"].node_list.value.extend(
-        names + [node.name for node in graph_def.node if node.op == "Placeholder"]
+    placeholders = [node.name for node in graph_def.node if node.op == "Placeholder"]
+    options = rewriter_config_pb2.RewriterConfig(
+        optimizers=["function"], function_optimization=rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     )
-    config = config_pb2.ConfigProto()
-    rewrite = config.graph_options.rewrite_options
-    rewrite.min_graph_nodes = -1
-    rewrite.optimizers.append("function")
-    rewrite.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
-    made = tf_optimizer.OptimizeGraph(config, meta)
+    made = run_grappler(whole, [*names, *placeholders], options)
     for node in made.node:  # colocation with nodes of the inlined body, which are gone
         node.attr.pop("_class", None)
     if lowered:

@@ -298,6 +298,16 @@ def _layout() -> list[Case]:
         ),
         Case("StridedSlice", {"input": _f(64, 255), "begin": _i([3]), "end": _i([10]), "strides": _i([1])}),
         Case(
+            "StridedSlice",  # x[:, None] of rows that are not aligned: all of it, and so handed on
+            {"input": _f(64, 255), "begin": _i([0, 0]), "end": _i([0, 0]), "strides": _i([1, 1])},
+            {"begin_mask": 3, "end_mask": 3, "new_axis_mask": 2},
+        ),
+        Case(
+            "StridedSlice",  # x[::-1]
+            {"input": _f(64, 256), "begin": _i([0]), "end": _i([0]), "strides": _i([-1])},
+            {"begin_mask": 1, "end_mask": 1},
+        ),
+        Case(
             "StridedSliceGrad",
             {
                 "shape": _i([100, 64, 256]),

@@ -480,8 +480,9 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
     source, result = _certain_shape(facts.inputs[0]), _certain_shape(facts.outputs[0])
     if source is None or result is None:
         return False, False
-    if source == result:
-        return True, True
+    strides = facts.values.get(3)
+    if prod(source) == prod(result):  # all of it: handed on, aligned or not, unless backwards
+        return strides is None or set(strides) <= {1}, strides is not None or len(facts.inputs) == 3
     if not source or prod(source) == 0:
         return False, True
     inner = _inner_bytes(facts.inputs[0]) or 0
@@ -498,7 +499,6 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
         return start * size % _TENSOR_ALIGN_BYTES == 0 == rows * size % _TENSOR_ALIGN_BYTES, True
     if inner % _TENSOR_ALIGN_BYTES:
         return False, True
-    strides = facts.values.get(3)
     certain = rows == 1 or 2 * rows > source[0] or (strides is not None and strides[0] == 1)
     return strides is None or strides[0] == 1, certain
 

@@ -688,6 +688,100 @@ def _fused() -> list[Case]:
             },
             {"is_training": True},
         ),
+        *(
+            Case(
+                "FusedBatchNormGradV3",
+                {
+                    "y_backprop": [dtype, [8, 16, 16, 32]],
+                    "x": [dtype, [8, 16, 16, 32]],
+                    "scale": _f(32),
+                    "reserve_space_1": _f(32),
+                    "reserve_space_2": _f(32),
+                    "reserve_space_3": _f(32),
+                },
+                {"is_training": training},
+            )
+            for dtype, training in (("float16", True), ("bfloat16", False))
+        ),
+        Case("BiasAddGrad", {"out_backprop": ["bfloat16", [64, 16]]}),
+    ]
+
+
+def _linear_algebra() -> list[Case]:
+    x, z = _f(4, 64, 64), ["complex64", [64, 64]]
+    return [
+        Case("Cholesky", {"input": x}),
+        Case("CholeskyGrad", {"l": x, "grad": x}),
+        Case("MatrixInverse", {"input": x}),
+        Case("MatrixLogarithm", {"input": z}),
+        Case("MatrixSolve", {"matrix": x, "rhs": x}),
+        Case("MatrixSquareRoot", {"input": x}),
+        Case("MatrixTriangularSolve", {"matrix": x, "rhs": x}),
+        Case("LogMatrixDeterminant", {"input": x}),
+        Case("Qr", {"input": x}),
+        Case("Qr", {"input": _f(4, 64, 16)}),
+        Case("SelfAdjointEigV2", {"input": x}),
+        Case("Svd", {"input": x}),
+        Case("Conj", {"input": z}),
+        Case("FFT2D", {"input": z}),
+        Case("RFFT2D", {"input": x, "fft_length": _i([64, 64])}),
+        Case("IRFFT2D", {"input": ["complex64", [8, 64, 33]], "fft_length": _i([64, 64])}),
+    ]
+
+
+def _images_and_counts() -> list[Case]:
+    x, image, twice = _f(64, 512), _f(8, 32, 32, 3), {"const": [1.5, 1.5], "dtype": "float32"}
+    nowhere = {"const": [0.0, 0.0], "dtype": "float32"}
+    places = {"const": [[i, i] for i in range(64)], "dtype": "int64"}
+    shape = {"const": [64, 64], "dtype": "int64"}
+    bounds = {"input_min": _c(-1.0), "input_max": _c(1.0)}
+    return [
+        Case("AdjustContrastv2", {"images": image, "contrast_factor": _c(1.1)}),
+        Case("AdjustHue", {"images": image, "delta": _c(0.1)}),
+        Case("RGBToHSV", {"images": image}),
+        Case(
+            "ScaleAndTranslate",
+            {"images": image, "size": _i([48, 40]), "scale": twice, "translation": nowhere},
+        ),
+        Case(
+            "ScaleAndTranslateGrad",
+            {"grads": _f(8, 48, 40, 3), "original_image": image, "scale": twice, "translation": nowhere},
+        ),
+        Case("BesselI0e", {"x": x}),
+        Case("Polygamma", {"a": x, "x": x}),
+        Case("IgammaGradA", {"a": x, "x": x}),
+        Case("FakeQuantWithMinMaxArgs", {"inputs": x}),
+        Case("FakeQuantWithMinMaxArgsGradient", {"gradients": x, "inputs": x}),
+        Case("QuantizeAndDequantizeV2", {"input": x, **bounds}, {"range_given": True}),
+        Case("QuantizeAndDequantizeV4", {"input": x, **bounds}, {"range_given": False}),
+        Case(
+            "QuantizeAndDequantizeV4",
+            {"input": x, "input_min": _f(512), "input_max": _f(512)},
+            {"range_given": False, "axis": 1},
+        ),
+        Case("Bincount", {"arr": ["int32", [4096]], "size": _i(64), "weights": _f(4096)}),
+        Case("DenseBincount", {"input": ["int32", [4096]], "size": _i(64), "weights": _f(4096)}),
+        Case(
+            "DenseBincount",
+            {"input": ["int32", [8, 512]], "size": _i(64), "weights": _f(0)},
+            {"binary_output": True},
+        ),
+        Case("Unique", {"x": ["int32", [4096]]}),
+        Case("Multinomial", {"logits": x, "num_samples": _i(8)}),
+        Case("SparseSoftmax", {"sp_indices": places, "sp_values": _f(64), "sp_shape": shape}),
+        Case(
+            "SparseToDense",
+            {
+                "sparse_indices": _i([0, 1, 2]),
+                "output_shape": _i([512]),
+                "sparse_values": _f(3),
+                "default_value": _c(0.0),
+            },
+        ),
+        Case(
+            "TensorStridedSliceUpdate",
+            {"input": x, "begin": _i([0, 0]), "end": _i([32, 512]), "strides": _i([1, 1]), "value": _f(32, 512)},
+        ),
     ]
 
 
@@ -712,6 +806,8 @@ def _views() -> list[Case]:
         stride([4096], [64], [1024], [1]),
         stride([4096], [3], [1024], [1]),
         stride([64, 64], [0], [64], [2]),
+        stride([64, 64], [0, 0], [0, 0], [-1, 1], begin_mask=3, end_mask=3),
+        stride([64, 64], [0, 0], [32, 0], [1, -1], begin_mask=2, end_mask=2),
         stride([64, 64], [0, 0], [0, 3], [1, 1], begin_mask=1, end_mask=1),
         stride([64, 64], [0, 0], [0, 0], [1, 1], begin_mask=3, end_mask=3, new_axis_mask=1),
         stride([64, 64], [3, 0], [4, 64], [1, 1], shrink_axis_mask=1),
@@ -778,5 +874,7 @@ CASES = [
     *_reductions(),
     *_matrices(),
     *_layout(),
+    *_linear_algebra(),
+    *_images_and_counts(),
     *_normalisation_and_random(),
 ]

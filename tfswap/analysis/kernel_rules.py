@@ -215,6 +215,18 @@ def fused_batch_norm(facts: Facts) -> KernelMemory:
     return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
 
 
+def linear_algebra(facts: Facts) -> KernelMemory:
+    """linalg_ops_common.cc: each output takes over the first input of its size that none before it has taken."""
+    inputs = range(len(facts.inputs))
+    forward = tuple(pair for output in range(len(facts.outputs)) for pair in candidates(facts, output, inputs))
+    return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
+
+
+def unique(facts: Facts) -> KernelMemory:
+    """unique_op.cc: where each element is found comes before what is found."""
+    return KernelMemory(events=(("out", 1), ("out", 0), *outs(len(facts.outputs))[2:]))
+
+
 def max_pool_grad(facts: Facts) -> KernelMemory:
     """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image."""
     events, exact = workspace.max_pool_grad(facts)

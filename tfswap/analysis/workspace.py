@@ -321,11 +321,16 @@ def bias_add_grad(facts: Facts) -> Events:
     if facts.attrs.get("data_format") == b"NCHW":
         return (OUT0,), False
     rows = _partial_rows(facts, gradient)
+    if gradient.dtype == "bfloat16":  # summed as it is
+        rows //= 2
     return _temporaries_after_output([rows] if rows else [])
 
 
 def fused_batch_norm_grad(facts: Facts) -> Events:
-    """fused_batch_norm_op.cc: a row or two of coefficients, and partial sums three times or twice."""
+    """fused_batch_norm_op.cc: a row or two of coefficients, and partial sums three times or twice.
+
+    What is computed of 16-bit floats is in float32, and as large as twice the input.
+    """
     outs = tuple(("out", index) for index in range(len(facts.outputs)))
     channels = facts.inputs[2].nbytes
     if channels is not None and facts.device.onednn:
@@ -335,10 +340,13 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
     training = bool(facts.attrs.get("is_training", True))
     coefficients = 1 if training else 2
     events: list[Event] = [*outs, *[("temp", channels)] * coefficients]
+    if facts.outputs[0].dtype in ("float16", "bfloat16"):  # the centred input, in float32
+        events.append(("temp", 4 * (facts.inputs[1].num_elements or 0)))
+    first = len(events) - len(outs)
     rows = _partial_rows(facts, facts.inputs[1])
     if rows:
         for index in range(3 if training else 2):
-            events += [("temp", rows), ("free", coefficients + index)]
+            events += [("temp", rows), ("free", first + index)]
     return events, facts.attrs.get("data_format") != b"NCHW"
 
 
@@ -422,6 +430,99 @@ def _einsum(facts: Facts) -> Events:
     return (*events, OUT0), not events or transposed
 
 
+# --- images, sparse tensors and counts ------------------------------------------------------------------
+
+
+def rgb_to_hsv(facts: Facts) -> Events:
+    """colorspace_op.cc: the range of each pixel's colours."""
+    pixels = (facts.outputs[0].num_elements or 0) // 3
+    return _temporaries_after_output([pixels * _element_bytes(facts.outputs[0])])
+
+
+def adjust_contrast(facts: Facts) -> Events:
+    """adjust_contrast_op.cc: the mean of each image's channels."""
+    shape = known_shape(facts.inputs[0])
+    if shape is None:
+        return _UNKNOWN
+    return _temporaries_after_output([4 * prod(shape[:-3]) * shape[-1]], exact=facts.device.kind == "cpu")
+
+
+def _weights(source: int, result: int) -> tuple[int, int]:
+    """scale_and_translate_op.cc: where each pixel's sources begin, and their weights, at most all there are."""
+    return 4 * result, 4 * source * result
+
+
+def scale_and_translate(facts: Facts) -> Events:
+    """scale_and_translate_op.cc: weights for rows and for columns, and the image with one of them resized."""
+    image, result = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    if image is None or result is None:
+        return _UNKNOWN
+    between = 4 * image[0] * result[1] * image[2] * image[3]
+    sizes = [*_weights(image[1], result[1]), *_weights(image[2], result[2]), between]
+    return _temporaries_after_output(sizes, exact=False)
+
+
+def scale_and_translate_grad(facts: Facts) -> Events:
+    """scale_and_translate_op.cc: the same backwards, from weights that are turned around."""
+    gradient, image = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    if gradient is None or image is None:
+        return _UNKNOWN
+    sizes = [size for i in (1, 2) for size in (*_weights(image[i], gradient[i]), *_weights(gradient[i], image[i]))]
+    return _temporaries_after_output([*sizes, 4 * image[0] * image[1] * gradient[2] * image[3]], exact=False)
+
+
+def sparse_copied(facts: Facts) -> Events:
+    """sparse_reduce_op.cc, sparse_softmax_op.cc: indices and values are copied, to be sorted; and a number."""
+    indices, values = facts.inputs[0].nbytes, facts.inputs[1].nbytes
+    if indices is None or values is None:
+        return _UNKNOWN
+    size = _element_bytes(facts.outputs[0])
+    return (("temp", indices), ("temp", values), OUT0, ("temp", size)), True
+
+
+def sparse_to_dense(facts: Facts) -> Events:
+    """sparse_to_dense_op.cc: the indices as a matrix of int64, a copy where they are not one."""
+    indices = facts.inputs[0]
+    if indices.dtype == "int64" and len(indices.shape or ()) == 2:
+        return (OUT0,), True
+    return _temporaries_after_output([8 * (indices.num_elements or 0)])
+
+
+def dense_bincount(facts: Facts) -> Events:
+    """bincount_op.cc: whether none is negative, and the bins of each thread and of the caller; rows have neither."""
+    if len(facts.inputs[0].shape or ()) != 1:
+        return (OUT0,), True
+    return bincount(facts)
+
+
+def bincount(facts: Facts) -> Events:
+    """As `dense_bincount` of one row."""
+    bins = facts.outputs[0].num_elements
+    if bins is None or facts.device.kind == "gpu":
+        return _UNKNOWN
+    size = 1 if facts.attrs.get("binary_output") else _element_bytes(facts.outputs[0])
+    return _temporaries_after_output([1, (facts.device.intra_op_threads + 1) * bins * size])
+
+
+def multinomial(facts: Facts) -> Events:
+    """multinomial_op.cc: each thread has, again and again, a row of sums of probabilities."""
+    logits = known_shape(facts.inputs[0])
+    if logits is None:
+        return _UNKNOWN
+    return _temporaries_after_output([8 * logits[1]] * facts.device.intra_op_threads, exact=False)
+
+
+def quantize(facts: Facts) -> Events:
+    """quantize_and_dequantize_op.cc: the range, for each slice along an axis, where it is not given."""
+    shape, axis = known_shape(facts.inputs[0]), facts.attrs.get("axis", -1)
+    if facts.attrs.get("range_given"):
+        return (OUT0,), True
+    if shape is None or not isinstance(axis, int):
+        return _UNKNOWN
+    slices = shape[axis] if axis >= 0 else 1
+    return _temporaries_after_output([slices * _element_bytes(facts.outputs[0])] * 2)
+
+
 # --- losses, layout and cells --------------------------------------------------------------------------
 
 
@@ -475,14 +576,17 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
     """slice_op.cc, strided_slice_op.cc: whole rows of the first dimension, aligned, are shared.
 
     Gives (is a view, exact). A stride over the first dimension is told from a range only by the values of
-    the begin, end and strides inputs, or by taking more than half of the rows.
+    the begin, end and strides inputs, or by taking more than half of the rows. One that goes backwards copies, and
+    so does any other stride than 1.
     """
     source, result = _certain_shape(facts.inputs[0]), _certain_shape(facts.outputs[0])
     if source is None or result is None:
         return False, False
     strides = facts.values.get(3)
-    if prod(source) == prod(result):  # all of it: handed on, aligned or not, unless backwards
-        return strides is None or set(strides) <= {1}, strides is not None or len(facts.inputs) == 3
+    if strides is not None and not set(strides) <= {1}:
+        return False, True
+    if prod(source) == prod(result):  # all of it: handed on, aligned or not
+        return True, strides is not None or len(facts.inputs) == 3
     if not source or prod(source) == 0:
         return False, True
     inner = _inner_bytes(facts.inputs[0]) or 0
@@ -499,8 +603,7 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
         return start * size % _TENSOR_ALIGN_BYTES == 0 == rows * size % _TENSOR_ALIGN_BYTES, True
     if inner % _TENSOR_ALIGN_BYTES:
         return False, True
-    certain = rows == 1 or 2 * rows > source[0] or (strides is not None and strides[0] == 1)
-    return strides is None or strides[0] == 1, certain
+    return True, rows == 1 or 2 * rows > source[0] or strides is not None
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:

@@ -96,6 +96,25 @@ def run(code: str, cap_mib: int = 512) -> Any:
     return on_arena(f"CAP = {cap_mib * MIB}\n{PRELUDE}{code}", cap_mib)
 
 
+# --- the first call ---------------------------------------------------------------------------------------
+
+
+def test_what_acts_and_takes_no_memory_waits_for_the_gate_too():
+    """The first call runs into a closed gate, again with each plan that is tried, before the step runs."""
+    assert run("""
+net = Dense(256, 6)
+ran, queue = [], tf.queue.FIFOQueue(10, [tf.float32], [[]])
+def train(x):
+    tf.py_function(lambda: ran.append(1), [], [])
+    queue.enqueue([1.0])
+    return net.step(x)
+step = tfswap.optimize(tf.function(train), memory_limit="70%")
+step(net.batch(2048))
+assert step.plan().order
+print(json.dumps([len(ran), int(queue.size())]))
+""") == [1, 1]
+
+
 # --- regions ----------------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ def edges(graph: Graph) -> int:
 # --- goldens --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "added", "gate"), [("order", 2, None), ("order_gate", 2, 7)])
+@pytest.mark.parametrize(("name", "added", "gate"), [("order", 2, None), ("order_gate", 3, 7)])
 def test_order(name, added, gate):
     golden = Golden(name)
     before, nodes = edges(golden.graph), len(golden.graph)

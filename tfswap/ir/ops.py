@@ -114,6 +114,8 @@ _ENCODE = Trait.PURE | Trait.NOT_FOLDED | Trait.ENCODES
 _DECODE = Trait.PURE | Trait.NOT_FOLDED | Trait.DECODES
 _DECODE_SIZED = _DECODE | Trait.SIZED_BY_VALUE
 
+_ONLY_GIVES = Trait.PURE | Trait.FEED | Trait.FETCH | Trait.HANDLE | Trait.READS_VARIABLE
+
 _TRAITS: dict[str, Trait] = {
     # Views: the output is the input's buffer; pure, and as cheap to repeat as to keep.
     "Bitcast": Trait.PURE | Trait.VIEW,  # same bits under another dtype
@@ -905,6 +907,12 @@ def is_feed(op: str) -> bool:
 def makes_handle(op: str) -> bool:
     """Whether the op's output is a handle to a variable."""
     return Trait.HANDLE in traits(op)
+
+
+@cache
+def acts(op: str) -> bool:
+    """Whether anybody can notice that the op has run: what is not known to only compute, or to read, does."""
+    return not traits(op) & _ONLY_GIVES
 
 
 @cache

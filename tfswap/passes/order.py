@@ -1,7 +1,8 @@
 """Puts an order into the graph: control edges that leave the executor one way to run the chain.
 
 Requires: the chain agrees with the graph's own dependencies. Ensures: each node of the chain starts after the
-one before it has ended. An edge is added only where no data or control edge says the same already.
+one before it has ended, and nothing that can be noticed runs before the gate. An edge is added only where no data or
+control edge says the same already.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import acts
 from tfswap.oplib import names
 from tfswap.passes.nodes import add_gate
 
@@ -18,11 +20,14 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     """Chain the nodes, in place, and make the last one a target; returns the number of edges added.
 
     Args:
-        gate: put this gate before the chain: no kernel runs until it is opened.
+        gate: put this gate before the chain, and before whatever else acts: none of it runs until it is opened.
     """
     added = 0
     if gate is not None:
+        others = [node for node in graph if acts(node.op)]
         chain = [add_gate(graph, gate), *chain]
+        placed = set(chain)
+        added += sum(graph.add_control(node, chain[0]) for node in others if node not in placed)
     for before, node in pairwise(chain):
         if node.op == names.AWAIT_ALLOCATION:
             continue  # it waits for a kernel to start, not for the one before it to end

@@ -322,6 +322,28 @@ print(json.dumps([step.plan().planned_peak_bytes, step.report().baseline_peak_by
     assert planned <= baseline
 
 
+def test_a_loop_whose_iterations_run_side_by_side_is_not_left_alone():
+    """Unordered they hold a batch each, as often as there are threads: which no prediction has."""
+    unordered, limit, peak, order = run("""
+settle()
+w = tf.Variable(tf.random.stateless_normal([512, 512], seed=(1, 1)) * 0.1)
+def iteration(i, x):
+    h = x + tf.cast(i, tf.float32)
+    for _ in range(3):
+        h = tf.nn.relu(h @ w)
+    return tf.reduce_sum(h)
+function = tf.function(lambda x: tf.map_fn(lambda i: iteration(i, x), tf.range(6), fn_output_signature=tf.float32))
+x = tf.random.stateless_normal([4096, 512], seed=(1, 2))
+unordered = max(peak_of(function, x) for _ in range(3))
+step = tfswap.optimize(function, memory_limit="120%")
+peak = peak_of(step, x)
+print(json.dumps([unordered, step.plan().limit_bytes, peak, len(step.plan().order)]))
+""")
+    assert unordered > limit, "iterations did not run side by side: the program shows nothing"
+    assert peak <= limit
+    assert order
+
+
 def test_a_share_stays_what_it_was_when_the_step_is_planned_again():
     limits, refusals = run("""
 settle()

@@ -30,6 +30,7 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import (
     control_flow,
+    is_const,
     is_view,
     reads_variable,
     turns_on_copy_on_read,
@@ -205,6 +206,31 @@ def resources_used(node: Node, bodies: Sequence[Graph]) -> ResourcesUsed:
             if turns_on_copy_on_read(inner.op):
                 sparse.update(p for p in resources if p is not None)
     return ResourcesUsed(tuple(sorted(written)), tuple(sorted(sparse)), nbytes)
+
+
+MOST_AT_ONCE = 10
+"""How many iterations of a loop TensorFlow lets run side by side where its node does not say."""
+
+
+def overlapping_bytes(graph: Graph) -> int:
+    """The most that iterations of lowered loops make while another one runs.
+
+    Those that need not wait for one another run side by side, as far as there are threads, and hold what they hold.
+    """
+    return sum(_overlapping_bytes(node, bodies) for node, bodies in graph.bodies.items())
+
+
+def _overlapping_bytes(node: Node, bodies: Sequence[Graph]) -> int:
+    kind = control_flow(node.op)
+    assert kind is not None
+    if not kind.is_loop:
+        return max(map(overlapping_bytes, bodies), default=0)
+    at_once = node.attrs.get("parallel_iterations", MOST_AT_ONCE)
+    others = at_once - 1 if isinstance(at_once, int) else MOST_AT_ONCE - 1
+    feeds = set(bodies[1].feeds)
+    made = (n for n in bodies[1] if n not in feeds and not is_view(n.op) and not is_const(n.op))
+    each = sum(kind.nbytes or 0 for n in made for kind in n.outputs)
+    return others * each + (others + 1) * overlapping_bytes(bodies[1])
 
 
 class Machine:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tfswap.analysis.bodies import UnboundedLoop
+from tfswap.analysis.bodies import UnboundedLoop, overlapping_bytes
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
@@ -230,8 +230,12 @@ class Optimizer:
 
     @property
     def unchanged_bytes(self) -> float:
-        """A peak that the step as it was traced is not likely to pass."""
-        return self.baseline.peak_bytes * (HELD_SPREAD if self._held else BASELINE_SPREAD)
+        """A peak that the step as it was traced is not likely to pass.
+
+        The predicted one leaves out what iterations of a loop hold that run side by side.
+        """
+        spread = HELD_SPREAD if self._held else BASELINE_SPREAD
+        return self.baseline.peak_bytes * spread + overlapping_bytes(self.graph)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""

@@ -8,17 +8,20 @@ change; what is computed from it has no size then.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, largest_shapes
+from tfswap.importers.contents import common, content_of, contents, has_contents, joined, with_shape
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
-from tfswap.importers.shapes import Argument, infer_shapes
-from tfswap.ir.graph import Graph, Node, Opaque
-from tfswap.ir.ops import control_flow
+from tfswap.importers.shapes import Argument, Content, HandleType, infer_shapes, shape_of
+from tfswap.ir.graph import Graph, Node, Opaque, Output
+from tfswap.ir.ops import control_flow, empties_list, passes_on
+from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -59,6 +62,7 @@ class _Import:
         self._known: dict[str, Argument] = {}
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
+        self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
         if any(a.bound for a in arguments.values()):
             self._infer({name: _opened(a) if a.bound else a for name, a in arguments.items()})
             self._bind(exact=True)
@@ -71,7 +75,15 @@ class _Import:
 
     def argument(self, name: str) -> Argument:
         """The tensor as what another graph is given."""
-        return replace(self._inferred.argument(name), bound=self._bounded() and name in self._open)
+        argument = self._inferred.argument(name)
+        holds = bool(argument.handles) and not self._bounded()
+        content = content_of(self.graph.tensor(name), self._inferred, self._given) if holds else None
+        return replace(argument, bound=self._bounded() and name in self._open, content=content)
+
+    def _given(self, tensor: Output) -> Content:
+        """What is in a list or an optional that the graph is given, or that a loop or a conditional gives."""
+        found = self._arguments.get(tensor.node.name) or self._known.get(tensor.name)
+        return None if found is None else found.content
 
     def argument_and_value(self, name: str) -> Argument:
         """The same with its value: for what is evaluated once."""
@@ -122,9 +134,12 @@ class _Import:
         return frozenset(t.name for t in tensors if t.type.nbytes is None)
 
     def _bind(self, *, exact: bool = False) -> None:
-        """Give what values decide the size of the largest that it can have; with `exact` only where it is its own."""
-        while self._decides:
-            bounds: dict[str, Argument] = {}
+        """Give what values decide the size of the largest that it can have; with `exact` only where it is its own. Give
+        what lists and optionals hold the size of what was put in.
+        """
+        while self._decides or self._holds:
+            held = [self.graph[name] for name in self._holds if name in self.graph]
+            bounds = dict(found for node in held for found in contents(node, self._inferred, self._given))
             for node in (self.graph[name] for name in self._decides if name in self.graph):
                 for i, shape, is_exact in largest_shapes(node):
                     if exact and not is_exact:
@@ -150,11 +165,18 @@ def _opened(argument: Argument) -> Argument:
 
 
 def _says_more(made: Argument, known: Argument) -> bool:
-    if made.handles and not known.handles:
+    if len(made.handles) != len(known.handles):
+        return bool(made.handles and not known.handles)
+    if made.content is not None and known.content is None:
         return True
-    if made.shape is None or known.shape is None:
-        return made.shape is not None
-    return any(a is not None and b is None for a, b in zip(made.shape, known.shape, strict=False))
+    pairs = [(shape_of(a[1]), shape_of(b[1])) for a, b in zip(made.handles, known.handles, strict=True)]
+    return any(_knows_more(a, b) for a, b in [(made.shape, known.shape), *pairs])
+
+
+def _knows_more(made: Shape, known: Shape) -> bool:
+    if made is None or known is None:
+        return made is not None and known is None
+    return any(a is not None and b is None for a, b in zip(made, known, strict=False))
 
 
 def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[Argument]]:
@@ -167,10 +189,21 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
         return _loop(names, [made.argument(name) for name in passed], library)
     arguments = [made.argument_and_value(name) for name in passed]
     branches = [_body(name, arguments, library) for name in names]
-    results = branches[0][1]
-    for _, others in branches[1:]:
-        results = [_larger(one, other) for one, other in zip(results, others, strict=True)]
+    results = [functools.reduce(_larger, _held(branches, i)) for i in range(len(branches[0][1]))]
     return tuple(graph for graph, _ in branches), results
+
+
+def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
+    """What is known of a result, branch by branch; of one in which there is nothing only where none has anything."""
+    every = [results[position] for _, results in branches]
+    return [r for r, (graph, _) in zip(every, branches, strict=True) if not _is_empty(graph.fetches[position])] or every
+
+
+def _is_empty(tensor: Output) -> bool:
+    """Whether it is a list without elements, or an optional without value."""
+    while passes_on(tensor.node.op):
+        tensor = tensor.node.inputs[tensor.index]
+    return empties_list(tensor.node.op)
 
 
 def _names(node: Node, attributes: Iterable[str]) -> list[str]:
@@ -209,12 +242,21 @@ def _larger(one: Argument, other: Argument) -> Argument:
 
 def _either(one: Argument, other: Argument) -> Argument:
     """What is known of a tensor that is the one or the other."""
-    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
-        shape = None
-    else:
-        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
-    handles = one.handles if one.handles == other.handles else []
-    return Argument(one.dtype, shape, handles, one.bound or other.bound)
+    return Argument(
+        one.dtype,
+        common(one.shape, other.shape),
+        _either_handle(one, other),
+        one.bound or other.bound,
+        None,
+        joined(one.content, other.content),
+    )
+
+
+def _either_handle(one: Argument, other: Argument) -> list[HandleType]:
+    pairs = list(zip(one.handles, other.handles, strict=False))
+    if len(one.handles) != len(other.handles) or any(a[0] != b[0] or a[2:] != b[2:] for a, b in pairs):
+        return []
+    return [a if a == b else with_shape(a, common(shape_of(a[1]), shape_of(b[1]))) for a, b in pairs]
 
 
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import SMALL_INTEGERS
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 HANDLES = frozenset(("resource", "variant"))
 """Element types of tensors that stand for others."""
+
+Content = tuple[int, ...] | Literal["nothing"] | None
+"""The integers, flat, that each element of a list holds, or that an optional does; or that there is nothing in it."""
 
 HandleType = tuple[int, Any] | tuple[int, Any, Any]
 """Element type (as TensorFlow numbers them) and shape proto of what is behind a resource, or in a tensor list; for
@@ -28,6 +31,7 @@ class Argument:
     Attributes:
         bound: whether the shape, or the value, is the largest that the step can make it.
         value: the integers that it holds, flat, where they are known.
+        content: the same of what is in a list or an optional (see contents.py).
     """
 
     dtype: int
@@ -35,6 +39,7 @@ class Argument:
     handles: Sequence[HandleType]
     bound: bool = False
     value: tuple[int, ...] | None = None
+    content: Content = None
 
 
 def shape_of(proto: tensor_shape_pb2.TensorShapeProto) -> Shape:

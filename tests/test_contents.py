@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ tf: Any = pytest.importorskip("tensorflow")
 from nets import bits, unoptimised  # noqa: E402 needs TensorFlow
 
 import tfswap  # noqa: E402 as above
+from tfswap.frontends.compare_models import compare_models  # noqa: E402 as above
+from tfswap.frontends.verify_model import verify_model  # noqa: E402 as above
 from tfswap.importers.contents import NOTHING, joined, merged  # noqa: E402 as above
 from tfswap.importers.function import import_function  # noqa: E402 as above
 
@@ -88,3 +91,20 @@ def test_what_is_in_a_list() -> None:
     assert merged((None, 3), (2, None)) == (2, 3)
     assert merged((None, 3), (2, 4)) == (None, 3)
     assert merged(None, (2,)) == merged((2,), None) == (2,)
+
+
+def test_a_saved_step_with_a_loop_is_rewritten_and_verified(tmp_path: Path) -> None:
+    owner = tf.Module()
+    owner.weight = new_weight()
+    step = step_of(loop_after_loop, owner.weight)
+    owner.steps = [tf.function(lambda x: {"loss": step(x), "words": tf.constant(["a", "b"]), "none": None})]
+    owner.steps[0].get_concrete_function(tf.TensorSpec([None, STEPS, WIDTH]))
+    model, out = tmp_path / "model", tmp_path / "out"
+    tf.saved_model.save(owner, str(model))
+    report = tfswap.optimize_graph(model, out, memory_limit="75%", function="steps.0", batch_size=ROWS)
+    assert report.swapped
+    ((_, swap_nodes),) = verify_model(out)
+    assert swap_nodes
+    compared = compare_models(model, out, function="steps.0", batch_size=ROWS)
+    assert compared.same
+    assert compared.outputs == 6

@@ -127,7 +127,8 @@ def _load_tensorflow() -> None:
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    for name in ("tensorflow", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as said:

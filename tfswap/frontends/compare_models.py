@@ -36,7 +36,7 @@ class Difference:
     Attributes:
         name: which output of which step, or which variable after all steps.
         elements: how many differ, of how many.
-        largest: the most by which one does; NaN where shapes differ.
+        largest: the most by which one does; NaN where shapes differ, and of strings.
     """
 
     name: str
@@ -146,8 +146,9 @@ def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, step
             drawn = iter([_drawn(random, name, spec.dtype, shapes[name]) for name, spec in specs.items()])
             called = tf.nest.map_structure(lambda s, drawn=drawn: next(drawn) if _is_spec(s) else s, (args, kwargs))
             made = step(*called[0], **called[1])
-            for place, value in enumerate(tf.nest.flatten(made)):
-                results[f"result {place} of step {n}"] = value.numpy()
+            for place, value in enumerate(tf.nest.flatten(made, expand_composites=True)):
+                if value is not None:
+                    results[f"result {place} of step {n}"] = value.numpy()
     variables = {f"{n}: {v.name}": v.numpy() for n, v in enumerate(_variables(model))}
     taken = {name: f"{spec.dtype.name}{list(shapes[name] or ())}" for name, spec in specs.items()}
     del model, step
@@ -161,13 +162,22 @@ def _is_spec(value: Any) -> bool:
 
 def _step(model: Any, function: str, path: str | os.PathLike[str]) -> Any:
     """The concrete function that `function` names: an attribute's first trace, or a signature."""
-    found = reduce(lambda owner, name: getattr(owner, name, None), function.split("."), model)
+    found = reduce(_child, function.split("."), model)
     traces = getattr(found, "concrete_functions", None)
     if traces:
         return traces[0]
     if function in model.signatures:
         return model.signatures[function]
     raise InvalidModel(f"{os.fspath(path)!r} has no function {function!r} that could be called")
+
+
+def _child(owner: Any, name: str) -> Any:
+    """What hangs on a loaded object by this name, as the file calls it: an attribute, or a place in a list or dict."""
+    if isinstance(owner, Mapping):
+        return owner.get(name)
+    if isinstance(owner, list):
+        return dict(enumerate(owner)).get(int(name)) if name.isdecimal() else None
+    return getattr(owner, name, None)
 
 
 def _drawn(random: np.random.Generator, name: str, dtype: Any, shape: Any) -> Any:
@@ -192,6 +202,9 @@ def _difference(name: str, a: Any, b: Any) -> Difference | None:
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return Difference(name, (max(a.size, b.size), max(a.size, b.size)), float("nan"))
+    if a.dtype == object:  # strings
+        changed = int((a != b).sum())
+        return Difference(name, (changed, a.size), float("nan")) if changed else None
     if a.tobytes() == b.tobytes():
         return None
     parted = a.reshape(-1).view(np.uint8).reshape(a.size, -1) != b.reshape(-1).view(np.uint8).reshape(b.size, -1)

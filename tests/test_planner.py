@@ -245,7 +245,7 @@ def test_what_is_resident_counts_and_its_holes_are_used():
     assert memory.peak_bytes == 5 * UNIT + UNIT // 2
 
 
-def test_a_split_takes_the_rest_of_a_chunk_until_the_next_step_has_ended():
+def test_a_split_parts_a_chunk_for_the_next_step():
     flow = facts(CHAIN)
     order = named(flow, "a b c d")
     # a would get the hole of one and a half units whole, and hold it to the end.
@@ -257,22 +257,42 @@ def test_a_split_takes_the_rest_of_a_chunk_until_the_next_step_has_ended():
     )
     assert whole.peak_bytes == 5 * UNIT + UNIT // 2
     assert split.peak_bytes == 5 * UNIT
-    assert list(split.during_bytes[:2]) == [whole.during_bytes[0]] * 2, "while a runs it is as much either way"
+    rest, between = UNIT // 2, 256
+    assert list(split.during_bytes[:2]) == [2 * UNIT + rest, 3 * UNIT + between], "less than with the whole, throughout"
 
 
-def test_splits_are_for_what_waits_near_the_peak():
+def test_splits_are_for_what_is_there_near_the_peak():
     flow = facts(CHAIN)
     steps = build_schedule(named(flow, "a b c d"), ())
     live_bytes, splits = choose_splits(flow, steps, Resident())
     assert live_bytes == simulate_memory(flow, steps, live=True).peak_bytes
-    assert splits == (Split(0, UNIT), Split(1, UNIT), Split(2, UNIT)), "after d there is nothing more to wait for"
+    assert splits == tuple(Split(step, UNIT) for step in range(4)), "d is made while as much is live"
     flow = facts(
         "%x = Placeholder() {dtype=float32} -> float32[25600]\n%a = MatMul(%x, %x) -> float32[25600]\n"
         "%b = MatMul(%a, %a) -> float32[25600]\n%w = MatMul(%b, %b) -> float32[256000]\n"
         "%z = MatMul(%w, %w) -> float32[256000]\nfeeds %x\nfetches %z\n"
     )
     _, splits = choose_splits(flow, build_schedule(named(flow, "a b w z"), ()), Resident())
-    assert splits == (Split(2, 10 * UNIT),), "a and b are gone when there is as much"
+    assert splits == (Split(2, 10 * UNIT), Split(3, 10 * UNIT)), "a and b are gone when there is as much"
+
+
+def test_a_request_that_is_gone_when_its_kernel_ends_is_parted_too():
+    """A convolution's columns, where all that is free is one chunk of less than twice their size."""
+    flow = facts(
+        "%x = Placeholder() {dtype=float32} -> float32[16,32,32,16]\n%s = Const() -> int32[4]\n"
+        "%f = Conv2DBackpropFilter(%x, %s, %x) -> float32[3,3,16,16]\nfeeds %x\nfetches %f\n"
+    )
+    steps = build_schedule(named(flow, "f"), ())
+    live_bytes, splits = choose_splits(flow, steps, Resident())
+    (split,) = splits
+    free = split.nbytes * 3 // 2 // 256 * 256
+    resident = Resident(1 << 20, ((0, 1 << 20, True), (1 << 20, free, False)))
+    plain, parted = (
+        simulate_memory(flow, build_schedule(named(flow, "f"), (), (), which), resident=resident).peak_bytes
+        for which in ((), splits)
+    )
+    assert plain == (1 << 20) + free
+    assert parted <= live_bytes + 256
 
 
 def test_with_splits_holes_do_not_matter():

@@ -44,10 +44,10 @@ HOLD: Final = "Tfswap>Hold"
 
 # --- chunks of a request's own size ----------------------------------------------------------------------
 
-# () -> (rest: variant); attr nbytes: int. Takes what is too much of the chunk that such a request would be given.
+# () -> (rest: variant); attr nbytes: int. Parts the chunk that such a request would be given, where it is too large.
 SPLIT_CHUNK: Final = "Tfswap>SplitChunk"
 
-# (rest: variant) -> (). Gives it back.
+# (rest: variant) -> (). Gives back what it keeps between the two.
 FREE_REST: Final = "Tfswap>FreeRest"
 
 # --- codecs (docs/encodings.md) --------------------------------------------------------------------------

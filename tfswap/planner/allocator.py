@@ -13,7 +13,7 @@ for ever smaller regions).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 ALIGNMENT_BYTES = 256
 BIN_COUNT = 21
@@ -22,6 +22,8 @@ FIRST_REGION_BYTES = 2 << 20
 UNBOUNDED_BYTES = 1 << 50
 MOST_MISSED = 8
 """Chunks that a split holds back, since they fit better what is to be taken of another."""
+LEAST_MISSED = 64
+"""It holds back none that are smaller than the rest by this factor: as much may stay in use."""
 
 Chunk = tuple[int, int, bool]
 """Address, bytes, and whether it is in use."""
@@ -146,30 +148,59 @@ class Arena:
         return address
 
     def split(self, size_bytes: int) -> int:
-        """Hand out the rest of the chunk that such a request would be given whole although it is larger.
+        """Have the chunk that such a request would be given whole, although it is larger, be one of its own size.
 
-        Returns its address; -1 where there is none. Never more is in use on the way than with that chunk handed out.
+        Returns the address of what parts it from the rest, and stays in use; -1 where there is nothing to do, or no
+        way. Never more is in use on the way than with that chunk handed out, and as a rule no more than is asked for.
         As csrc/core/split_ops.cc does it, step by step.
         """
-        chunk = self.allocate(size_bytes)
-        whole_bytes = self._size[chunk]
-        rest_bytes = whole_bytes - round_up(size_bytes)
-        self.free(chunk)
-        if not rest_bytes:
+        needed = round_up(size_bytes)
+        whole = self._best_fit_bytes(needed)
+        if not whole:
+            self.free(self.allocate(size_bytes))  # the arena grows
+            whole = self._best_fit_bytes(needed)
+        rest_bytes = whole - needed
+        if not 0 < rest_bytes < min(needed, SPLIT_SLACK_BYTES):
             return -1
-        missed: list[int] = []  # they fit the rest better
-        missed_bytes = 0
-        rest = self.allocate(rest_bytes)
-        while rest != chunk:
-            missed.append(rest)
-            missed_bytes += self._size[rest]
-            if missed_bytes + rest_bytes > whole_bytes or len(missed) > MOST_MISSED:
-                rest = -1
-                break
-            rest = self.allocate(rest_bytes)
-        for address in missed:
+        # What parts the two is cut from this chunk where no free one fits it: it is larger than those that are too
+        # small for the request, but for the largest of them, which are held back meanwhile.
+        missed: list[int] = []
+        smaller = self._smaller_bytes(needed)
+        largest = next(smaller, 0)
+        while (
+            largest * LEAST_MISSED > rest_bytes
+            and len(missed) < MOST_MISSED
+            and sum(missed) + largest + rest_bytes <= (needed if largest < rest_bytes else whole)
+        ):
+            missed.append(largest)
+            largest = next(smaller, 0)
+        if largest >= rest_bytes:
+            return -1
+        between_bytes = largest + ALIGNMENT_BYTES
+        if 2 * between_bytes > rest_bytes:
+            between_bytes = rest_bytes
+        held = [self.allocate(size) for size in missed]
+        held.append(self.allocate(rest_bytes - between_bytes))
+        between = self.allocate(between_bytes)
+        for address in held:
             self.free(address)
-        return rest
+        return between
+
+    def _best_fit_bytes(self, rounded: int) -> int:
+        """Bytes of the chunk that a request finds, before it is split; 0 for none."""
+        for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), BIN_COUNT):
+            bin_ = self._bins[index]
+            position = bisect_left(bin_, (rounded, -1))
+            if position < len(bin_):
+                return bin_[position][0]
+        return 0
+
+    def _smaller_bytes(self, rounded: int) -> Iterator[int]:
+        """Bytes of the free chunks that are too small for a request, the largest first."""
+        for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), -1, -1):
+            bin_ = self._bins[index]
+            for position in range(bisect_left(bin_, (rounded, -1)) - 1, -1, -1):
+                yield bin_[position][0]
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         """Whether two series of requests got the same addresses: what asks for both says what that means."""

@@ -112,9 +112,10 @@ def _require_beside(plan: Plan, problem: Problem, order: list[int]) -> None:
 
 
 def _require_splits(plan: Plan, flow: Dataflow) -> None:
-    """A split is for one step, which makes a tensor, and asks for no more than tensors have."""
+    """A split is for one step, which makes a tensor, and for no more than kernels ask for."""
     steps = planned_schedule(flow, dataclasses.replace(plan, splits=()))
-    most_bytes = max((value.nbytes for value in flow.values), default=0)
+    temporaries = (amount for events in flow.events for kind, amount in events if kind == "temp")
+    most_bytes = max((*(value.nbytes for value in flow.values), *temporaries), default=0)
     for split in plan.splits:
         around = [step.kind for step in steps[max(0, split.step - 1) : split.step + 1]]
         if split.step >= len(steps) or around[-1] not in (RUN, RERUN, IN) or LEAD in around:
@@ -124,7 +125,7 @@ def _require_splits(plan: Plan, flow: Dataflow) -> None:
             )
         if split.nbytes > most_bytes:
             raise InvalidModel(
-                f"this plan splits a chunk for {split.nbytes} bytes, and no tensor of this step has more than "
+                f"this plan splits a chunk for {split.nbytes} bytes, and no request of this step is for more than "
                 f"{most_bytes}. {REMEDY}"
             )
 

@@ -10,8 +10,8 @@ swap contract is split in two at each end, so that every allocation and release 
     RELEASE v    waits until that copy has ended, then lets go of the buffer
     IN v         allocates a fresh buffer and starts the copy back
     AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
-    SPLIT n      takes, until the next step has ended, the rest of the chunk that a request of n bytes would be given
-                 whole although it is larger
+    SPLIT n      parts, until the next step has ended, the chunk that a request of n bytes would be given whole although
+                 it is larger, so that it fits
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The allocator gives a free chunk of less than twice the bytes asked for whole. What is too much of it counts for as long
 as the tensor lives, and a step's peak lies some per cent above its live bytes for that alone, how many being close to
-chance. What is too much can be taken while the kernel makes its request (`SPLIT` in a schedule): the chunk that is left
-fits. Nothing more is in use meanwhile, and less from then on.
+chance. Before the kernel makes its request, such a chunk can be parted (`SPLIT` in a schedule), so that it fits.
 
 Which requests these are depends on what is live alone: a plan with splits peaks much the same in any arena.
 """
@@ -26,7 +25,7 @@ NEAR_PEAK = 0.8
 
 
 def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[int, tuple[Split, ...]]:
-    """Splits for a schedule that has none: of the largest tensor that each step makes and leaves for later ones.
+    """Splits for a schedule that has none: for the largest request of each step near whose tensor the peak is.
 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
@@ -41,9 +40,7 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
     for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
         end = len(steps) if gone is None else gone
         matters = (
-            nbytes >= min(LEAST_SHARES) * replay.peak
-            and end > made >= 0
-            and near[min(end + 1, len(steps))] > near[made]
+            nbytes >= min(LEAST_SHARES) * replay.peak and made >= 0 and near[min(end + 1, len(steps))] > near[made]
         )
         if matters and LEAD not in (steps[made].kind, steps[made - 1].kind):
             found[made] = max(nbytes, found.get(made, 0))

@@ -1,15 +1,14 @@
 // Giving a request a chunk of its own size.
 //
 // The arena gives a free chunk of less than twice the bytes asked for whole (bfc_allocator.cc,
-// FindChunkPtr), and what is too much of it counts as used for as long as the tensor lives. So
-// before a kernel whose output is to live long SplitChunk takes what is too much of the chunk
-// that it would get, which leaves one that fits, and FreeRest gives it back once the kernel has
-// run:
+// FindChunkPtr), and what is too much of it counts as used for as long as it is held. So before
+// a kernel with a large request SplitChunk parts the chunk that it would get in two, of which
+// one fits, by a little that it keeps between them, and FreeRest gives that back once the kernel
+// has run:
 //
 //   SplitChunk -> kernel -> FreeRest
-//
-// While the kernel runs no more is in use than would be without.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
 
 namespace tfswap {
 namespace {
@@ -38,11 +38,11 @@ REGISTER_OP("Tfswap>SplitChunk")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Where the next request would be given a chunk whole that is larger than it needs, takes the
-rest of that chunk.
+Where the next request would be given a chunk whole that is larger than it needs, parts the
+rest of that chunk from what it needs.
 
 nbytes: What is requested.
-rest: Holds what was taken until FreeRest.
+rest: Holds what is between the two until FreeRest.
 )doc");
 
 REGISTER_OP("Tfswap>FreeRest")
@@ -50,49 +50,77 @@ REGISTER_OP("Tfswap>FreeRest")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Gives back what SplitChunk took.
+Gives back what SplitChunk holds.
 )doc");
 
-// The part of a chunk that is too much of it, in use so that nothing else uses it.
-class Taken {
+// What parts a chunk in two, in use so that they stay apart.
+class Between {
  public:
-  explicit Taken(BFCAllocator* arena) : arena_(arena) {}
-  Taken(const Taken&) = delete;
-  Taken& operator=(const Taken&) = delete;
-  ~Taken() { GiveBack(); }
+  explicit Between(BFCAllocator* arena) : arena_(arena) {}
+  Between(const Between&) = delete;
+  Between& operator=(const Between&) = delete;
+  ~Between() { GiveBack(); }
 
-  // Takes what is too much of the chunk that a request of `nbytes` would be given, if anything
-  // is. Never more is in use on the way than with that chunk handed out. planner/allocator.py
-  // has the same, step by step.
-  void TakeRest(size_t nbytes) {
-    void* const chunk = Allocate(nbytes);
-    if (chunk == nullptr) return;
-    const size_t whole_bytes = arena_->AllocatedSize(chunk);
-    arena_->DeallocateRaw(chunk);
+  // Parts the chunk that a request of `nbytes` would be given, if it is too large, so that one
+  // part fits. Never more is in use on the way than with that chunk handed out. `Arena.split` in
+  // planner/allocator.py has the same, step by step, and the reasons.
+  void Part(size_t nbytes) {
     const size_t needed = (nbytes + kGranularity - 1) / kGranularity * kGranularity;
-    if (whole_bytes <= needed) return;
-    // The chunk is at least twice its rest, which therefore is split from it, at its start; but
-    // others may fit the rest better, and are kept until that has been found.
-    const size_t rest_bytes = whole_bytes - needed;
-    std::vector<void*> missed;
-    size_t missed_bytes = 0;
-    while ((rest_ = Allocate(rest_bytes)) != nullptr && rest_ != chunk) {
-      missed.push_back(rest_);
-      missed_bytes += arena_->AllocatedSize(rest_);
-      rest_ = nullptr;
-      if (missed_bytes + rest_bytes > whole_bytes || missed.size() > kMostMissed) break;
+    std::vector<size_t> free = FreeBytes();
+    auto whole = std::lower_bound(free.begin(), free.end(), needed);
+    if (whole == free.end()) {  // the arena grows
+      void* const chunk = Allocate(nbytes);
+      if (chunk == nullptr) return;
+      arena_->DeallocateRaw(chunk);
+      free = FreeBytes();
+      whole = std::lower_bound(free.begin(), free.end(), needed);
+      if (whole == free.end()) return;
     }
-    for (void* const other : missed) arena_->DeallocateRaw(other);
+    const size_t rest_bytes = *whole - needed;
+    if (rest_bytes == 0 || rest_bytes >= std::min(needed, kMostWasted)) return;
+    std::vector<size_t> missed;
+    size_t missed_bytes = 0;
+    auto smaller = whole;
+    const auto largest = [&] { return smaller == free.begin() ? 0 : *(smaller - 1); };
+    while (largest() * kLeastMissed > rest_bytes && missed.size() < kMostMissed &&
+           missed_bytes + largest() + rest_bytes <= (largest() < rest_bytes ? needed : *whole)) {
+      missed.push_back(largest());
+      missed_bytes += largest();
+      --smaller;
+    }
+    if (largest() >= rest_bytes) return;
+    size_t between_bytes = largest() + kGranularity;
+    if (2 * between_bytes > rest_bytes) between_bytes = rest_bytes;
+    std::vector<void*> held;
+    for (const size_t size : missed) held.push_back(Allocate(size));
+    if (rest_bytes > between_bytes) held.push_back(Allocate(rest_bytes - between_bytes));
+    between_ = Allocate(between_bytes);
+    for (void* const chunk : held) {
+      if (chunk != nullptr) arena_->DeallocateRaw(chunk);
+    }
   }
 
   void GiveBack() {
-    if (rest_ != nullptr) arena_->DeallocateRaw(rest_);
-    rest_ = nullptr;
+    if (between_ != nullptr) arena_->DeallocateRaw(between_);
+    between_ = nullptr;
   }
 
  private:
-  static constexpr size_t kGranularity = 256;  // BFCAllocator::kMinAllocationSize
-  static constexpr size_t kMostMissed = 8;     // MOST_MISSED in planner/allocator.py
+  static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
+  static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in planner/allocator.py
+  static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
+  static constexpr size_t kLeastMissed = 64;        // LEAST_MISSED there
+
+  // The free chunks' sizes, the smallest first.
+  std::vector<size_t> FreeBytes() const {
+    const tensorflow::MemoryDump map = arena_->RecordMemoryMap();
+    std::vector<size_t> found;
+    for (const auto& chunk : map.chunk()) {
+      if (!chunk.in_use()) found.push_back(static_cast<size_t>(chunk.size()));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
 
   void* Allocate(size_t nbytes) {
     tensorflow::AllocationAttributes at_once;
@@ -101,12 +129,12 @@ class Taken {
   }
 
   BFCAllocator* const arena_;
-  void* rest_ = nullptr;
+  void* between_ = nullptr;
 };
 
 struct Rest : ProcessLocal {
   static constexpr char kMaker[] = "SplitChunk";
-  std::shared_ptr<Taken> taken;  // none where there is no arena
+  std::shared_ptr<Between> between;  // none where there is no arena
   std::string TypeName() const { return "tfswap::Rest"; }
 };
 
@@ -119,8 +147,8 @@ class SplitChunkOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Rest rest;
     if (auto* const arena = FindArena(ctx); arena != nullptr) {
-      rest.taken = std::make_shared<Taken>(arena);
-      rest.taken->TakeRest(static_cast<size_t>(nbytes_));
+      rest.between = std::make_shared<Between>(arena);
+      rest.between->Part(static_cast<size_t>(nbytes_));
     }
     SetVariantOutput(ctx, 0, std::move(rest));
   }
@@ -138,7 +166,7 @@ class FreeRestOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Rest* rest;
     OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 0, &rest));
-    if (rest->taken != nullptr) rest->taken->GiveBack();
+    if (rest->between != nullptr) rest->between->GiveBack();
   }
 
   bool IsExpensive() override { return false; }

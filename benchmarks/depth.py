@@ -1,14 +1,16 @@
-"""How deep, or how wide, a network trains under a memory cap: TensorFlow as it is, and with tfswap, on one cap.
+"""How deep, how wide, or with what batch, a network trains under a memory cap: TensorFlow as it is, and with tfswap.
 
     python benchmarks/depth.py                          # a cap of 192 MiB; 20 times the depth that fits unoptimised
     python benchmarks/depth.py --cap_mib 512 --times 20 50
     python benchmarks/depth.py --cap_mib 512 --blocks 833    # 2,500 convolutions, about 10^4 layers; half an hour
-    python benchmarks/depth.py --wide --cap_mib 256     # the widest Wide-ResNet-28 that fits, without and with tfswap
+    python benchmarks/depth.py --kind wide --cap_mib 256     # the widest Wide-ResNet-28 that fits, both ways
+    python benchmarks/depth.py --kind seq2seq --cap_mib 200 --times 1 30    # batches of 400 steps with attention
     python benchmarks/depth.py --json depth.json
 
 Deep: bottleneck ResNets on small images, in plain TensorFlow with momentum (`planning_time.deep_resnet`), by number of
 blocks. Wide: Wide-ResNets of 28 layers (Zagoruyko and Komodakis 2016) on 16 images of 32x32, with momentum, by their
-multiplier. Each try is a process of its own, whose CPU arena is TensorFlow's BFC allocator, hard limited to the cap and
+multiplier. Seq2seq: a GRU encoder and decoder of 128 with additive attention over 400 steps, looped (seq2seq.py), by
+batch. Each try is a process of its own, whose CPU arena is TensorFlow's BFC allocator, hard limited to the cap and
 settled as one region, as a GPU's is: what does not fit ends in ResourceExhaustedError. The greatest size that fits
 unoptimised is found first, by doubling and bisection; then the same steps, decorated, are tried at multiples of it or,
 for the wide ones, searched in the same way. A try trains `--steps` steps; the losses of both are compared at the size
@@ -29,6 +31,8 @@ from typing import Any
 
 MIB = 2**20
 WIDE_LAYERS = 28
+SIZES = {"deep": "blocks", "wide": "width", "seq2seq": "batch"}
+"""What the sizes are, by kind."""
 
 
 def wide_resnet(multiplier: int) -> tuple[Any, tuple[Any, ...]]:
@@ -73,17 +77,29 @@ def wide_resnet(multiplier: int) -> tuple[Any, tuple[Any, ...]]:
     return step, (tf.zeros([16, 32, 32, 3]),)
 
 
-def child(wide: bool, size: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, Any]:
-    """One try in this process."""
+def build(kind: str, size: int) -> tuple[Any, tuple[Any, ...]]:
+    """A step and its arguments."""
     import tensorflow as tf
     from planning_time import deep_resnet
+    from seq2seq import seq2seq
+
+    if kind == "seq2seq":
+        step, arguments = seq2seq(size)
+        return tf.function(step), arguments
+    step, (like,) = (wide_resnet if kind == "wide" else deep_resnet)(size)
+    return step, (like + tf.random.stateless_normal(like.shape, seed=(1, 2)),)
+
+
+def child(kind: str, size: int, optimised: bool, steps: int, cap_mib: int) -> dict[str, Any]:
+    """One try in this process."""
+    import tensorflow as tf
 
     slab = tf.raw_ops.Empty(shape=[cap_mib - 2, MIB], dtype=tf.uint8)
     del slab
     tf.config.experimental.reset_memory_stats("CPU:0")
-    found: dict[str, Any] = {"wide": wide, "size": size, "optimised": optimised}
+    found: dict[str, Any] = {"kind": kind, "size": size, "optimised": optimised}
     try:
-        return found | trained(*(wide_resnet if wide else deep_resnet)(size), optimised, steps)
+        return found | trained(*build(kind, size), optimised, steps)
     except tf.errors.ResourceExhaustedError:
         return found | {"fits": False}
 
@@ -92,9 +108,8 @@ def trained(step: Any, arguments: tuple[Any, ...], optimised: bool, steps: int) 
     """Figures of some steps. Raises ResourceExhaustedError where they do not fit, but says it of a refusal."""
     import tensorflow as tf
 
-    x = arguments[0] + tf.random.stateless_normal(arguments[0].shape, seed=(1, 2))
     begin = time.perf_counter()
-    operations = step.get_concrete_function(x).graph.get_operations()
+    operations = step.get_concrete_function(*arguments).graph.get_operations()
     found: dict[str, Any] = {"nodes": len(operations), "tracing_s": time.perf_counter() - begin}
     found["convolutions"] = sum(op.type == "Conv2D" for op in operations)
     if optimised:
@@ -105,7 +120,7 @@ def trained(step: Any, arguments: tuple[Any, ...], optimised: bool, steps: int) 
     try:
         for _ in range(steps):
             begin = time.perf_counter()
-            losses.append(float(step(x).numpy()))
+            losses.append(float(step(*arguments).numpy()))
             times.append(time.perf_counter() - begin)
     except Exception as error:
         floor = getattr(error, "floor_bytes", None)
@@ -117,7 +132,12 @@ def trained(step: Any, arguments: tuple[Any, ...], optimised: bool, steps: int) 
     found["resident_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if optimised:
         report = step.report()
-        found |= {"swapped": len(report.swapped), "reruns": report.reruns, "predicted_ratio": report.time_ratio}
+        found |= {
+            "swapped": len(report.swapped),
+            "recomputed": len(report.recomputed),
+            "reruns": report.reruns,
+            "predicted_ratio": report.time_ratio,
+        }
         found |= {"baseline_mib": report.baseline_peak_bytes / MIB, "host_mib": report.host_bytes / MIB}
     return found
 
@@ -130,7 +150,7 @@ def attempt(size: int, optimised: bool, args: argparse.Namespace) -> dict[str, A
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
     command = [sys.executable, __file__, "--child", str(int(optimised)), "--blocks", str(size)]
-    command += ["--steps", str(args.steps), "--cap_mib", str(args.cap_mib)] + ["--wide"] * args.wide
+    command += ["--steps", str(args.steps), "--cap_mib", str(args.cap_mib), "--kind", args.kind]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"size {size}: a run failed\n{done.stderr[-3000:]}")
@@ -169,16 +189,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cap_mib", type=int, default=192, help="the arena's size")
     parser.add_argument("--times", type=int, nargs="*", default=[1, 20], help="multiples of the unoptimised depth")
-    parser.add_argument("--blocks", type=int, help="this depth with tfswap, and no search; with --wide, this width")
-    parser.add_argument("--wide", action="store_true", help="Wide-ResNets, by their multiplier")
+    parser.add_argument("--kind", choices=SIZES, default="deep")
+    parser.add_argument("--blocks", type=int, help="this size with tfswap, and no search")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        print(json.dumps(child(args.wide, args.blocks, bool(args.child), args.steps, args.cap_mib)))
+        print(json.dumps(child(args.kind, args.blocks, bool(args.child), args.steps, args.cap_mib)))
         return 0
-    size = "width" if args.wide else "blocks"
+    size = SIZES[args.kind]
     print(f"{'':<12}{size:>7}{'convs':>8}{'nodes':>9}{'peak MiB':>9}{'first s':>9}{'step s':>9}", flush=True)
     if args.blocks:
         rows = [attempt(args.blocks, True, args)]
@@ -188,7 +208,7 @@ def main() -> int:
         base = rows[-1]
         if not base["fits"]:
             parser.exit(1, "not even size 1 fits unoptimised: raise --cap_mib\n")
-        if args.wide:
+        if args.kind == "wide":
             rows += search(True, base["size"], args)
             held = rows[-1]["fits"]
         else:

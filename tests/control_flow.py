@@ -268,6 +268,24 @@ def gru() -> Made:
     return _recurrent("GRU")
 
 
+def attention() -> Made:
+    """A decoder that adds its state to all keys in each iteration."""
+    w, b, v = weights = _weights((64, 64), (64,), (64,))
+
+    def body(i: Any, h: Any, keys: Any) -> tuple[Any, ...]:
+        scores = tf.reduce_sum(v * tf.tanh(keys + (h @ w + b)[:, None]), -1)
+        return i + 1, tf.tanh(h + tf.reduce_sum(tf.nn.softmax(scores)[:, :, None] * keys, 1)), keys
+
+    def step(keys: Any) -> Any:
+        with tf.GradientTape() as tape:
+            first = (0, keys[:, 0], keys)
+            h = tf.while_loop(lambda i, *_: i < 20, body, first, maximum_iterations=20)[1]
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(16, 50, 64)]
+
+
 def bidirectional() -> Made:
     """Masks, dropout in the recurrence, and a layer that goes backwards."""
     layers = tf.keras.layers
@@ -304,6 +322,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         lstm,
         gru,
         bidirectional,
+        attention,
         loss_scale,
     )
 }
@@ -314,7 +333,7 @@ class _Holder:
         self.variables = variables
 
 
-def main(name: str, limit: str) -> dict[str, Any]:
+def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, Any]:
     import tfswap
     from tfswap.exporters.function import grappler_off
 
@@ -330,8 +349,9 @@ def main(name: str, limit: str) -> dict[str, Any]:
             tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)
         except tfswap.InfeasibleMemoryLimit as error:
             return {"floor": error.floor_bytes}
+    options = {} if tactics is None else {"tactics": tuple(tactics)}
     optimized = tfswap.optimize(
-        tf.function(step), memory_limit=limit if "%" in limit else int(limit), on_exceeded="raise"
+        tf.function(step), memory_limit=limit if "%" in limit else int(limit), on_exceeded="raise", **options
     )
     result = train(holder, optimized, arguments)
     plan = optimized.plan()
@@ -342,6 +362,7 @@ def main(name: str, limit: str) -> dict[str, Any]:
         "planned": plan.planned_peak_bytes,
         "bounds": len(unmodelled),
         "accumulators": len(plan.accumulators),
+        "remade": len(plan.remade),
     }
 
 

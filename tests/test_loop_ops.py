@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from processes import on_arena
 
 tf = pytest.importorskip("tensorflow")
 
@@ -90,3 +91,11 @@ def test_one_thread_runs_it_without_an_end_of_its_stack():
     limits = tf.data.Dataset.from_tensors(20_000)
     with_kernel = labelled(count).get_concrete_function(limits.element_spec)
     assert next(iter(map_op._MapDataset(limits, with_kernel, use_inter_op_parallelism=False))) == 20_000
+
+
+def test_loops_in_loops_need_no_thread_each():
+    """Where TensorFlow has one thread for kernels, a loop that waited on it for another one would wait for ever."""
+    one_thread = "import tensorflow as tf; tf.config.threading.set_inter_op_parallelism_threads(1)"
+    run = "import json, control_flow; print(json.dumps(control_flow.main('nested', '60%')))"
+    result = on_arena(f"{one_thread}\n{run}")
+    assert result["peak"] <= result["limit"]

@@ -261,7 +261,8 @@ def recurrent(cell):
 
 one, other = (tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1) for _ in range(2))
 step = tfswap.optimize(
-    tf.function(recurrent(one)), memory_limit="60%", host_memory_limit=HOST, spill_dir={str(tmp_path)!r}
+    tf.function(recurrent(one)), memory_limit="60%", host_memory_limit=HOST, spill_dir={str(tmp_path)!r},
+    tactics=("swap",)
 )
 for n, loss in enumerate(expected(tf.function(recurrent(other)), 3)):
     assert bits(step(batch(ROWS, n))) == loss

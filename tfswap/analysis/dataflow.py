@@ -183,6 +183,19 @@ class Dataflow:
                 found.append(Request(kind, v, self.values[v].nbytes, forwards.get(v, ())))
         return (*found, *(Request("out", v, 0, ()) for v in made.values()))
 
+    def temporary_bytes(self, i: int) -> int:
+        """The most that a node's temporaries take at once: a loop's are those of all that it runs."""
+        sizes: list[int] = []
+        live = most = 0
+        for kind, subject, nbytes, _ in self.requests[i]:
+            if kind == "temp":
+                sizes.append(nbytes)
+                live += nbytes
+                most = max(most, live)
+            elif kind == "free":
+                live -= sizes[subject]
+        return most
+
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
         """These facts, and where some temporaries or tensors are bounds, the facts without those.

@@ -32,7 +32,6 @@ from tfswap.frontends.unoptimised import as_executed
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.oplib.names import OUTSIDE
-from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.claim import Claim
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
@@ -180,8 +179,7 @@ class Optimizer:
             apply_hand_over(settled)
         apply_share(settled)
         settled.prune()
-        chains = apply_bodies(settled, device)
-        self.variants = Variants(settled, chains, self._facts, device)
+        self.variants = Variants(settled, self._facts, device)
         self._computed_bytes = _computed_for_nothing(graph, device)
         self.costs = costs or Costs.of(device, self.options.profile)
         if self.options.precision:
@@ -304,11 +302,15 @@ class Optimizer:
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
-        """What of what loops save is swapped inside of them, from nothing to the most."""
-        usable = "swap" in self.options.tactics and self.options.solver == "default"
-        if not usable or not self.variants.accumulators:
+        """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
+        tactics = self.options.tactics
+        if self.options.solver != "default" or not self.variants.accumulators:
             return [self.variants.base]
-        return self.variants.stages(smallest_bytes(self.live_peak_bytes))
+        smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
+        found = self.variants.stages(smallest) if swap else [self.variants.base]
+        if "recompute" in tactics:
+            found += self.variants.remade(smallest, self.costs, swap=swap)
+        return found
 
     @functools.cached_property
     def live_peak_bytes(self) -> int:
@@ -482,7 +484,7 @@ class Optimizer:
         node, sizes = flow.nodes[i], flow.values
         takes = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})
         gives = sum(sizes[v].nbytes for _, v in flow.makes[i])
-        extra = sum(request.nbytes for request in flow.requests[i] if request.kind == "temp")
+        extra = flow.temporary_bytes(i)
         line = self.locate(node.name)
         if node.op == OUTSIDE:
             return f"what its caller makes of the {format_bytes(takes)} that it returns, until it asks for gradients"
@@ -532,6 +534,7 @@ class Optimizer:
             accumulators=variant.rewriting.accumulators,
             encoded=variant.rewriting.encoded,
             reduced=variant.rewriting.reduced,
+            remade=variant.rewriting.remade,
             disk_bytes=candidate.memory.disk_peak_bytes,
         )
 
@@ -566,7 +569,8 @@ class Optimizer:
         host = self.options.host_limit_bytes
         if (plan.absences or plan.accumulators) and "swap" not in self.options.tactics:
             raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
-        if len(plan.order) > len(set(plan.order)) and "recompute" not in self.options.tactics:
+        again = plan.remade or len(plan.order) > len(set(plan.order))
+        if again and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
         if plan.encoded and not plan.reduced and "encode" not in self.options.tactics:
             raise InvalidModel('this plan encodes, and tactics leaves "encode" out: allow it, or plan again')
@@ -626,6 +630,7 @@ class Optimizer:
             planner,
             plan,
             saved,
+            self.variants.remade_s(variant.rewriting, self.costs),
             variant.encodings,
             self.floor_bytes,
             lambda: self.baseline,
@@ -636,7 +641,7 @@ class Optimizer:
 
 
 def _rewriting(plan: Plan) -> Rewriting:
-    return Rewriting(plan.accumulators, plan.encoded, plan.reduced)
+    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade)
 
 
 def _computed_for_nothing(graph: Graph, device: DeviceModel) -> int:

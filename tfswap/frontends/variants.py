@@ -4,27 +4,33 @@ Some tactics change which kernels there are, and not only when they run. Each ch
 facts and ladders of its own, and the plan is the fastest of all that fit. Which variants there are does not depend on
 the limit: so more limit never gives a slower plan, here as on a ladder.
 
-What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Kernels take encodings
-where a tensor then goes early, or they need less memory, or none does.
+What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
+saved: what takes not much longer to make again than to swap, or all that can be made again; what is saved besides is
+swapped then, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
+from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages, same
 from tfswap.analysis.precision import Reduction, origin
 from tfswap.errors import InvalidModel
 from tfswap.frontends.marks import marked_to_keep
-from tfswap.ir.graph import Graph, Output
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.oplib import names
+from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.encode import apply_encodings
+from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap
 from tfswap.passes.precision import apply_precision
 from tfswap.planner.planner import Candidate, Planner
@@ -32,8 +38,10 @@ from tfswap.planner.problem import Problem
 
 STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
-MOST_VARIANTS = 1 + STAGES + 1
-"""Of a step: as it is, with what loops save swapped, and with encodings."""
+AFFORDABLE = 4.0
+"""To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
+MOST_VARIANTS = 1 + STAGES + 4 + 1
+"""Of a step: as it is, with what loops save swapped, with what they need not save made again, and with encodings."""
 LONG_SHARE = 0.02
 """Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
 LEAST_SHARE = 0.02
@@ -49,11 +57,13 @@ class Rewriting(NamedTuple):
         accumulators: names of the accumulators whose elements are swapped inside their loops.
         encoded: names of the kernels that take an encoding in place of a tensor.
         reduced: what waits for the backward pass in fewer bits.
+        remade: names of the accumulators whose elements are made again in place of being saved.
     """
 
     accumulators: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     reduced: tuple[Reduction, ...] = ()
+    remade: tuple[str, ...] = ()
 
 
 PLAIN = Rewriting()
@@ -85,9 +95,8 @@ class Variants:
     """The variants of one step, each made when it is first asked for.
 
     Args:
-        graph: the step, with settled variables and ordered bodies.
-        chains: the order of each body's kernels, as `apply_bodies` gave it.
-        facts: from such a graph to its facts.
+        graph: the step, with settled variables; it is changed.
+        facts: from a step with settled variables and ordered bodies to its facts.
         device: where the step runs.
 
     Attributes:
@@ -97,21 +106,25 @@ class Variants:
     def __init__(
         self,
         graph: Graph,
-        chains: list[list[str]],
         facts: Callable[[Graph], Dataflow],
         device: DeviceModel,
     ):
         self.base = PLAIN
         self._device = device
+        self._unordered = graph.copy() if graph.bodies else graph
+        self._chains = apply_bodies(graph, device)
         self._graph = graph
-        self._chains = chains
         self._facts = facts
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
-            graph = self._graph.copy()
-            apply_loop_swap(graph, self._chains, rewriting.accumulators)
+            graph, chains = self._graph.copy(), self._chains
+            if rewriting.remade:
+                graph = self._unordered.copy()
+                apply_loop_recompute(graph, rewriting.remade)
+                chains = apply_bodies(graph, self._device)
+            apply_loop_swap(graph, chains, rewriting.accumulators)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
             graph.prune()
@@ -150,26 +163,76 @@ class Variants:
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
         """All accumulators of the step that may be swapped, by name."""
-        marked = _marked(self._graph)
-        found = find_accumulators(self._graph)
-        return {a.name: a for a in found if not any(origin(push.pushed) in marked for push in a.pushes)}
+        return {a.name: a for a in self._movable(self._graph)}
 
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
-        """What may be chosen among, from nothing to the most.
+        """What may be chosen among by swapping what loops save, from nothing to the most.
 
         Args:
             smallest_bytes: an accumulator that keeps less costs more than it frees.
         """
-        sizes = {name: a.nbytes(self.plain.flow) for name, a in self.accumulators.items()}
-        largest = sorted((n for n in sizes if sizes[n] >= smallest_bytes), key=lambda n: (-sizes[n], n))
-        total, done, taken = sum(sizes[n] for n in largest), 0, 0
+        largest = self._largest(smallest_bytes)
+        total, done, taken = sum(largest.values()), 0, 0
+        names = list(largest)
         found = [self.base]
         for stage in range(1, STAGES + 1):
-            while done < len(largest) and taken * STAGES < total * stage:
-                taken += sizes[largest[done]]
+            while done < len(names) and taken * STAGES < total * stage:
+                taken += largest[names[done]]
                 done += 1
-            found.append(self.base._replace(accumulators=tuple(sorted(largest[:done]))))
+            found.append(self.base._replace(accumulators=tuple(sorted(names[:done]))))
         return list(dict.fromkeys(found))
+
+    def remade(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
+        """What may be chosen among where loops make again what they need not save.
+
+        Args:
+            smallest_bytes: as of `stages`.
+            costs: what kernels and copies take.
+            swap: whether what they still save may be swapped.
+        """
+        largest, rates = self._largest(smallest_bytes), costs.rates
+        passages = find_passages(self._unordered, self._movable(self._unordered))
+        found: list[Rewriting] = []
+        for price in (AFFORDABLE, math.inf):
+
+            def worth(saved: Saved, kernels: list[Node], price: float = price) -> bool:
+                nbytes = saved.push.pushed.type.nbytes or 0
+                copies_s = nbytes / rates.out_bytes_per_s + nbytes / rates.in_bytes_per_s
+                return saved.name in largest and sum(map(costs.seconds, kernels)) <= price * copies_s
+
+            names = {name for passage in passages for name in choose_remade(passage, worth)}
+            if names:
+                made = self.base._replace(remade=tuple(sorted(names)))
+                found.append(made)
+                if swap:
+                    found.append(made._replace(accumulators=tuple(sorted(largest.keys() - names))))
+        return list(dict.fromkeys(found))
+
+    def remade_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
+        """By list whose elements are made again, the seconds that it takes in a step."""
+        found: dict[str, float] = {}
+        if not rewriting.remade:
+            return found
+        flow, graph = self.plain.flow, self.plain.graph
+        for passage in find_passages(self._unordered, find_accumulators(self._unordered)):
+            place = flow.place.get(passage.loop.name)  # None in the body of another loop
+            times = 1.0 if place is None else flow.runs[place][graph.bodies[flow.nodes[place]][1]]
+            kept = {same(s.push.pushed) for s in passage.saved if s.name not in rewriting.remade}
+            for s in passage.saved:
+                if s.name in rewriting.remade:
+                    found[s.name] = times * sum(map(costs.seconds, passage.remade(s.push.pushed, kept) or ()))
+        return found
+
+    def _largest(self, smallest_bytes: int) -> dict[str, int]:
+        """The bytes of each accumulator that keeps so many, the largest first."""
+        sizes = {name: a.nbytes(self.plain.flow) for name, a in self.accumulators.items()}
+        return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
+
+    @staticmethod
+    def _movable(graph: Graph) -> list[Accumulator]:
+        """The accumulators that the user did not mark to stay."""
+        marked = _marked(graph)
+        return [a for a in find_accumulators(graph) if not any(origin(push.pushed) in marked for push in a.pushes)]
 
 
 def _marked(graph: Graph) -> set[Output]:

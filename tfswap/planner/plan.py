@@ -84,6 +84,7 @@ class Plan:
         reduced: tensors that wait for the backward pass in fewer bits.
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
+        remade: lists that loops would save in whose elements are made again instead, by name.
     """
 
     fingerprint: str
@@ -101,6 +102,7 @@ class Plan:
     reduced: tuple[Reduction, ...] = ()
     disk_bytes: int = 0
     splits: tuple[Split, ...] = ()
+    remade: tuple[str, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -109,12 +111,14 @@ class Plan:
     @property
     def moves(self) -> int:
         """How much it moves and makes again, in tensors and kernels."""
-        return len(self.absences) + len(self.accumulators) + len(self.order) - len(set(self.order))
+        lists = len(self.accumulators) + len(self.remade)
+        return len(self.absences) + lists + len(self.order) - len(set(self.order))
 
     @property
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
-        return self.order, self.absences, self.beside, self.splits, self.accumulators, self.encoded, self.reduced
+        lists = self.accumulators, self.remade
+        return self.order, self.absences, self.beside, self.splits, *lists, self.encoded, self.reduced
 
     @property
     def needs(self) -> str:

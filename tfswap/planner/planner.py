@@ -90,6 +90,8 @@ RESTARTS: dict[frozenset[str], tuple[evict.Prices, ...]] = {
 """What the default solvers are joined by on steps so small that there is time left."""
 KERNELS_SWEPT = 200_000
 """Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
+REQUESTS_OF_A_KERNEL = 3
+"""At most, outside of loops."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
 BESIDE_TRIES = 6
@@ -176,7 +178,9 @@ class Planner:
             del orders[1:]
         moves = frozenset(tactics) - {"encode"}
         solvers = SOLVERS[solver][moves]
-        sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // max(1, len(orders[0])))
+        # A loop asks for as much as all kernels that it runs.
+        kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
+        sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
         solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
         count = max(MIN_SWEEPS, min(int(share * MAX_RUNGS), sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]

@@ -296,6 +296,7 @@ def make_report(
     planner: Planner,
     plan: Plan,
     saved: Mapping[str, int],
+    remade_s: Mapping[str, float],
     encodings: Sequence[Encoding],
     floor: Callable[[], int],
     baseline: Callable[[], Baseline],
@@ -307,6 +308,7 @@ def make_report(
 
     Args:
         saved: by name, the bytes of the lists that loops save in.
+        remade_s: by name of those whose elements are made again, the seconds that it takes in a step.
         trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
         floor: gives the smallest limit that the planner reaches.
@@ -327,7 +329,7 @@ def make_report(
         encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
     reduced = {flow.value_named[r.tensor]: r for r in plan.reduced}
     rows = _rows(flow, planner, absences, again, encoded, reduced, len(plan.order), locate)
-    rows += _saved_rows(saved, plan.accumulators, locate)
+    rows += _saved_rows(saved, plan.accumulators, remade_s, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
@@ -433,16 +435,24 @@ def _rows(
 
 
 def _saved_rows(
-    saved: Mapping[str, int], swapped: Collection[str], locate: Callable[[str], str | None]
+    saved: Mapping[str, int],
+    swapped: Collection[str],
+    remade_s: Mapping[str, float],
+    locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
     """One row per list that loops save in, of a size that matters."""
     rows: list[TensorRow] = []
     for name, nbytes in saved.items():
         if nbytes < MIN_SWAP_BYTES:
             continue
-        away = name in swapped
-        reason = "saved by a loop, and swapped inside of it" if away else "saved by a loop; memory suffices without"
-        tactic = "swap" if away else "keep"
-        cost_bytes = 2 * nbytes if away else 0
-        rows.append(TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, 0.0, locate(name)))
+        tactic, reason, cost_bytes, cost_s = "keep", "saved by a loop; memory suffices without", 0, 0.0
+        if name in swapped:
+            tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
+        elif name in remade_s:
+            tactic, reason, cost_s = (
+                "recompute",
+                "not saved by a loop: the loop that goes back makes it",
+                remade_s[name],
+            )
+        rows.append(TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, cost_s, locate(name)))
     return rows

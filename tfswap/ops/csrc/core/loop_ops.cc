@@ -4,10 +4,14 @@
 // WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
-// label (LOOP_KERNEL in oplib/names.py). It differs in that alone: what the node is given stays
-// until it ends, a body takes over the values of the iteration before. TensorFlow's If and Case
-// let go first.
+// label (LOOP_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
+// over the values of the iteration before. TensorFlow's If and Case let go first.
+//
+// Bodies have an order, so nothing in them runs side by side, and to hand a kernel to another
+// thread takes longer than most kernels: all of a loop runs on one.
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -33,6 +37,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using Handle = FunctionLibraryRuntime::Handle;
 using Values = std::vector<Tensor>;
+using Task = std::function<void()>;
+using Runner = std::function<void(Task)>;
 
 // What a body is given, which it may take over, and what it gives back.
 class Frame : public tensorflow::CallFrameInterface {
@@ -91,43 +97,72 @@ absl::Status IsTrue(const Tensor& value, bool* is_true) {
   }
 }
 
+// Runs tasks one after the other on a thread of another runner, as long as there are any.
+class Lane : public std::enable_shared_from_this<Lane> {
+ public:
+  explicit Lane(Runner runner) : runner_(std::move(runner)) {}
+
+  void Push(Task task) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      tasks_.push_back(std::move(task));
+      if (is_busy_) return;
+      is_busy_ = true;
+    }
+    runner_([lane = shared_from_this()] { lane->Drain(); });
+  }
+
+ private:
+  void Drain() {
+    for (;;) {
+      Task task;
+      {
+        std::lock_guard<std::mutex> lock(mu_);
+        is_busy_ = !tasks_.empty();
+        if (!is_busy_) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  const Runner runner_;
+  std::mutex mu_;
+  std::deque<Task> tasks_;
+  bool is_busy_ = false;
+};
+
 // One run of a loop.
 class Loop {
  public:
-  Loop(OpKernelContext* ctx, Handle condition, Handle body)
+  // On a lane of its own; calls `done` when the loop has ended and is gone.
+  static void Start(OpKernelContext* ctx, Handle condition, Handle body, AsyncOpKernel::DoneCallback done) {
+    auto lane = std::make_shared<Lane>(*ctx->runner());
+    auto* const loop = new Loop(ctx, condition, body, lane, std::move(done));
+    lane->Push([loop] { loop->Ask(); });
+  }
+
+ private:
+  Loop(OpKernelContext* ctx, Handle condition, Handle body, std::shared_ptr<Lane> lane,
+       AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         library_(ctx->function_library()),
         condition_(condition),
         body_(body),
-        options_(ctx->step_id()) {
+        lane_(std::move(lane)),
+        runner_([lane = lane_](Task task) { lane->Push(std::move(task)); }),
+        options_(ctx->step_id()),
+        done_(std::move(done)) {
     options_.rendezvous = ctx->rendezvous();
     options_.cancellation_manager = ctx->cancellation_manager();
     options_.collective_executor = ctx->collective_executor();
-    options_.runner = ctx->runner();
-    options_.run_all_kernels_inline = ctx->run_all_kernels_inline();
+    options_.runner = &runner_;
+    options_.run_all_kernels_inline = true;
     options_.step_container = ctx->step_container();
     for (int i = 0; i < ctx->num_inputs(); ++i) values_.push_back(ctx->input(i));
   }
 
-  // On this thread.
-  absl::Status Run() {
-    for (;;) {
-      TF_RETURN_IF_ERROR(library_->RunSync(options_, condition_, values_, &decision_));
-      bool goes_on;
-      TF_RETURN_IF_ERROR(Decide(&goes_on));
-      if (!goes_on) return HandOver();
-      TF_RETURN_IF_ERROR(library_->RunSync(options_, body_, NextFrame()));
-      Advance();
-    }
-  }
-
-  // On whatever threads there are; calls `done` when the loop has ended and is gone.
-  static void Start(std::unique_ptr<Loop> loop, AsyncOpKernel::DoneCallback done) {
-    loop->done_ = std::move(done);
-    loop.release()->Ask();
-  }
-
- private:
   void Ask() {
     library_->Run(options_, condition_, values_, &decision_, [this](const absl::Status& asked) {
       bool goes_on = false;
@@ -149,9 +184,10 @@ class Loop {
 
   void End(const absl::Status& status) {
     ctx_->SetStatus(status);
-    const AsyncOpKernel::DoneCallback done = std::move(done_);
+    const std::shared_ptr<Lane> lane = std::move(lane_);
+    AsyncOpKernel::DoneCallback done = std::move(done_);
     delete this;
-    done();
+    lane->Push(std::move(done));
   }
 
   absl::Status Decide(bool* goes_on) {
@@ -201,6 +237,8 @@ class Loop {
   FunctionLibraryRuntime* const library_;
   const Handle condition_;
   const Handle body_;
+  std::shared_ptr<Lane> lane_;
+  Runner runner_;
   FunctionLibraryRuntime::Options options_;
   Values values_;
   Values next_;
@@ -217,21 +255,9 @@ class WhileOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    // There a callback would run inside of the one before, iteration in iteration.
-    if (ctx->run_all_kernels_inline()) {
-      Compute(ctx);
-      return done();
-    }
     Handles handles;
     OP_REQUIRES_OK_ASYNC(ctx, GetHandles(ctx, &handles), done);
-    Loop::Start(std::make_unique<Loop>(ctx, handles.condition, handles.body), std::move(done));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Handles handles;
-    absl::Status status = GetHandles(ctx, &handles);
-    if (status.ok()) status = Loop(ctx, handles.condition, handles.body).Run();
-    ctx->SetStatus(status);
+    Loop::Start(ctx, handles.condition, handles.body, std::move(done));
   }
 
  private:

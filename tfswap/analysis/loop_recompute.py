@@ -1,0 +1,191 @@
+"""What the loop that goes back can make again itself of what the loop before it has saved.
+
+A loop saves an element per iteration for the loop that goes back over it, whose iterations come in the reverse order.
+What is made of other saved elements of that iteration, of constants, and of what is the same in all iterations
+(arguments, and variables that the loop reads and does not write), need not be saved: an iteration of the loop that goes
+back has all of that, and can run the kernels again that made it. So additive attention saves O(T H) at each of T steps,
+and needs no more than the query of O(H) (Meng et al. 2017, section on attention: there the user asks for it by hand).
+
+Invariant: a pure function of the graph. Only kernels without effects and without chance run again, so values stay the
+same to the bit.
+
+Not handled: loops inside of a loop, which are in other bodies than those that go back over them; what conditionals
+save; what is made of the loop's state, where the loop does not save that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfswap.analysis.accumulators import Accumulator, Place
+from tfswap.analysis.bodies import resources_used
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import (
+    READ_VARIABLE,
+    control_flow,
+    is_const,
+    is_pure,
+    passes_on,
+    reads_list_length,
+    reads_variable,
+    uses_tensor_list,
+)
+
+
+class Saved(NamedTuple):
+    """An accumulator that one loop fills and another one empties, an element per iteration."""
+
+    name: str
+    push: Place
+    pop: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """A loop, and the one that goes back over it.
+
+    Attributes:
+        graph: that both loops are in.
+        loop, back: the two.
+        saved: what passes from one to the other.
+    """
+
+    graph: Graph
+    loop: Node
+    back: Node
+    saved: tuple[Saved, ...]
+
+    @property
+    def forward(self) -> Graph:
+        """What the loop runs in each iteration."""
+        return self.graph.bodies[self.loop][1]
+
+    @property
+    def backward(self) -> Graph:
+        """What the loop that goes back runs in each iteration."""
+        return self.graph.bodies[self.back][1]
+
+    def invariant(self, feed: Node) -> int | None:
+        """Which argument of the loop `feed` is, if that is the same in all iterations."""
+        position = self.forward.feeds.index(feed)
+        return position if same(self.forward.fetches[position]) == feed.out() else None
+
+    def reads_invariant(self, node: Node) -> bool:
+        """Whether a node of the forward body reads a variable that no iteration writes."""
+        if node.op != READ_VARIABLE:
+            return False
+        handle = same(node.inputs[0])
+        if handle.node not in self.forward.feeds or self.invariant(handle.node) is None:
+            return False
+        for user in self.forward:
+            given = [i for i, t in enumerate(user.inputs) if same(t) == handle]
+            if not given or passes_on(user.op):
+                continue
+            if user in self.forward.bodies:
+                if not set(given).isdisjoint(resources_used(user, self.forward.bodies[user]).written):
+                    return False
+            elif not reads_variable(user.op):
+                return False
+        return True
+
+    def remade(self, tensor: Output, kept: Collection[Output]) -> list[Node] | None:
+        """The kernels that make a tensor of the forward body from what is there going back, in order.
+
+        None where it can't be made.
+
+        Args:
+            kept: tensors that are saved.
+        """
+        kernels: list[Node] = []
+        seen: set[Node] = set()
+        pending = [(same(tensor), False)]
+        while pending:
+            current, is_ready = pending.pop()
+            node = current.node
+            if is_ready:
+                kernels.append(node)
+                continue
+            if current in kept or node in seen:
+                continue
+            if node in self.forward.feeds:
+                if self.invariant(node) is None:
+                    return None
+                continue
+            if self.reads_invariant(node):
+                continue
+            if not is_const(node.op) and not _repeats(node):
+                return None
+            seen.add(node)
+            pending.append((current, True))
+            pending += ((same(t), False) for t in node.inputs)
+        return kernels
+
+
+def same(tensor: Output) -> Output:
+    """The tensor that `tensor` is, as it was before nodes that only pass it on."""
+    while passes_on(tensor.node.op) and tensor.index < len(tensor.node.inputs):
+        tensor = tensor.node.inputs[tensor.index]
+    return tensor
+
+
+def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Passage]:
+    """The pairs of loops of `graph` and of its bodies between which accumulators pass."""
+    parts = (graph, *graph.all_bodies())
+    runners = {
+        bodies[1]: (where, node)
+        for where in parts
+        for node, bodies in where.bodies.items()
+        if (kind := control_flow(node.op)) is not None and kind.is_loop
+    }
+    takers: dict[Output, set[Node]] = {}  # of lists as a whole, but for what pushes and pops
+    for node in (node for part in parts for node in part if control_flow(node.op) or reads_list_length(node.op)):
+        for tensor in node.inputs:
+            if tensor.type.dtype == "variant":
+                takers.setdefault(same(tensor), set()).add(node)
+    found: dict[tuple[Graph, Node, Node], list[Saved]] = {}
+    for a in accumulators:
+        if len(a.makers) != 1 or len(a.pushes) != 1 or len(a.pops) != 1:
+            continue
+        (where, maker), (push,), (pop,) = a.makers[0], a.pushes, a.pops
+        forward, backward = runners.get(push.graph), runners.get(pop.graph)
+        if forward is None or backward is None or not forward[0] is backward[0] is where:
+            continue
+        loop, back = forward[1], backward[1]
+        filled, emptied = _changed(push, push.node.out()), _changed(pop, pop.node.out(0))
+        if filled is None or emptied is None:
+            continue
+        empty, full = same(loop.inputs[filled]), loop.out(filled)
+        lists = (empty, full, push.graph.feeds[filled].out(), push.node.out(), pop.graph.feeds[emptied].out())
+        seen = set[Node]().union(*(takers.get(one, ()) for one in lists))
+        if empty == maker.out() and same(back.inputs[emptied]) == full and seen == {loop, back}:
+            found.setdefault((where, loop, back), []).append(Saved(a.name, push, pop))
+    return [Passage(where, loop, back, tuple(saved)) for (where, loop, back), saved in found.items()]
+
+
+def _changed(place: Place, result: Output) -> int | None:
+    """Which argument of a body is the list that `place` changes in each iteration, to `result`; None where none is."""
+    body, given = place.graph, same(place.node.inputs[0]).node
+    position = body.feeds.index(given) if given in body.feeds else None
+    return position if position is not None and same(body.fetches[position]) == result else None
+
+
+def _repeats(node: Node) -> bool:
+    return is_pure(node.op) and not uses_tensor_list(node.op) and control_flow(node.op) is None
+
+
+def choose_remade(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) -> dict[str, list[Node]]:
+    """Names of what need not be saved, each with the kernels that make it again.
+
+    Args:
+        worth: whether to run these kernels in each iteration is better than to save this.
+    """
+    place = {node: i for i, node in enumerate(passage.forward.topological())}
+    made = {s.name: same(s.push.pushed) for s in passage.saved}
+    chosen: dict[str, list[Node]] = {}
+    for s in sorted(passage.saved, key=lambda s: (place[made[s.name].node], made[s.name].index, s.name)):
+        kernels = passage.remade(made[s.name], {t for name, t in made.items() if name not in (s.name, *chosen)})
+        if kernels is not None and worth(s, kernels):
+            chosen[s.name] = kernels
+    return chosen

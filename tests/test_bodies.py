@@ -333,3 +333,22 @@ body %loop
     peak = simulate_memory(flow, steps).peak_bytes - flow.persistent_bytes
     assert peak // (4 * KIB) == elements
     assert len(flow.consumes.get(loop, ())) == (8 if lowered else 0)  # the list, its rows, and the other arguments
+
+
+LISTS = """\
+%x = Placeholder() {dtype=float32} -> float32[4,256]
+%shape = Const() -> int32[] = (256,)
+%a = TensorListFromTensor(%x, %shape) -> variant[]
+%zeros = ZerosLike(%a) -> variant[]
+%b = TensorListPushBack(%zeros, %x) -> variant[]
+%sum = AddN(%b) -> variant[]
+feeds %x
+fetches %sum
+"""
+
+
+def test_a_list_of_zeros_or_of_sums_is_a_new_one():
+    """An op that only changes a list goes on in its scalar."""
+    flow = analyse_dataflow(parse_graph(LISTS), CPU)
+    forwards = {node.op: bool(flow.forwards[i]) for i, node in enumerate(flow.nodes) if flow.is_kernel[i]}
+    assert forwards == {"TensorListFromTensor": False, "ZerosLike": False, "TensorListPushBack": True, "AddN": False}

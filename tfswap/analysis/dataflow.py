@@ -27,7 +27,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read
+from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
 from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.planner.allocator import round_up
 
@@ -309,7 +309,7 @@ class _Builder:
             memory = memory._replace(
                 events=record_.events,
                 alias=tuple(record_.alias.items()),
-                forward=memory.forward if node not in self.graph.bodies else (),
+                forward=memory.forward if uses_tensor_list(node.op) else (),  # zeros and sums of lists are new ones
                 updates=self.used[node].written if node in self.used else (),
                 exact=record_.exact,
             )

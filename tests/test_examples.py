@@ -1,9 +1,13 @@
-"""What examples take from inside of tfswap is there. The demo itself is run by hand: it needs a gigabyte."""
+"""What examples take from inside of tfswap is there, and a short one runs. The others are run by hand: they take
+minutes, or a gigabyte.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +31,10 @@ def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
     assert max(planned) <= 4 << 20 < max(without)
     with demo.grappler_off():
         assert float(step(tf.ones([4, 64]))) >= 0
+
+
+def test_a_decoder_with_attention_keeps_a_limit():
+    command = [sys.executable, "seq2seq.py", "--length", "30", "--limit", "40%", "--steps", "2"]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "held, losses identical" in done.stdout

@@ -1,0 +1,74 @@
+"""What the examples share: one program, run as it is and with tfswap, each in a process of its own.
+
+Each process has TensorFlow manage the CPU's memory as it manages a GPU's, so that the peak is what the allocator says.
+TensorFlow's own optimizers re-order sums, and are off in both: so that both trainings have the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+MIB = 1 << 20
+ROOM_MIB = 4096
+ROOM = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ROOM_MIB),
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
+
+
+def settle() -> None:
+    """Let the memory be one free region, as a GPU's is at the start."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    slab = tf.raw_ops.Empty(shape=[ROOM_MIB - 2, MIB], dtype=tf.uint8)
+    del slab
+
+
+def trained(step: Any, arguments: tuple[Any, ...], steps: int) -> dict[str, Any]:
+    """Losses (as exact text), the allocator's peak, and the seconds of the first step and of a later one."""
+    import tensorflow as tf
+
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses, times = [], []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        losses.append(float(step(*arguments)).hex())
+        times.append(time.perf_counter() - begin)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {"losses": losses, "peak_bytes": peak, "first_s": times[0], "step_s": sorted(times[1:])[len(times[1:]) // 2]}
+
+
+def run(*arguments: object) -> dict[str, Any]:
+    """This program again, with these arguments, in a process of its own; what its last line says."""
+    command = [sys.executable, sys.argv[0], *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | ROOM, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(plain: dict[str, Any], planned: dict[str, Any], limit_bytes: int) -> int:
+    """Print both; gives the program's exit status."""
+    rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("peak, MiB", lambda r: f"{r['peak_bytes'] / MIB:.1f}"),
+        ("first step, s", lambda r: f"{r['first_s']:.1f}"),
+        ("step, s", lambda r: f"{r['step_s']:.3f}"),
+        ("last loss", lambda r: f"{float.fromhex(r['losses'][-1]):.6f}"),
+    ]
+    print(f"{'':<16}{'as it is':>12}{'tfswap':>12}")
+    for name, show in rows:
+        print(f"{name:<16}{show(plain):>12}{show(planned):>12}")
+    same, held = plain["losses"] == planned["losses"], planned["peak_bytes"] <= limit_bytes
+    print(
+        f"limit {limit_bytes / MIB:.1f} MiB {'held' if held else 'PASSED'}, losses {'identical' if same else 'DIFFER'}"
+    )
+    return 0 if same and held else 1

@@ -10,11 +10,9 @@ Under a minute on two cores.
 
 from __future__ import annotations
 
-import argparse
-import json
 from typing import Any
 
-from side_by_side import compare, run, settle, trained
+from side_by_side import side_by_side
 
 LETTERS, WIDTH, BATCH = 32, 64, 32
 
@@ -72,42 +70,5 @@ def make_step(length: int) -> tuple[Any, tuple[Any, ...]]:
     return step, (words,)
 
 
-def child(args: argparse.Namespace) -> dict[str, Any]:
-    settle()
-    step, arguments = make_step(args.length)
-    if args.limit_bytes is None:
-        return trained(step, arguments, args.steps)
-    import tfswap
-
-    step = tfswap.optimize(step, memory_limit=args.limit_bytes)
-    found = trained(step, arguments, args.steps)
-    report = step.report()
-    lists = {
-        tactic: sum(row.op == "list" for row in rows)
-        for tactic, rows in (("made again", report.recomputed), ("swapped", report.swapped))
-    }
-    return found | {"lists": lists}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", default="20%", help="share of the peak of the step as it is")
-    parser.add_argument("--length", type=int, default=100, help="letters of a word")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--limit_bytes", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        print(json.dumps(child(args)))
-        return 0
-    how = ("--child", "--length", args.length, "--steps", args.steps)
-    plain = run(*how)
-    limit_bytes = int(plain["peak_bytes"] * float(args.limit.rstrip("%")) / 100)
-    planned = run(*how, "--limit_bytes", limit_bytes)
-    for tactic, count in planned["lists"].items():
-        print(f"of what the loops keep, {tactic}: {count} lists")
-    return compare(plain, planned, limit_bytes)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(side_by_side(__doc__, make_step, limit="20%", length=100))

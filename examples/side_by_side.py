@@ -6,6 +6,7 @@ TensorFlow's own optimizers re-order sums, and are off in both: so that both tra
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -54,6 +55,47 @@ def run(*arguments: object) -> dict[str, Any]:
     if done.returncode:
         sys.exit(done.returncode)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def side_by_side(
+    doc: str | None, make_step: Callable[[int], tuple[Any, tuple[Any, ...]]], limit: str, length: int
+) -> int:
+    """The whole program of an example; gives its exit status.
+
+    Args:
+        doc: what `--help` says.
+        make_step: gives a training step and its arguments for a length.
+        limit, length: what they are where nothing is said.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", default=limit, help="share of the peak of the step as it is")
+    parser.add_argument("--length", type=int, default=length, help="of a text, or a word")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--limit_bytes", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        settle()
+        step, arguments = make_step(args.length)
+        print(json.dumps(limited(step, arguments, args.steps, args.limit_bytes)))
+        return 0
+    how = ("--child", "--length", args.length, "--steps", args.steps)
+    plain = run(*how)
+    limit_bytes = int(plain["peak_bytes"] * float(args.limit.rstrip("%")) / 100)
+    planned = run(*how, "--limit_bytes", limit_bytes)
+    print(f"{planned['swapped']} tensors swapped, {planned['recomputed']} recomputed")
+    return compare(plain, planned, limit_bytes)
+
+
+def limited(step: Any, arguments: tuple[Any, ...], steps: int, limit_bytes: int | None) -> dict[str, Any]:
+    """As `trained`, under a limit if there is one."""
+    if limit_bytes is None:
+        return trained(step, arguments, steps)
+    import tfswap
+
+    step = tfswap.optimize(step, memory_limit=limit_bytes)
+    found, report = trained(step, arguments, steps), step.report()
+    return found | {"swapped": len(report.swapped), "recomputed": len(report.recomputed)}
 
 
 def compare(plain: dict[str, Any], planned: dict[str, Any], limit_bytes: int) -> int:

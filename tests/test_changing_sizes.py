@@ -13,6 +13,7 @@ from nets import LIMIT, WIDTH, Net, batch, bits, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.frontends.function import GROWTH, grown  # noqa: E402
+from tfswap.oplib.names import DRAWS, OWN_KERNEL  # noqa: E402
 
 OPEN = [tf.TensorSpec([None, WIDTH])]
 
@@ -30,6 +31,41 @@ def test_batches_that_keep_growing_take_few_plans_and_none_twice():
         assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
     assert step.plans == plans
     assert bits(net.weights) == bits(twin.weights)
+
+
+def drawing(optimized):
+    """Losses of a step that draws random numbers, also in a loop and in a conditional, on batches of several sizes."""
+    tf.random.set_seed(5)
+    net = Net(layers=3)
+
+    def body(x):
+        factor = 0.0
+        for _ in tf.range(2):
+            factor += tf.random.uniform([], 1.0, 2.0)
+        shifted = tf.cond(factor > 0.0, lambda: x + tf.random.normal([WIDTH]), lambda: x)
+        return net.step(tf.nn.dropout(shifted, 0.3), factor)
+
+    step = tf.function(body, input_signature=OPEN)
+    if optimized:
+        step = tfswap.optimize(step, memory_limit="80%")
+    losses = [unoptimised(step, batch(rows)) for rows in (400, 400, 900, 100, 900, 1500, 400)]
+    return step, bits(losses)
+
+
+def test_random_numbers_go_on_from_plan_to_plan():
+    step, losses = drawing(True)
+    assert step.plans > 1
+    assert losses == drawing(False)[1]
+
+
+def test_each_op_that_keeps_a_generator_has_the_kernel_that_shares_it():
+    from tensorflow.python.framework import kernels
+
+    import tfswap.ops  # noqa: F401 registers them
+
+    for op in sorted(DRAWS):
+        labels = {kernel.label for kernel in kernels.get_registered_kernels_for_op(op).kernel}
+        assert {"", OWN_KERNEL} <= labels, op
 
 
 def test_rows_and_columns_that_change_apart_are_covered_together():

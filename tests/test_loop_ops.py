@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
 from tfswap.importers.inline import LOWERING  # noqa: E402
-from tfswap.oplib.names import KERNEL, LOOP_KERNEL  # noqa: E402
+from tfswap.oplib.names import KERNEL, OWN_KERNEL  # noqa: E402
 
 
 def labelled(function):
@@ -21,7 +21,7 @@ def labelled(function):
         loops = [op for op in tf.compat.v1.get_default_graph().get_operations() if "While" in op.type]
         assert loops
         for loop in loops:
-            loop._set_attr(KERNEL, AttrValue(s=LOOP_KERNEL.encode()))
+            loop._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
             loop._set_attr(LOWERING, AttrValue(b=False))
         return result
 

@@ -30,6 +30,7 @@ from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
+from tfswap.passes.states import apply_states
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import MARGIN_BYTES, promised
@@ -420,6 +421,9 @@ class Step:
         graph = optimizer.rewrite(plan, gate)
         claim = self._request.options.claim(self._owner, plan)
         swaps = apply_claim(graph, claim)
+        trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
+        if _device()[1].kind == "cpu" and apply_states(graph, self._owner, trace):
+            tfswap.ops.keep_states(self._owner)
         function = self._export(graph, plan, gate, closed=closed)
         if swaps:
             self._reserve(claim)

@@ -154,10 +154,39 @@ DELIVER: Final = "Tfswap>Deliver"
 # chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
-# Not an op: the attribute that names a node's kernel among those of its op, and that of a planned step's loops
-# (csrc/core/loop_ops.cc).
+# Not an op: the attribute that names a node's kernel among those of its op, and what names the kernels of ours that
+# TensorFlow's ops have in a planned step (csrc/core/loop_ops.cc, random_ops.cc).
 KERNEL: Final = "_kernel"
-LOOP_KERNEL: Final = "tfswap"
+OWN_KERNEL: Final = "tfswap"
+
+# Not an op: whose generator's state a random op shares, by number, and which of theirs.
+STATE_OWNER: Final = "_tfswap_owner"
+STATE_PLACE: Final = "_tfswap_place"
+
+# TensorFlow's ops that have a generator's state in their kernels.
+DRAWS: Final = frozenset(
+    {
+        "AllCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomCrop",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "ThreadUnsafeUnigramCandidateSampler",
+        "TruncatedNormal",
+        "UniformCandidateSampler",
+    }
+)
 
 # Not an op: how the names of kernels that run again begin.
 AGAIN: Final = "tfswap/again/"

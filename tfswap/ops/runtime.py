@@ -277,9 +277,15 @@ def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int
     )
 
 
+def keep_states(owner: int) -> None:
+    """From now on random ops of this owner's steps go on where those of its earlier plans have stopped."""
+    load().c.tfswap_keep_states(owner)
+
+
 def forget_owner(owner: int) -> None:
     """Nobody asks for this owner's steps any more."""
     load().c.tfswap_forget_owner(owner)
+    load().c.tfswap_drop_states(owner)
 
 
 def reset_stats() -> None:

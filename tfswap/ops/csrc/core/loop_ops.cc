@@ -4,7 +4,7 @@
 // WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
-// label (LOOP_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
+// label (OWN_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
 // over the values of the iteration before. TensorFlow's If and Case let go first.
 //
 // Bodies have an order, so nothing in them runs side by side, and to hand a kernel to another
@@ -293,7 +293,7 @@ class WhileOp : public AsyncOpKernel {
   Handles handles_;
 };
 
-constexpr char kLabel[] = "tfswap";  // LOOP_KERNEL in oplib/names.py
+constexpr char kLabel[] = "tfswap";  // OWN_KERNEL in oplib/names.py
 
 REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_CPU).Label(kLabel), WhileOp);
 REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_GPU).Label(kLabel), WhileOp);

@@ -19,7 +19,7 @@ from tfswap.importers.function import import_function  # noqa: E402 needs Tensor
 def types(function: Any, *shapes: tuple[int, ...]) -> dict[str, str]:
     """The types of a function's tensors, by op."""
     concrete = tf.function(function).get_concrete_function(*(tf.TensorSpec(s) for s in shapes))
-    return {node.op: str(node.outputs[0]) for node in import_function(concrete)}
+    return {node.op: str(node.outputs[0]) for node in import_function(concrete) if node.outputs}
 
 
 def test_rows_that_a_mask_takes_are_all_at_most():
@@ -44,6 +44,27 @@ def test_distinct_values_and_parts_are_all_at_most():
     found = types(function, (100, 8))
     assert found["Exp"] == "float32<=[100]"
     assert found["Sin"] == "float32<=[100,8]"
+
+
+def test_hits_of_a_sampler_that_takes_nothing_twice_are_one_for_each_class_at_most():
+    def function(x: Any) -> Any:
+        labels = tf.cast(x[:, :1], tf.int64)
+        drawn = tf.random.log_uniform_candidate_sampler(labels, 1, 64, True, 1000, seed=5)
+        return tf.nn.sampled_softmax_loss(
+            tf.zeros([1000, 8]), tf.zeros([1000]), labels, x, 64, 1000, sampled_values=drawn
+        )
+
+    found = types(function, (100, 8))
+    assert found["ComputeAccidentalHits"] == "int32<=[100]"
+    assert found["SparseToDense"] == "float32[100,64]"
+
+
+def test_a_shape_of_several_tensors_tells_sizes():
+    def function(x: Any) -> Any:
+        first, _ = tf.shape_n([x, x])
+        return tf.sin(tf.tile(tf.ones([1, 3]), [first[0], 1]))
+
+    assert types(function, (100, 8))["Sin"] == "float32[100,3]"
 
 
 def test_sizes_go_through_conditionals():

@@ -20,7 +20,7 @@ from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
 from tfswap.importers.shapes import Argument, Content, HandleType, infer_shapes, shape_of
 from tfswap.ir.graph import Graph, Node, Opaque, Output
-from tfswap.ir.ops import control_flow, empties_list, passes_on
+from tfswap.ir.ops import control_flow, empties_list, gives_shapes, passes_on
 from tfswap.ir.types import Shape
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class _Import:
             self._bind(exact=True)
             self._open = self._unknown()
         self._infer(arguments)
+        self._take_shapes()
         self._bind(exact=True)
         self._open |= self._unknown()
         self._bind()
@@ -121,6 +122,23 @@ class _Import:
             self._graph = import_graph_def(self._graph_def, *self._ends, bounds=bounds)
             self._graph.prune()
         return self._graph
+
+    def _take_shapes(self) -> None:
+        """Take in what `tf.shape_n` gives: TensorFlow's inference reads the value of a Shape, and not of a ShapeN."""
+        asked = [n.name for n in self._graph_def.node if gives_shapes(n.op)]
+        while asked and self._unknown():
+            news: dict[str, Argument] = {}
+            for node in (self.graph[name] for name in asked if name in self.graph):
+                for i, tensor in enumerate(node.inputs):
+                    name, shape = f"{node.name}:{i}", tensor.type.shape
+                    if shape is not None and None not in shape and not tensor.type.bound and name not in self._known:
+                        value = tuple(d for d in shape if d is not None)
+                        argument = self._inferred.argument(name)
+                        news[name] = replace(argument, shape=(len(value),), value=value)
+            if not news:
+                return
+            self._known |= news
+            self._infer(self._arguments)
 
     def _infer(self, arguments: Mapping[str, Argument]) -> None:
         self._inferred = infer_shapes(self._graph_def, arguments, self._known)

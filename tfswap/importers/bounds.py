@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tfswap.ir.graph import Node
+from tfswap.ir.ops import passes_on
 from tfswap.ir.types import Shape
 
 
@@ -65,6 +66,15 @@ def _boxes(node: Node) -> Iterator[Largest]:
         yield Largest(0, (shape[0],))
 
 
+def _hits(node: Node) -> Iterator[Largest]:
+    """Of each true class one, where none is sampled twice."""
+    sampler = node.inputs[1]
+    while passes_on(sampler.node.op):
+        sampler = sampler.node.inputs[sampler.index]
+    if sampler.node.attrs.get("unique"):
+        yield from _elements(node, 0, 1, 2)
+
+
 def _found(node: Node) -> Iterator[Largest]:
     """What a table holds for each key. Keys of a dense table can be vectors, and then there are fewer."""
     _, keys, default = (t.type for t in node.inputs)
@@ -77,6 +87,7 @@ def _found(node: Node) -> Iterator[Largest]:
 
 
 _RULES: dict[str, Rule] = {
+    "ComputeAccidentalHits": _hits,
     "DynamicPartition": _partitions,
     "ListDiff": lambda node: _elements(node, 0, 1),
     "LookupTableFind": _found,

@@ -17,8 +17,8 @@ from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.inline import CALLS, has_calls, inline_calls
 from tfswap.importers.shapes import Argument, handle_types
-from tfswap.ir.graph import Graph
-from tfswap.ir.ops import control_flow
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import control_flow, gives_shapes, has_small_extras
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
@@ -63,7 +63,13 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
         return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune()
+    if any(gives_shapes(node.op) for node in graph) and any(map(_has_open_size, graph)):
+        return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
     return graph
+
+
+def _has_open_size(node: Node) -> bool:
+    return not has_small_extras(node.op) and any(kind.nbytes is None for kind in node.outputs)
 
 
 def own_outputs(concrete: Any) -> list[Any]:

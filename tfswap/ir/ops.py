@@ -831,6 +831,8 @@ _STATEFUL_FORMS = {
 }
 
 
+SHAPES = "ShapeN"
+"""The shapes of several tensors at once."""
 READ_VARIABLE = "ReadVariableOp"
 """The value of a whole variable."""
 SHARE_READS = "DisableCopyOnRead"
@@ -877,6 +879,12 @@ def passes_on(op: str) -> bool:
 def reads_metadata_only(op: str) -> bool:
     """Whether the op needs only shapes or dtypes, so that it never needs a swapped tensor back."""
     return Trait.METADATA in traits(op)
+
+
+@cache
+def gives_shapes(op: str) -> bool:
+    """Whether each output of the op is the shape of the input of that position."""
+    return op == SHAPES
 
 
 @cache

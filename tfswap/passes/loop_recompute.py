@@ -57,6 +57,9 @@ class _Rewrite:
         self._there: dict[Output, Output] = {}  # by tensor of the forward body, what it is in the backward one
         self._copied: set[Node] = set()
         self.kernels = 0
+        for node in passage.backward:
+            if is_const(node.op):  # the gradient's constants wait for what comes before them, lists' elements for these
+                node.controls = ()
         dropped = [s for s in passage.saved if s.name in names]
         for s in passage.saved:
             if s.name not in names:

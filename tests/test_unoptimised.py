@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import tensorflow as tf
+from processes import on_arena
 from tensorflow.python.eager import context
 
 from tfswap.analysis.device import DeviceModel
@@ -116,3 +117,23 @@ def test_where_they_fail_it_is_the_step_as_it_was_traced(caplog):
     with caplog.at_level(logging.WARNING, "tfswap"):
         assert as_executed(traced, DeviceModel()) is traced
     assert "TensorFlow's own optimizers fail on this step" in caplog.text
+
+
+def test_what_is_computed_beforehand_has_room_or_is_left_to_the_step():
+    """TensorFlow's optimizers end the process where what follows from shapes finds no memory."""
+    assert (
+        on_arena(
+            """
+import json
+import tensorflow as tf
+from tfswap.frontends.unoptimised import as_executed
+from tfswap.analysis.device import DeviceModel
+from tfswap.importers.function import import_function
+step = tf.function(lambda x: x + tf.reduce_sum(tf.concat([tf.zeros_like(x), tf.ones_like(x)], 0)))
+traced = import_function(step.get_concrete_function(tf.TensorSpec([4 << 20])))
+print(json.dumps([node.op for node in as_executed(traced, DeviceModel())].count("ConcatV2")))
+""",
+            mib=48,
+        )
+        == 1
+    )

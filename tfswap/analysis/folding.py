@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import is_const, is_folded, is_known, is_view
+from tfswap.ir.ops import is_const, is_folded, is_known, is_view, reads_metadata_only
 
 MAX_FOLDED_BYTES = 10 << 20
 """TensorFlow keeps no result larger than this."""
@@ -78,6 +78,22 @@ def computed_bytes(graph: Graph) -> int:
     nodes = [*(node for node in graph if is_const(node.op)), *computed(graph)]
     own = sum(t.nbytes or 0 for node in nodes if not is_view(node.op) for t in node.outputs)
     return own + sum(map(computed_bytes, graph.all_bodies()))
+
+
+def most_folded_bytes(graph: Graph) -> int:
+    """The most that TensorFlow's optimizers hold at once, on the host, to compute a node beforehand.
+
+    They compute what follows from constants and from shapes, node by node, and only then look how large it is.
+    """
+    known: set[Node] = set()
+    most = 0
+    for node in graph.topological():
+        if is_const(node.op) or reads_metadata_only(node.op) or (is_folded(node.op) and _reads_only(known, node)):
+            known.add(node)
+            if not is_const(node.op) and not is_view(node.op):
+                read = sum(t.type.nbytes or 0 for t in node.inputs if t.node in known)
+                most = max(most, read + sum(kind.nbytes or 0 for kind in node.outputs))
+    return max([most, *map(most_folded_bytes, graph.all_bodies())])
 
 
 def _reads_only(constants: set[Node], node: Node) -> bool:

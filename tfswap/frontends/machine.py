@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,12 @@ def _arena_map(device: str) -> Any:
 def _collects(device: str) -> bool:
     """Whether the device's allocator gives up unused regions. Follows GPUBFCAllocator::GetGarbageCollectionValue."""
     return device.startswith("GPU") and os.environ.get("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true") != "false"
+
+
+def free_bytes(device: str) -> float:
+    """What the device's allocator may still hand out; without end where it has no limit."""
+    limit, info = device_limit_bytes(device), memory_info(device)
+    return math.inf if limit is None or info is None else limit - info.current_bytes
 
 
 def device_limit_bytes(device: str) -> int | None:

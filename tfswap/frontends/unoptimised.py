@@ -17,9 +17,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.folding import most_folded_bytes
 from tfswap.analysis.precision import origin
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
+from tfswap.frontends import machine
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
@@ -38,6 +40,10 @@ GATHER = "ResourceGather"
 
 log = logging.getLogger("tfswap")
 
+HOST = "CPU:0"
+ROUNDED_UP = 2
+"""A chunk can be as many times as large as what is asked for."""
+
 RESULT = "tfswap_result_"
 TARGET = "tfswap_unoptimised"
 
@@ -50,6 +56,10 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     options = context.context().config.graph_options.rewrite_options
     if options.disable_meta_optimizer:  # by tf.config.optimizer.set_experimental_options
         return graph
+    if ROUNDED_UP * most_folded_bytes(graph) > machine.free_bytes(HOST):
+        # The process would be aborted: what fails there is not handled.
+        options = type(options).FromString(options.SerializeToString())
+        options.constant_folding = options.OFF
     try:
         return _optimized(graph, device, options)
     except (errors_impl.OpError, TfswapError) as error:

@@ -34,6 +34,7 @@ from tfswap.ir.graph import Graph
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.claim import Claim
 from tfswap.passes.defer import apply_defer
+from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
@@ -170,6 +171,7 @@ class Optimizer:
         require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
         settled = graph.copy()
+        apply_free_constants(settled)
         apply_settle(settled)
         apply_shared_reads(settled)
         apply_split_views(settled)

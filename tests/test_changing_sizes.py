@@ -33,6 +33,16 @@ def test_batches_that_keep_growing_take_few_plans_and_none_twice():
     assert bits(net.weights) == bits(twin.weights)
 
 
+def test_a_share_leaves_a_small_last_batch_what_the_others_have():
+    """A trace of its own, that takes little more than its variables: a share of that would never do."""
+    net, twin = Net(layers=3), Net(layers=3)
+    step, reference = tfswap.optimize(tf.function(net.step), memory_limit="70%"), tf.function(twin.step)
+    for rows in (1500, 3, 1500):
+        assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
+    with pytest.raises(tfswap.InfeasibleMemoryLimit):
+        tfswap.optimize(tf.function(net.step), memory_limit="70%")(batch(3))
+
+
 def drawing(optimized):
     """Losses of a step that draws random numbers, also in a loop and in a conditional, on batches of several sizes."""
     tf.random.set_seed(5)

@@ -62,6 +62,11 @@ def check_limit(limit: int | str, name: str = "memory_limit") -> None:
     parse_limit(limit, baseline_bytes=lambda: 1 << 40, name=name)
 
 
+def is_share(limit: int | str) -> bool:
+    """Whether a limit is a share of the unoptimised peak."""
+    return isinstance(limit, str) and "%" in limit
+
+
 def _parse_text(limit: str, baseline_bytes: Callable[[], int] | None, name: str, examples: str) -> int:
     match = _PATTERN.fullmatch(limit)
     if match is None:

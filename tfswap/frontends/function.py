@@ -356,7 +356,8 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of)
+        granted = max((s.limit_bytes or 0 for steps in self._made.values() for s in steps), default=0)
+        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted)
         if isinstance(concrete, Joint):
             return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.

@@ -37,7 +37,7 @@ from tfswap.planner.planner import MARGIN_BYTES, promised
 from tfswap.planner.requests import Requests
 from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
-from tfswap.sizes import format_bytes, parse_limit
+from tfswap.sizes import format_bytes, is_share, parse_limit
 
 if TYPE_CHECKING:
     from tfswap.oplib.load import CLook
@@ -67,11 +67,13 @@ class Step:
         batches_beside: as of OptimizedFunction.
         instead_of: a step for larger arguments, which moves more than these need: what this one must keep is the same
             limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
+        granted_bytes: the most that another trace of the function was granted.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
         plan, report: of the latest planning.
-        limit_bytes: the limit; a share is of the unoptimised peak at the first planning, and stays what it was.
+        limit_bytes: the limit; a share is of the unoptimised peak at the first planning, and stays what it was. It
+            comes to no less than what another trace was granted: a smaller last batch may take what the others may.
         planned: whether there is a plan.
     """
 
@@ -89,10 +91,12 @@ class Step:
         owner: int,
         batches_beside: int = 0,
         instead_of: Step | None = None,
+        granted_bytes: int = 0,
     ):
         if instead_of is not None:
             request = dataclasses.replace(request, memory_limit=instead_of.limit_bytes)
         self.instead_of = instead_of
+        self._granted_bytes = granted_bytes
         self.name = name
         self.shapes = shapes
         self.planned = False
@@ -355,6 +359,8 @@ class Step:
         limit = self._request.limit(_device()[0])
         if limit is not None:
             asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
+            if is_share(limit):
+                asked = max(asked, self._granted_bytes)
             # More than the arena may have is no limit that can be kept.
             self.limit_bytes = min(asked, resident.limit_bytes or asked)
 

@@ -25,7 +25,7 @@ LIMITS = ("80%", "floor")
 
 ABOVE, BELOW = 0.05, 0.02  # of the measured peak, where the plan's may lie
 WIDENED = 0.03  # the range of measured unoptimised peaks, where the prediction may lie
-RUNS = tuple(map(str, range(10)))
+RUNS = tuple(map(str, range(20)))  # the peaks of "messages" have two levels, and ten runs can all be of one
 
 
 def run(model: str, limit: str, **env: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_the_limit_is_kept_when_copies_are_slow(model):
 
 @pytest.mark.parametrize("model", PREDICTED)
 def test_the_unoptimised_peak_is_predicted(model):
-    """Within the range of ten runs, of which fewer are enough where it is within their range already."""
+    """Within the range of measured runs, of which few are enough where it is within theirs already."""
     expected = run(model, "predicted")["baseline"]
     peaks: list[int] = []
     for number in RUNS:

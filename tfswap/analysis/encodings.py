@@ -17,8 +17,8 @@ from typing import NamedTuple, cast
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import passes_on
 from tfswap.ir.types import TensorType
+from tfswap.ir.views import passed_on
 from tfswap.oplib import names
 
 FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
@@ -120,15 +120,9 @@ def find_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True)
             continue
         encoded = _ENCODED[codec.encode](node, codec, same_bits and device.onednn)
         if encoded is not None:
-            found.append(Encoding(node, _passed_on(node.inputs[codec.source]), codec, encoded))
+            # Kernels that read one name of it and another share an encoding.
+            found.append(Encoding(node, passed_on(node.inputs[codec.source]), codec, encoded))
     return found
-
-
-def _passed_on(tensor: Output) -> Output:
-    """The tensor that `tensor` is another name of: kernels that read one and the other share an encoding."""
-    while passes_on(tensor.node.op):
-        tensor = tensor.node.inputs[tensor.index]
-    return tensor
 
 
 def _mask(node: Node, codec: Codec, apart: bool) -> TensorType | None:

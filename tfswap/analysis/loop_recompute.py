@@ -26,12 +26,12 @@ from tfswap.ir.ops import (
     READ_VARIABLE,
     control_flow,
     is_const,
-    is_pure,
+    may_run_again,
     passes_on,
     reads_list_length,
     reads_variable,
-    uses_tensor_list,
 )
+from tfswap.ir.views import passed_on
 
 
 class Saved(NamedTuple):
@@ -70,17 +70,17 @@ class Passage:
     def invariant(self, feed: Node) -> int | None:
         """Which argument of the loop `feed` is, if that is the same in all iterations."""
         position = self.forward.feeds.index(feed)
-        return position if same(self.forward.fetches[position]) == feed.out() else None
+        return position if passed_on(self.forward.fetches[position]) == feed.out() else None
 
     def reads_invariant(self, node: Node) -> bool:
         """Whether a node of the forward body reads a variable that no iteration writes."""
         if node.op != READ_VARIABLE:
             return False
-        handle = same(node.inputs[0])
+        handle = passed_on(node.inputs[0])
         if handle.node not in self.forward.feeds or self.invariant(handle.node) is None:
             return False
         for user in self.forward:
-            given = [i for i, t in enumerate(user.inputs) if same(t) == handle]
+            given = [i for i, t in enumerate(user.inputs) if passed_on(t) == handle]
             if not given or passes_on(user.op):
                 continue
             if user in self.forward.bodies:
@@ -100,7 +100,7 @@ class Passage:
         """
         kernels: list[Node] = []
         seen: set[Node] = set()
-        pending = [(same(tensor), False)]
+        pending = [(passed_on(tensor), False)]
         while pending:
             current, is_ready = pending.pop()
             node = current.node
@@ -115,19 +115,12 @@ class Passage:
                 continue
             if self.reads_invariant(node):
                 continue
-            if not is_const(node.op) and not _repeats(node):
+            if not is_const(node.op) and not may_run_again(node.op):
                 return None
             seen.add(node)
             pending.append((current, True))
-            pending += ((same(t), False) for t in node.inputs)
+            pending += ((passed_on(t), False) for t in node.inputs)
         return kernels
-
-
-def same(tensor: Output) -> Output:
-    """The tensor that `tensor` is, as it was before nodes that only pass it on."""
-    while passes_on(tensor.node.op) and tensor.index < len(tensor.node.inputs):
-        tensor = tensor.node.inputs[tensor.index]
-    return tensor
 
 
 def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Passage]:
@@ -143,7 +136,7 @@ def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Pas
     for node in (node for part in parts for node in part if control_flow(node.op) or reads_list_length(node.op)):
         for tensor in node.inputs:
             if tensor.type.dtype == "variant":
-                takers.setdefault(same(tensor), set()).add(node)
+                takers.setdefault(passed_on(tensor), set()).add(node)
     found: dict[tuple[Graph, Node, Node], list[Saved]] = {}
     for a in accumulators:
         if len(a.makers) != 1 or len(a.pushes) != 1 or len(a.pops) != 1:
@@ -156,23 +149,19 @@ def find_passages(graph: Graph, accumulators: Iterable[Accumulator]) -> list[Pas
         filled, emptied = _changed(push, push.node.out()), _changed(pop, pop.node.out(0))
         if filled is None or emptied is None:
             continue
-        empty, full = same(loop.inputs[filled]), loop.out(filled)
+        empty, full = passed_on(loop.inputs[filled]), loop.out(filled)
         lists = (empty, full, push.graph.feeds[filled].out(), push.node.out(), pop.graph.feeds[emptied].out())
         seen = set[Node]().union(*(takers.get(one, ()) for one in lists))
-        if empty == maker.out() and same(back.inputs[emptied]) == full and seen == {loop, back}:
+        if empty == maker.out() and passed_on(back.inputs[emptied]) == full and seen == {loop, back}:
             found.setdefault((where, loop, back), []).append(Saved(a.name, push, pop))
     return [Passage(where, loop, back, tuple(saved)) for (where, loop, back), saved in found.items()]
 
 
 def _changed(place: Place, result: Output) -> int | None:
     """Which argument of a body is the list that `place` changes in each iteration, to `result`; None where none is."""
-    body, given = place.graph, same(place.node.inputs[0]).node
+    body, given = place.graph, passed_on(place.node.inputs[0]).node
     position = body.feeds.index(given) if given in body.feeds else None
-    return position if position is not None and same(body.fetches[position]) == result else None
-
-
-def _repeats(node: Node) -> bool:
-    return is_pure(node.op) and not uses_tensor_list(node.op) and control_flow(node.op) is None
+    return position if position is not None and passed_on(body.fetches[position]) == result else None
 
 
 def choose_remade(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) -> dict[str, list[Node]]:
@@ -182,7 +171,7 @@ def choose_remade(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) 
         worth: whether to run these kernels in each iteration is better than to save this.
     """
     place = {node: i for i, node in enumerate(passage.forward.topological())}
-    made = {s.name: same(s.push.pushed) for s in passage.saved}
+    made = {s.name: passed_on(s.push.pushed) for s in passage.saved}
     chosen: dict[str, list[Node]] = {}
     for s in sorted(passage.saved, key=lambda s: (place[made[s.name].node], made[s.name].index, s.name)):
         kernels = passage.remade(made[s.name], {t for name, t in made.items() if name not in (s.name, *chosen)})

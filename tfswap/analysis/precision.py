@@ -22,6 +22,7 @@ from tfswap.analysis.phases import backward_nodes
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_const, is_feed, is_pure, is_view, reads_metadata_only, reads_variable
+from tfswap.ir.views import origin
 from tfswap.oplib import names
 
 EXACT = "exact"
@@ -112,13 +113,6 @@ class Saved(NamedTuple):
     tensor: Output
     forward: tuple[Node, ...]
     backward: tuple[Node, ...]
-
-
-def origin(tensor: Output) -> Output:
-    """The tensor that `tensor` is a view of."""
-    while is_view(tensor.node.op) and tensor.node.inputs:
-        tensor = tensor.node.inputs[tensor.index if tensor.index < len(tensor.node.inputs) else 0]
-    return tensor
 
 
 def saved_tensors(graph: Graph) -> dict[str, Saved]:

@@ -19,7 +19,6 @@ from tfswap.analysis.precision import (
     asked_for,
     asked_precision,
     find_reductions,
-    origin,
     saved_tensors,
 )
 from tfswap.analysis.profile import Profile
@@ -31,6 +30,7 @@ from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.unoptimised import as_executed
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
+from tfswap.ir.views import origin
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.claim import Claim
 from tfswap.passes.defer import apply_defer

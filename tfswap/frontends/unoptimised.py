@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import most_folded_bytes
-from tfswap.analysis.precision import origin
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
@@ -28,6 +27,7 @@ from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow
 from tfswap.ir.types import Shape, TensorType
+from tfswap.ir.views import origin
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2, tensor_shape_pb2

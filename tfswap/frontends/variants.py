@@ -22,11 +22,12 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
-from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages, same
-from tfswap.analysis.precision import Reduction, origin
+from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
+from tfswap.analysis.precision import Reduction
 from tfswap.errors import InvalidModel
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.views import origin, passed_on
 from tfswap.oplib import names
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.encode import apply_encodings
@@ -217,7 +218,7 @@ class Variants:
         for passage in find_passages(self._unordered, find_accumulators(self._unordered)):
             place = flow.place.get(passage.loop.name)  # None in the body of another loop
             times = 1.0 if place is None else flow.runs[place][graph.bodies[flow.nodes[place]][1]]
-            kept = {same(s.push.pushed) for s in passage.saved if s.name not in rewriting.remade}
+            kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in rewriting.remade}
             for s in passage.saved:
                 if s.name in rewriting.remade:
                     found[s.name] = times * sum(map(costs.seconds, passage.remade(s.push.pushed, kept) or ()))

@@ -20,8 +20,9 @@ from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
 from tfswap.importers.shapes import Argument, Content, HandleType, infer_shapes, shape_of
 from tfswap.ir.graph import Graph, Node, Opaque, Output
-from tfswap.ir.ops import control_flow, empties_list, gives_shapes, passes_on
+from tfswap.ir.ops import control_flow, empties_list, gives_shapes
 from tfswap.ir.types import Shape
+from tfswap.ir.views import passed_on
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -219,9 +220,7 @@ def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> li
 
 def _is_empty(tensor: Output) -> bool:
     """Whether it is a list without elements, or an optional without value."""
-    while passes_on(tensor.node.op):
-        tensor = tensor.node.inputs[tensor.index]
-    return empties_list(tensor.node.op)
+    return empties_list(passed_on(tensor).node.op)
 
 
 def _names(node: Node, attributes: Iterable[str]) -> list[str]:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tfswap.ir.graph import Node
-from tfswap.ir.ops import passes_on
 from tfswap.ir.types import Shape
+from tfswap.ir.views import passed_on
 
 
 class Largest(NamedTuple):
@@ -68,10 +68,7 @@ def _boxes(node: Node) -> Iterator[Largest]:
 
 def _hits(node: Node) -> Iterator[Largest]:
     """Of each true class one, where none is sampled twice."""
-    sampler = node.inputs[1]
-    while passes_on(sampler.node.op):
-        sampler = sampler.node.inputs[sampler.index]
-    if sampler.node.attrs.get("unique"):
+    if passed_on(node.inputs[1]).node.attrs.get("unique"):
         yield from _elements(node, 0, 1, 2)
 
 

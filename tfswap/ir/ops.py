@@ -1035,6 +1035,11 @@ def uses_tensor_list(op: str) -> bool:
 
 
 @cache
+def may_run_again(op: str) -> bool:
+    """Whether the op gives the same each time, does nothing else, and keeps nothing."""
+    return is_pure(op) and not uses_tensor_list(op)
+
+
 def empties_list(op: str) -> bool:
     """Whether the op makes a tensor list without elements, or an optional without value."""
     return Trait.EMPTY_LIST in traits(op)

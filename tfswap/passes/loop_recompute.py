@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tfswap.analysis.accumulators import find_accumulators
-from tfswap.analysis.loop_recompute import Passage, find_passages, same
+from tfswap.analysis.loop_recompute import Passage, find_passages
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.ops import is_const
+from tfswap.ir.views import passed_on
 
 FEED = "Placeholder"
 
@@ -60,7 +61,7 @@ class _Rewrite:
         dropped = [s for s in passage.saved if s.name in names]
         for s in passage.saved:
             if s.name not in names:
-                self._there[same(s.push.pushed)] = s.pop.popped
+                self._there[passed_on(s.push.pushed)] = s.pop.popped
         kept = set(self._there)
         for s in dropped:
             kernels = passage.remade(s.push.pushed, kept)
@@ -91,7 +92,7 @@ class _Rewrite:
         self.kernels += not is_const(node.op)
 
     def _in_backward(self, tensor: Output) -> Output:
-        tensor = same(tensor)
+        tensor = passed_on(tensor)
         if tensor not in self._there:
             is_read = self._passage.reads_invariant(tensor.node)
             self._there[tensor] = self._argument(self._read(tensor.node) if is_read else self._given(tensor.node))
@@ -101,13 +102,13 @@ class _Rewrite:
         """What the loop is given that is the same in all iterations."""
         position = self._passage.invariant(feed)
         assert position is not None, "what is not the same in all iterations is not made again"
-        return same(self._passage.loop.inputs[position])
+        return passed_on(self._passage.loop.inputs[position])
 
     def _read(self, node: Node) -> Output:
         """What `node` reads in all iterations, read before the loop."""
         graph, loop = self._passage.graph, self._passage.loop
         name = graph.unique_name(f"tfswap/{loop.name}/{node.name}")
-        handle = self._given(same(node.inputs[0]).node)
+        handle = self._given(passed_on(node.inputs[0]).node)
         read = graph.add(
             node.op, name, (handle,), controls=loop.controls, attrs=node.attrs, outputs=node.outputs, device=node.device
         )
@@ -118,7 +119,7 @@ class _Rewrite:
         """A tensor as an argument of the backward body, the same in all iterations; a new one unless it has it."""
         back, body = self._passage.back, self._passage.backward
         for value, own, result in zip(back.inputs, body.feeds, body.fetches, strict=True):
-            if same(value) == given and same(result) == own.out():
+            if passed_on(value) == given and passed_on(result) == own.out():
                 return own.out()
         kind = given.type
         for part in self._passage.graph.bodies[back]:

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.kernels import kernel_memory
 from tfswap.analysis.phases import backward_nodes
-from tfswap.analysis.precision import FORMATS, Reduction, Saved, origin, saved_tensors
+from tfswap.analysis.precision import FORMATS, Reduction, Saved, saved_tensors
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.ops import passes_on
 from tfswap.ir.types import TensorType
+from tfswap.ir.views import origin
 from tfswap.oplib import names
 from tfswap.passes.encode import add_shape
 

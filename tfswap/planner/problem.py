@@ -19,7 +19,7 @@ import numpy as np
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.devices import Rates
-from tfswap.ir.ops import is_pure, is_view, uses_tensor_list
+from tfswap.ir.ops import is_view, may_run_again
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Split
@@ -162,8 +162,7 @@ def make_problem(
     refusals = _refusals(flow, keep)
     repeatable = [
         flow.is_kernel[i]
-        and is_pure(node.op)
-        and not uses_tensor_list(node.op)
+        and may_run_again(node.op)
         and not flow.updates[i]
         and not any(v in refusals for _, v in flow.makes[i])
         for i, node in enumerate(flow.nodes)

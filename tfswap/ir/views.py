@@ -1,0 +1,20 @@
+"""What a tensor is another name, or a view, of."""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Output
+from tfswap.ir.ops import is_view, passes_on
+
+
+def passed_on(tensor: Output) -> Output:
+    """The tensor that `tensor` is another name of."""
+    while passes_on(tensor.node.op):
+        tensor = tensor.node.inputs[tensor.index]
+    return tensor
+
+
+def origin(tensor: Output) -> Output:
+    """The tensor that `tensor` is a view of."""
+    while is_view(tensor.node.op) and tensor.node.inputs:
+        tensor = tensor.node.inputs[tensor.index if tensor.index < len(tensor.node.inputs) else 0]
+    return tensor

@@ -76,15 +76,18 @@ def test_a_step_that_waits_says_so():
         """
 step = optimized(Net().step)
 step(batch())
-ops.configure(bandwidth_bytes_per_s=50e6)
+ops.configure(bandwidth_bytes_per_s=10e6)
+start = time.monotonic()
 step(batch())
+took = time.monotonic() - start
 slow = step.stats()
-assert slow.copying_s >= sum(planned(step)) / 50e6
-assert 0.3 * slow.copying_s < slow.stalled_s <= slow.copying_s
-assert slow.overlap == 1 - slow.stalled_s / slow.copying_s
+assert slow.copying_s >= sum(planned(step)) / 10e6
+# A thread that the machine is slow to wake counts as waiting, so a step may wait longer than its copies took.
+assert 0.3 * slow.copying_s < slow.stalled_s <= took, (slow, took)
+assert slow.overlap == max(0.0, 1 - slow.stalled_s / slow.copying_s)
 ops.configure(bandwidth_bytes_per_s=None)
 step(batch())
-assert step.stats().stalled_s < slow.stalled_s  # of that step alone
+assert step.stats().stalled_s < slow.stalled_s, (step.stats(), slow)  # of that step alone
 print(json.dumps(0))
 """
     )

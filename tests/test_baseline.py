@@ -44,6 +44,12 @@ def test_branches_run_side_by_side_on_two_threads_and_in_turn_on_one():
     assert units(BRANCHES, TWO, {}) == 4
 
 
+def test_a_constant_that_waits_keeps_what_reads_it_waiting():
+    waiting = BRANCHES.replace("%b0 = Tile(%x)", "%c = Const() ^a2 -> int32[1]\n%b0 = Tile(%x, %c)")
+    assert "^a2" in waiting
+    assert units(waiting, TWO, {}) == units(BRANCHES, ONE, {}) == 2
+
+
 def test_which_kernels_meet_depends_on_what_they_take():
     # a0 is gone before b1 starts: three at most.
     assert units(BRANCHES, TWO, {"a0": 1e-3, "a1": 1e-3}) == 3

@@ -11,19 +11,24 @@ from tfswap.passes.free_constants import apply_free_constants
 TEXT = """\
 %x = Placeholder() -> float32[1024]
 %loop = StatelessWhile(%x) -> float32[1024]
-%one = Const() -> float32[1]
+%one = Const() ^loop -> float32[1]
 %many = Const() -> int32[1] = (1024,)
 %tile = Tile(%one, %many) -> float32[1024]
-%half = Const() ^tile -> float32[]
-%scaled = Mul(%tile, %half) ^loop -> float32[1024]
+%third = Const() ^many -> float32[]
+%half = Const() ^tile ^third -> float32[]
+%scaled = Mul(%tile, %half) ^x -> float32[1024]
 %added = AddV2(%scaled, %loop) ^scaled -> float32[1024]
 %write = AssignVariableOp(%added, %half) ^tile
+%done = NoOp() ^write
+%step = Const() ^done ^half -> int64[]
+%count = AssignAddVariableOp(%loop, %step)
 feeds %x
 fetches %added
-targets %write
+targets %count
 body %loop
   %x = Placeholder() -> float32[1024]
-  %no = Const() ^x -> bool[]
+  %yes = Const() ^x -> bool[]
+  %no = LogicalNot(%yes) ^yes -> bool[]
   feeds %x
   fetches %no
 body %loop
@@ -33,12 +38,22 @@ body %loop
 """
 
 
-def test_what_follows_from_constants_alone_waits_for_nothing():
+def test_a_constant_waits_for_no_constants_but_for_what_they_wait_for():
     graph = parse_graph(TEXT)
-    assert apply_free_constants(graph) == 3
-    waiting = {node.name: [c.name for c in node.controls] for node in graph if node.controls}
-    assert waiting == {"added": ["scaled"], "write": ["tile"]}
-    assert not any(node.controls for body in graph.all_bodies() for node in body)
+    assert apply_free_constants(graph) == 4
+    waiting = {node.name: {c.name for c in node.controls} for node in graph if node.controls}
+    assert waiting == {
+        "one": {"loop"},
+        "half": {"loop"},
+        "scaled": {"x"},
+        "added": {"scaled"},
+        "write": {"tile"},
+        "done": {"write"},
+        "step": {"done", "loop"},  # else nothing would keep the first write in the step
+    }
+    (body, _) = graph.all_bodies()
+    assert [c.name for c in body["yes"].controls] == ["x"]
+    assert [c.name for c in body["no"].controls] == ["x"]
 
 
 def test_a_gradient_of_constants_is_not_made_in_each_step():

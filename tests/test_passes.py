@@ -156,7 +156,15 @@ def test_shared_reads():
 
 
 @pytest.mark.parametrize(
-    ("name", "views"), [("swap", 0), ("swap_early", 0), ("swap_view", 1), ("swap_twice", 0), ("swap_identity_n", 0)]
+    ("name", "views"),
+    [
+        ("swap", 0),
+        ("swap_early", 0),
+        ("swap_view", 1),
+        ("swap_twice", 0),
+        ("swap_identity_n", 0),
+        ("swap_late_view", 0),
+    ],
 )
 def test_swap(name, views):
     golden = Golden(name)

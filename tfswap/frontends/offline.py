@@ -31,6 +31,9 @@ ARENA_NOTE = (
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
 it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
+SLACK_BYTES = 2**20
+"""The same for small steps, where what a variable was initialised from counts too: a session keeps an initial value
+that is a constant, and the first update makes a second buffer. No more than all that is there is kept free."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ def offline_optimizer(
     resident = Resident(sum(sizes))
     made = Optimizer(graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results)
     largest = max((t.nbytes or 0 for t in held), default=0)
-    margin = min(largest, int(made.live_peak_bytes * SLACK_SHARE))
-    made.extra_margin_bytes = margin
+    slack = min(largest, int(made.live_peak_bytes * SLACK_SHARE))
+    made.extra_margin_bytes = max(slack, min(resident.total_bytes, SLACK_BYTES))
     return made
 
 

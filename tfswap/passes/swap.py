@@ -184,14 +184,19 @@ def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Tr
     """`tensor`, a view of the swapped one, on the buffer that came back."""
     if tensor not in travel.views:
         view = tensor.node
-        viewed = [i for i in range(len(view.inputs)) if _is_view_of(flow, view, i, value)]
-        same = [i for i in viewed if view.inputs[i].type == tensor.type]
+        # What it read in the step as it was: a view that runs late itself reads the buffer that came back by now.
+        reads = flow.nodes[flow.place[view.name]].inputs
+        viewed = [i for i, read in enumerate(reads) if flow.value_of.get((read.node, read.index)) == value]
+        same = [i for i in viewed if reads[i].type == tensor.type]
         if same:
             # An Identity by any name: read what it passes on. Another IdentityN would hold all its inputs.
             position = tensor.index if tensor.index in same else same[0]
-            travel.views[tensor] = _fresh(graph, flow, value, view.inputs[position], travel)
+            travel.views[tensor] = _fresh(graph, flow, value, _in(graph, reads[position]), travel)
             return travel.views[tensor]
-        inputs = tuple(_fresh(graph, flow, value, t, travel) if i in viewed else t for i, t in enumerate(view.inputs))
+        inputs = tuple(
+            _fresh(graph, flow, value, _in(graph, reads[i]), travel) if i in viewed else t
+            for i, t in enumerate(view.inputs)
+        )
         twin = graph.add(
             view.op,
             graph.unique_name(f"tfswap/{view.name}"),
@@ -203,9 +208,3 @@ def _fresh(graph: Graph, flow: Dataflow, value: int, tensor: Output, travel: _Tr
         for i in range(len(view.outputs)):
             travel.views[view.out(i)] = twin.out(i)
     return travel.views[tensor]
-
-
-def _is_view_of(flow: Dataflow, view: Node, position: int, value: int) -> bool:
-    original = flow.nodes[flow.place[view.name]]
-    source = original.inputs[position]
-    return flow.value_of.get((source.node, source.index)) == value

@@ -127,12 +127,12 @@ class _Program:
         control: list[list[int]] = [[] for _ in data]
         self.pending = [0] * len(flow.nodes)
         for i, node in enumerate(flow.nodes):
-            if node not in flow.constants:
-                for edges, sources in ((data, (t.node for t in node.inputs)), (control, node.controls)):
-                    before = {index[source] for source in sources}
-                    self.pending[i] += len(before)
-                    for source in before:
-                        edges[source].append(i)
+            read = () if node in flow.constants else (t.node for t in node.inputs)  # computed before the step
+            for edges, sources in ((data, read), (control, node.controls)):
+                before = {index[source] for source in sources}
+                self.pending[i] += len(before)
+                for source in before:
+                    edges[source].append(i)
             if not self.pending[i]:
                 self.pending[i] = 1
                 control[START].append(i)

@@ -22,7 +22,7 @@ from tfswap.analysis import kernels
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import constant_nodes
-from tfswap.analysis.integers import Integers, Values
+from tfswap.analysis.integers import Integers, Loop, Values, as_feeds
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.analysis.lists import LIST_RULES, Call
 from tfswap.analysis.workspace import Event
@@ -40,9 +40,6 @@ from tfswap.ir.ops import (
 from tfswap.planner.allocator import round_up
 
 FREED, LET_GO = -1, -2
-
-MOST_TRIPS = 1 << 17
-"""Iterations up to which a loop is followed to find out how many there are."""
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
@@ -358,7 +355,7 @@ class Machine:
             argument.refs += made.uses.get((feed, 0), 0)
             if consume:
                 self.drop(argument)
-        known = made.integers.follow(_known(body, integers))
+        known = made.integers.follow(as_feeds(body, integers))
         for node in made.order:
             self._node(body, made, node, there, known)
         results = [(f.node, f.index) for f in body.fetches]
@@ -490,22 +487,10 @@ class Machine:
         self, condition: Graph, body: Graph, integers: Sequence[Values | None]
     ) -> list[list[Values | None]] | None:
         """The loop variables' integers before each iteration, and after the last; None where the end is not known."""
-        test, change = self._prepare(condition).integers, self._prepare(body).integers
-        asked = (condition.fetches[0].node, condition.fetches[0].index)
-        results = [(f.node, f.index) for f in body.fetches]
-        found: list[list[Values | None]] = [list(integers)]
-        while len(found) <= MOST_TRIPS:
-            goes_on = test.follow(_known(condition, found[-1])).get(asked)
-            if goes_on == (0,):
-                return found
-            known = change.follow(_known(body, found[-1]))
-            after = [known.get(r) for r in results]
-            if goes_on is None:
-                self.exact = False
-                if after == found[-1]:
-                    return None
-            found.append(after)
-        return None
+        loop = Loop(condition, body, self._prepare(condition).integers, self._prepare(body).integers)
+        found, certain = loop.run(integers)
+        self.exact &= certain
+        return found
 
     # --- the record ------------------------------------------------------------------------------------------
 
@@ -598,10 +583,6 @@ def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
 
 def _indices(node: Node) -> range:
     return range(len(node.outputs))
-
-
-def _known(body: Graph, integers: Sequence[Values | None]) -> Known:
-    return {(f, 0): v for f, v in zip(body.feeds, integers, strict=True) if v is not None}
 
 
 def _memory(body: Graph, node: Node, device: DeviceModel) -> kernels.KernelMemory:

@@ -1,7 +1,7 @@
 """Integers that are known before the step runs: sizes, counters, and whether a loop goes on.
 
-Follows small integer and boolean tensors through the graph, flat. Where one side decides (False and anything) the
-other need not be known.
+Follows small integer and boolean tensors through the graph, flat, and on demand how many elements lists have. Where one
+side decides (False and anything) the other need not be known.
 
 Invariant: what is given for a tensor is what it will hold; nothing is guessed.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
 from tfswap.ir.ops import is_view
@@ -166,18 +166,54 @@ _RULES: dict[str, Rule] = {
 }
 
 
+def _set(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    length, index = inputs[:2]
+    if length is None or not node.attrs.get("resize_if_index_out_of_bounds"):
+        return length
+    return None if index is None else (max(length[0], index[0] + 1),)
+
+
+def _longer(by: int) -> Rule:
+    def rule(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        return None if inputs[0] is None else (inputs[0][0] + by,)
+
+    return rule
+
+
+def _rows(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    shape = _shape(node, inputs)
+    return shape[:1] if shape else None
+
+
+_LENGTHS: dict[str, Rule] = {
+    "EmptyTensorList": lambda node, inputs: (0,),
+    "Identity": _same,
+    "TensorListFromTensor": _rows,
+    "TensorListLength": _same,
+    "TensorListPopBack": _longer(-1),
+    "TensorListPushBack": _longer(1),
+    "TensorListReserve": lambda node, inputs: inputs[1],
+    "TensorListResize": lambda node, inputs: inputs[1],
+    "TensorListSetItem": _set,
+    "ZerosLike": _same,
+}
+"""How many elements the list has that is the first output, or what reads that."""
+
+
 class Integers:
     """Follows the integers of one graph.
 
     Args:
         order: its nodes, each after those that it reads.
+        lengths: whether how many elements a list has is followed as well: it stands for the list.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[Node]):
+    def __init__(self, graph: Graph, order: Sequence[Node], *, lengths: bool = False):
         self._constants = {(node, 0): values for node, values in graph.small_constants.items()}
         self._steps: list[tuple[Node, Rule]] = []
         for node in order:
-            rule = rule_of(node)
+            variant = any(kind.dtype == "variant" for kind in (*(t.type for t in node.inputs), *node.outputs))
+            rule = (_LENGTHS.get(node.op) if lengths else None) if variant else rule_of(node)
             if rule is not None:
                 self._steps.append((node, rule))
 
@@ -200,3 +236,47 @@ def rule_of(node: Node) -> Rule | None:
     if node.op == "Cast" and not is_followed(node.inputs[0]):
         return None
     return _RULES.get(node.op)
+
+
+MOST_TRIPS = 1 << 17
+"""Iterations up to which a loop is followed to find out how many there are."""
+
+
+class Loop(NamedTuple):
+    """A loop's condition and body, and what follows their integers."""
+
+    condition: Graph
+    body: Graph
+    test: Integers
+    change: Integers
+
+    def run(
+        self, given: Sequence[Values | None], *, bound: bool = True
+    ) -> tuple[list[list[Values | None]] | None, bool]:
+        """The loop variables' integers before each iteration, and after the last; None where the end is not known.
+        And whether it ends there, or may end before.
+
+        Args:
+            bound: whether an end that may come before is asked for.
+        """
+        asked = (self.condition.fetches[0].node, self.condition.fetches[0].index)
+        results = [(f.node, f.index) for f in self.body.fetches]
+        found: list[list[Values | None]] = [list(given)]
+        certain = True
+        while len(found) <= MOST_TRIPS:
+            goes_on = self.test.follow(as_feeds(self.condition, found[-1])).get(asked)
+            if goes_on == (0,):
+                return found, certain
+            known = self.change.follow(as_feeds(self.body, found[-1]))
+            after = [known.get(r) for r in results]
+            if goes_on is None:
+                certain = False
+                if after == found[-1] or not bound:
+                    break
+            found.append(after)
+        return None, certain
+
+
+def as_feeds(graph: Graph, integers: Sequence[Values | None]) -> dict[tuple[Node, int], Values]:
+    """What is known of what a graph is given, by tensor."""
+    return {(f, 0): v for f, v in zip(graph.feeds, integers, strict=True) if v is not None}

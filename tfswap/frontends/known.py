@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.hidden import functions_beside, hidden_calls
 from tfswap.importers.library_function import import_library_function
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import calls_functions, has_small_extras, is_frame, loops_over_dataset, sized_by_value
+from tfswap.ir.ops import calls_functions, control_flow, has_small_extras, is_frame, loops_over_dataset, sized_by_value
 from tfswap.sizes import format_bytes
 
 SMALL = 1024
@@ -38,9 +38,7 @@ def require_functional(graph: Graph, locate: Locate) -> None:
 
 def require_sizes(graph: Graph, locate: Locate) -> None:
     """Refuse a graph with a tensor whose bytes are unknown. Raises UnsupportedGraph."""
-    for body in graph.all_bodies():
-        require_sizes(body, locate)
-    unknown = _sizeless(graph)
+    unknown = _sizeless(graph, graph.feeds)
     if unknown:
         first = unknown[0]
         line = locate(first.node.name)
@@ -48,10 +46,37 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise UnsupportedGraph(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
-            f"{others}. Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full "
-            "shape, or in a data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op "
-            "returns, as of py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+            f"{others}. {_how_to_tell(graph, first)}"
         )
+
+
+def _how_to_tell(graph: Graph, first: Output) -> str:
+    node = first.node
+    if node in graph.feeds or any(feed.outputs[0].nbytes is None for feed in graph.feeds):
+        return (
+            "Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full shape, or in a "
+            "data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op returns, as of "
+            "py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+        )
+    kind = control_flow(node.op)
+    if kind is not None and kind.is_loop:
+        return (
+            "The inputs' sizes are known, but the loop gives this one another shape in each iteration. Keep its shape: "
+            "write what an iteration makes into a tf.TensorArray, or into a part of a tensor that has its full size "
+            "from the start."
+        )
+    if any(t.type.dtype == "variant" for t in node.inputs):
+        return (
+            "The inputs' sizes are known, but how many elements this list gets hangs on what the step computes. Give "
+            "the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a number of iterations that "
+            "follows from shapes."
+        )
+    return (
+        "The inputs' sizes are known, but this one hangs on what the step computes, or TensorFlow can't infer what "
+        "the op returns. Where it has one size in every step, say it at that line: y = tf.ensure_shape(y, [...]), or "
+        "y.set_shape([...]). Else pad or cut to a size: ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in "
+        "place of tf.range(n), or what is needed computed outside of the step, as an input."
+    )
 
 
 def require_sight(graph: Graph, locate: Locate) -> None:
@@ -95,8 +120,7 @@ def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
     except (UnsupportedGraph, InvalidModel) as error:
         return f"what can't be told ({error})"
     parts = (body, *body.all_bodies())
-    unknown = [tensor for part in parts for tensor in _sizeless(part)]
-    if unknown:
+    if unknown := _sizeless(body, body.feeds):
         return f"tensors whose size is not known before the step runs ({unknown[0].name!r}, {unknown[0].type})"
     largest = max((t for part in parts for n in part for t in map(n.out, range(len(n.outputs)))), key=_nbytes)
     if _nbytes(largest) > SMALL:
@@ -105,24 +129,50 @@ def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
     return next((held for n, names in hidden_calls(body) for m in names if (held := _held(n, m, inside))), None)
 
 
+def _is_small(tensor: Output) -> bool:
+    """Not what stands for others: a list's elements can be of any size."""
+    return tensor.type.dtype != "variant" and tensor.type.nbytes is not None and tensor.type.nbytes < SMALL
+
+
 def _nbytes(tensor: Output) -> int:
     return tensor.type.nbytes or 0
 
 
-def _sizeless(graph: Graph) -> list[Output]:
-    """Tensors of `graph` itself whose bytes are unknown and may be many."""
-    small: set[Output] = set()
+def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
+    """Tensors whose bytes are unknown and may be many, in what loops and conditionals run too. The first is the cause.
+
+    Args:
+        small_feeds: what the graph is given that is small, where its size is not known.
+    """
+    small = {feed.out() for feed in small_feeds if feed.outputs[0].nbytes is None}
     unknown: list[Output] = []
     for node in graph.topological():
+        unknown += _sizeless_inside(graph, node, small)
         sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
-        if not sizeless:
+        if not sizeless or node.out() in small:
             continue
         grows = sized_by_value(node.op) or not (
-            has_small_extras(node.op)
-            or all(t in small or (t.type.nbytes is not None and t.type.nbytes < SMALL) for t in node.inputs)
+            has_small_extras(node.op) or (node.inputs and all(t in small or _is_small(t) for t in node.inputs))
         )
         if grows:
             unknown += sizeless
         else:  # arithmetic on shapes: a few integers, whatever they are
             small.update(sizeless)
+    return unknown
+
+
+def _sizeless_inside(graph: Graph, node: Node, small: Collection[Output]) -> list[Output]:
+    """The same of what `node` runs; first of all, its own variable where a loop changes its shape."""
+    kind = control_flow(node.op)
+    if kind is None or node not in graph.bodies:
+        return []
+    passed = node.inputs[kind.first_argument :]
+    unknown = [
+        node.out(i)
+        for i, (feed, given) in enumerate(zip(graph.bodies[node][-1].feeds, passed, strict=True))
+        if kind.is_loop and feed.outputs[0].nbytes is None and given.type.nbytes is not None and given not in small
+    ]
+    for body in graph.bodies[node]:
+        pairs = zip(body.feeds, passed, strict=True)
+        unknown += _sizeless(body, [feed for feed, given in pairs if given in small or _is_small(given)])
     return unknown

@@ -13,12 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfswap.analysis.integers import Integers, Loop, Values
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, largest_shapes
-from tfswap.importers.contents import common, content_of, contents, has_contents, joined, with_shape
+from tfswap.importers.contents import (
+    Contents,
+    either,
+    find_contents,
+    has_contents,
+    in_branch,
+    news,
+    of_branches,
+    with_shape,
+)
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
-from tfswap.importers.shapes import Argument, Content, HandleType, infer_shapes, shape_of
+from tfswap.importers.shapes import Argument, Content, infer_shapes, shape_of
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow, empties_list, gives_shapes
 from tfswap.ir.types import Shape
@@ -65,10 +75,12 @@ class _Import:
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
         if any(a.bound for a in arguments.values()):
-            self._infer({name: _opened(a) if a.bound else a for name, a in arguments.items()})
+            self._arguments = {name: _opened(a) if a.bound else a for name, a in arguments.items()}
+            self._infer()
             self._bind(exact=True)
             self._open = self._unknown()
-        self._infer(arguments)
+            self._arguments = arguments
+        self._infer()
         self._take_shapes()
         self._bind(exact=True)
         self._open |= self._unknown()
@@ -78,11 +90,18 @@ class _Import:
     def argument(self, name: str) -> Argument:
         """The tensor as what another graph is given."""
         argument = self._inferred.argument(name)
-        holds = bool(argument.handles) and not self._bounded()
-        content = content_of(self.graph.tensor(name), self._inferred, self._given) if holds else None
-        return replace(argument, bound=self._bounded() and name in self._open, content=content)
+        content = self._contents.get(self.graph.tensor(name))
+        bound = name in self._open if content is None else content.bound
+        return replace(argument, bound=self._bounded() and bound, content=content)
 
-    def _given(self, tensor: Output) -> Content:
+    @property
+    def _contents(self) -> Contents:
+        """What is in lists and optionals, with all that is known by now."""
+        if self._found is None:
+            self._found = find_contents(self.graph, self._inferred, self._given, self._bounded())
+        return self._found
+
+    def _given(self, tensor: Output) -> Content | None:
         """What is in a list or an optional that the graph is given, or that a loop or a conditional gives."""
         found = self._arguments.get(tensor.node.name) or self._known.get(tensor.name)
         return None if found is None else found.content
@@ -92,6 +111,10 @@ class _Import:
         argument = self.argument(name)
         value = self._inferred.value(name)
         return replace(argument, value=value, bound=argument.bound or (value is not None and self._bounded()))
+
+    def value(self, name: str) -> tuple[int, ...] | None:
+        """The integers that it holds, where they are certain."""
+        return None if self._bounded() else self._inferred.value(name)
 
     def results(self) -> list[Argument]:
         """What the graph gives."""
@@ -108,11 +131,13 @@ class _Import:
 
     def _learn(self, results: Mapping[str, Argument]) -> None:
         """Take in what is known of tensors, as far as it is news."""
-        news = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
-        if news:
-            self._known |= news
-            self._infer(self._arguments)
-            self._bind()
+        more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
+        if more:
+            self._known |= more
+            self._infer()
+        self._known |= {name: r for name, r in results.items() if r.content is not None}
+        self._found = None
+        self._bind()
 
     @property
     def graph(self) -> Graph:
@@ -139,11 +164,12 @@ class _Import:
             if not news:
                 return
             self._known |= news
-            self._infer(self._arguments)
+            self._infer()
 
-    def _infer(self, arguments: Mapping[str, Argument]) -> None:
-        self._inferred = infer_shapes(self._graph_def, arguments, self._known)
+    def _infer(self) -> None:
+        self._inferred = infer_shapes(self._graph_def, self._arguments, self._known)
         self._graph: Graph | None = None
+        self._found: Contents | None = None
 
     def _bounded(self) -> bool:
         return any(a.bound for a in (*self._known.values(), *self._arguments.values()))
@@ -158,7 +184,7 @@ class _Import:
         """
         while self._decides or self._holds:
             held = [self.graph[name] for name in self._holds if name in self.graph]
-            bounds = dict(found for node in held for found in contents(node, self._inferred, self._given))
+            bounds = dict(found for node in held for found in news(node, self._inferred, self._contents))
             for node in (self.graph[name] for name in self._decides if name in self.graph):
                 for i, shape, is_exact in largest_shapes(node):
                     if exact and not is_exact:
@@ -172,7 +198,7 @@ class _Import:
             before = dict(self._known)
             self._known |= bounds
             try:
-                self._infer(self._arguments)
+                self._infer()
             except InvalidModel:  # two sizes that turn out equal have different bounds
                 self._known = before
                 return
@@ -180,13 +206,15 @@ class _Import:
 
 def _opened(argument: Argument) -> Argument:
     """`argument` without what is a bound."""
+    if argument.content is not None:
+        return replace(argument, content=None, handles=[with_shape(kind, None) for kind in argument.handles])
     return replace(argument, value=None) if argument.value is not None else replace(argument, shape=None)
 
 
 def _says_more(made: Argument, known: Argument) -> bool:
     if len(made.handles) != len(known.handles):
         return bool(made.handles and not known.handles)
-    if made.content is not None and known.content is None:
+    if made.value is not None:
         return True
     pairs = [(shape_of(a[1]), shape_of(b[1])) for a, b in zip(made.handles, known.handles, strict=True)]
     return any(_knows_more(a, b) for a, b in [(made.shape, known.shape), *pairs])
@@ -205,11 +233,17 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
     names = _names(node, kind.functions)
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
-        return _loop(names, [made.argument(name) for name in passed], library)
+        return _loop(names, [made.argument(name) for name in passed], [made.value(name) for name in passed], library)
     arguments = [made.argument_and_value(name) for name in passed]
-    branches = [_body(name, arguments, library) for name in names]
-    results = [functools.reduce(_larger, _held(branches, i)) for i in range(len(branches[0][1]))]
+    branches = [_body(name, [in_branch(a, k, len(names)) for a in arguments], library) for k, name in enumerate(names)]
+    results = [_of_branches(branches, i) for i in range(len(branches[0][1]))]
     return tuple(graph for graph, _ in branches), results
+
+
+def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> Argument:
+    """What is known of a conditional's result."""
+    result = functools.reduce(_larger, _held(branches, position))
+    return replace(result, content=of_branches([results[position].content for _, results in branches]))
 
 
 def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
@@ -236,44 +270,50 @@ def _names(node: Node, attributes: Iterable[str]) -> list[str]:
 
 
 def _loop(
-    names: Sequence[str], arguments: list[Argument], library: Library
+    names: Sequence[str], arguments: Sequence[Argument], values: Sequence[Values | None], library: Library
 ) -> tuple[tuple[Graph, ...], list[Argument]]:
     """The condition and the body of a loop, with the sizes that its variables have in every iteration."""
     condition, body = names
+    steady = list(arguments)
     while True:
-        made, results = _body(body, arguments, library)
-        steady = [_either(before, after) for before, after in zip(arguments, results, strict=True)]
-        if steady == arguments:
-            return (_body(condition, arguments, library)[0], made), results
-        arguments = steady
+        made, results = _body(body, steady, library)
+        common = [either(before, after) for before, after in zip(steady, results, strict=True)]
+        if common == steady:
+            test = _body(condition, steady, library)[0]
+            return (test, made), _after_loop(test, made, arguments, values, results)
+        steady = common
+
+
+def _after_loop(
+    condition: Graph,
+    body: Graph,
+    arguments: Sequence[Argument],
+    values: Sequence[Values | None],
+    results: list[Argument],
+) -> list[Argument]:
+    """`results`, with how long the lists are that the iterations have made longer, where they can be counted."""
+    grown = [i for i, r in enumerate(results) if r.content is not None and r.content.length is None]
+    lengths = {i: a.content.length for i, a in enumerate(arguments) if a.content is not None}
+    if not any(lengths.get(i) is not None for i in grown):
+        return results
+    given = [v if (n := lengths.get(i)) is None else (n,) for i, v in enumerate(values)]
+    test, change = (Integers(g, g.topological(), lengths=True) for g in (condition, body))
+    trips, _ = Loop(condition, body, test, change).run(given, bound=False)
+    if trips is None:
+        return results
+    return [
+        replace(r, content=replace(r.content, length=after[0])) if i in grown and r.content and after else r
+        for i, (r, after) in enumerate(zip(results, trips[-1], strict=True))
+    ]
 
 
 def _larger(one: Argument, other: Argument) -> Argument:
     """What is known of a tensor that is the one or the other: it is as large as the larger at most."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
-        return _either(one, other)
+        return either(one, other)
     pairs = zip(one.shape, other.shape, strict=True)
     shape = tuple(None if a is None or b is None else max(a, b) for a, b in pairs)
-    return replace(_either(one, other), shape=shape, bound=one.bound or other.bound or one.shape != other.shape)
-
-
-def _either(one: Argument, other: Argument) -> Argument:
-    """What is known of a tensor that is the one or the other."""
-    return Argument(
-        one.dtype,
-        common(one.shape, other.shape),
-        _either_handle(one, other),
-        one.bound or other.bound,
-        None,
-        joined(one.content, other.content),
-    )
-
-
-def _either_handle(one: Argument, other: Argument) -> list[HandleType]:
-    pairs = list(zip(one.handles, other.handles, strict=False))
-    if len(one.handles) != len(other.handles) or any(a[0] != b[0] or a[2:] != b[2:] for a, b in pairs):
-        return []
-    return [a if a == b else with_shape(a, common(shape_of(a[1]), shape_of(b[1]))) for a, b in pairs]
+    return replace(either(one, other), shape=shape, bound=one.bound or other.bound or one.shape != other.shape)
 
 
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:

@@ -83,6 +83,16 @@ def _found(node: Node) -> Iterator[Largest]:
     yield Largest(0, shape, exact=traced is not None and len(traced) == len(shape))
 
 
+def _rows(node: Node) -> Iterator[Largest]:
+    """As many rows as the ragged tensor has; how long they are made, the call must say (`shape=`)."""
+    shape, partitions, kinds = node.outputs[0].shape, node.inputs[3:], node.attrs.get("row_partition_types")
+    if not shape or None in shape[1:] or not isinstance(kinds, tuple) or kinds[:1] != (b"ROW_SPLITS",):
+        return
+    splits = partitions[0].type.num_elements
+    if splits is not None:
+        yield Largest(0, (splits - 1, *shape[1:]), exact=not partitions[0].type.bound)
+
+
 _RULES: dict[str, Rule] = {
     "ComputeAccidentalHits": _hits,
     "DynamicPartition": _partitions,
@@ -92,6 +102,7 @@ _RULES: dict[str, Rule] = {
     "NonMaxSuppression": _boxes,
     "NonMaxSuppressionV2": _boxes,
     "NonMaxSuppressionV3": _boxes,
+    "RaggedTensorToTensor": _rows,
     "Unique": _unique,
     "UniqueV2": _unique,
     "UniqueWithCounts": _unique,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import SMALL_INTEGERS
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 HANDLES = frozenset(("resource", "variant"))
 """Element types of tensors that stand for others."""
-
-Content = tuple[int, ...] | Literal["nothing"] | None
-"""The integers, flat, that each element of a list holds, or that an optional does; or that there is nothing in it."""
 
 HandleType = tuple[int, Any] | tuple[int, Any, Any]
 """Element type (as TensorFlow numbers them) and shape proto of what is behind a resource, or in a tensor list; for
@@ -31,7 +28,7 @@ class Argument:
     Attributes:
         bound: whether the shape, or the value, is the largest that the step can make it.
         value: the integers that it holds, flat, where they are known.
-        content: the same of what is in a list or an optional (see contents.py).
+        content: what is in it, if it is a list or an optional (see contents.py).
     """
 
     dtype: int
@@ -39,7 +36,31 @@ class Argument:
     handles: Sequence[HandleType]
     bound: bool = False
     value: tuple[int, ...] | None = None
-    content: Content = None
+    content: Content | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is known of what is in a list or an optional.
+
+    Attributes:
+        parts: what each element of the list is (one Argument for all), or the optional's components; none where there
+            is nothing in it, and None where nothing is known.
+        length: how many elements the list has, set or not.
+        optional: whether it is an optional.
+        by_branch: the same for each branch of a conditional that may have made it, where that differs.
+    """
+
+    parts: tuple[Argument, ...] | None
+    length: int | None = None
+    optional: bool = False
+    by_branch: tuple[Content | None, ...] = ()
+
+    @property
+    def bound(self) -> bool:
+        """Whether some of it may be smaller."""
+        inside = (*(part.content for part in self.parts or ()), *self.by_branch)
+        return any(p.bound for p in self.parts or ()) or any(c.bound for c in inside if c is not None)
 
 
 def shape_of(proto: tensor_shape_pb2.TensorShapeProto) -> Shape:

@@ -97,8 +97,8 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_own_buffer, {"resource": variable.handle}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
         (core.tfswap_await_allocation, {"count": core.tfswap_count_allocations(), "allocations": 1}),
-        (core.tfswap_split_chunk, {"nbytes": 1000}),
-        (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=1000)}),
+        (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
+        (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),
     ]
 
 

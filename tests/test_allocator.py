@@ -116,42 +116,70 @@ def test_a_split_leaves_a_chunk_of_the_requests_own_size(rows, program, nbytes):
     whole = arena.copy()
     taken = handed_out(whole, nbytes)
     most = max(arena.peak_bytes, whole.in_use_bytes)
-    rest = arena.split(nbytes)
+    rests = arena.split([nbytes])
     assert arena.peak_bytes <= most, "more than with the whole chunk handed out"
-    if rest < 0:
+    if not rests:
         assert chunks_of(arena) == before
         return
     address = arena.allocate(nbytes)
     assert arena._size[address] == round_up(nbytes) < taken
     assert arena.peak_bytes <= most
+    (rest,) = rests
     arena.free(rest)
     arena.free(address)
     assert chunks_of(arena) == before
 
 
+@given(layouts, programs, st.lists(sizes, min_size=2, max_size=4))
+@settings(max_examples=200)
+def test_several_requests_are_parted_from_each_other_and_leave_nothing(rows, program, together):
+    arena = Arena(make_layout(rows))
+    held: list[int] = []
+    for action, amount in program:
+        if action == "allocate":
+            held.append(arena.allocate(amount))
+        elif held:
+            arena.free(held.pop(amount % len(held)))
+    before = chunks_of(arena)
+    rests = arena.split(together)
+    given_away = sum(arena._size[address] for address in rests)
+    assert arena.in_use_bytes == sum(size for _, size, used in before if used) + given_away, "no more stays in use"
+    for address in (*(arena.allocate(nbytes) for nbytes in together), *rests):
+        arena.free(address)
+    assert chunks_of(arena) == before
+
+
+def test_two_requests_of_one_kernel_get_chunks_of_their_own_size():
+    # A chunk of 36 KiB for two of 16 KiB: parted for one alone, the other is given 20 KiB whole.
+    arena = Arena([(0, 36864, False), (36864, 256, True), (40960, 2048, False)])
+    rests = arena.split([16384, 16384])
+    assert sum(arena._size[rest] for rest in rests) <= 2 * ALIGNMENT_BYTES
+    assert [handed_out(arena, 16384) for _ in range(2)] == [16384, 16384]
+
+
 def test_a_split_is_made_past_what_fits_the_rest_better():
     # Of 1,280 bytes a request of 768 leaves 512, which the first chunk fits as well.
     arena = Arena([(0, 512, False), (512, 256, True), (768, 1280, False), (2048, 256, True)])
-    rest = arena.split(768)
+    (rest,) = arena.split([768])
     assert (rest, arena._size[rest]) == (1024, 256), "and the 256 bytes before it are free"
     assert arena.in_use_bytes == 768
     # To hold all of these back would take more than the chunk itself is.
     chunks = [(n * 2048, 1024, False) for n in range(4)]
     arena = Arena([*chunks, (16384, 2304, False), (18688, 256, True)])
-    assert arena.split(1280) == -1
+    assert arena.split([1280]) == []
     assert arena.in_use_bytes == 256
     # And these are too many.
     few, many = ([(n * 2048, 256, False) for n in range(count)] for count in (MOST_MISSED, MOST_MISSED + 1))
     for chunks, found in ((few, True), (many, False)):
         arena = Arena([*chunks, (1 << 20, 1 << 19, False), (3 << 19, 256, True)])
-        assert (arena.split((1 << 19) - 256) >= 0) == found
+        assert bool(arena.split([(1 << 19) - 256])) == found
         assert arena.in_use_bytes == 256 + 256 * found
 
 
 def test_a_chunk_that_fits_is_not_split():
     arena = Arena([(0, 1024, False)])
-    assert arena.split(1024) == -1
-    assert arena.split(512) == -1, "the allocator splits it itself"
+    assert arena.split([1024]) == []
+    assert arena.split([512]) == [], "the allocator splits it itself"
 
 
 def test_empty_requests_take_nothing():
@@ -293,25 +321,28 @@ tf.config.experimental.reset_memory_stats("CPU:0")
 start = tuple((a, s, bool(u)) for a, s, u in real_chunks())
 arena = Arena(start)
 compare("start")
-held, splits, in_whole = [], 0, 0
+held, splits, in_parts, in_whole = [], 0, 0, 0
 for step in range(STEPS):
     allocating = not held or (arena.in_use_bytes < LOAD and random.random() < 0.6)
     if allocating:
-        size = random.choice(sizes)
         splitting = random.random() < 0.4
+        together = random.choices(sizes, k=random.choice([1, 1, 2, 3]) if splitting else 1)
         if splitting:
-            taken, rest = ops.tfswap_split_chunk(nbytes=size), arena.split(size)
-            splits += rest >= 0
+            taken, rests = ops.tfswap_split_chunk(nbytes=together), arena.split(together)
+            splits += bool(rests)
+            in_parts += len(rests) > 1
             compare((step, "split"))
-        tensor = allocate(size)
-        address = arena.allocate(size)
-        assert address == address_of(tensor), (step, size)
-        in_whole += arena._size[address] > size + 255
-        held.append((tensor, address))
+        for size in together:
+            tensor = allocate(size)
+            address = arena.allocate(size)
+            assert address == address_of(tensor), (step, size)
+            in_whole += arena._size[address] > size + 255
+            held.append((tensor, address))
         if splitting:
-            assert rest < 0 or arena._size[address] <= size + 255, (step, size)
+            assert not rests or len(together) > 1 or arena._size[address] <= size + 255, (step, size)
             ops.tfswap_free_rest(rest=taken)
-            arena.free(rest)
+            for rest in rests:
+                arena.free(rest)
     else:
         tensor, address = held.pop(random.randrange(len(held)))
         del tensor
@@ -323,7 +354,8 @@ while held:
     arena.free(address)
 compare("end")
 assert sorted((a, s, a not in arena._free) for a, s in arena._size.items())[:len(start)] == sorted(start)
-print(json.dumps({"in_whole": in_whole, "splits": splits, "peak": arena.peak_bytes, "chunks": len(start)}))
+counted = {"in_whole": in_whole, "splits": splits, "in_parts": in_parts}
+print(json.dumps({**counted, "peak": arena.peak_bytes, "chunks": len(start)}))
 """
 
 
@@ -334,7 +366,7 @@ def test_every_address_chunk_and_figure_of_a_random_program_is_the_real_ones(set
     head = f"SEED, SETTLED, STEPS, LOAD = {seed}, {settled}, 400, {400 * MIB if settled else 60 * MIB}\n"
     result = on_arena(head + HELPERS + REAL)
     assert result["in_whole"] > 10, "no chunk was handed out whole: the program shows nothing"
-    assert result["splits"] > 10
+    assert result["splits"] > 10 and result["in_parts"] > 2
     assert result["peak"] > 50 * MIB
 
 

@@ -86,7 +86,7 @@ def put(*path: Any) -> Change:
         (put("absences", 0, "back", 0), "must rise in this order"),
         (put("absences", 0, "release", 2.0), r"plan.absences\[0\].release is 2.0"),
         (put("order", []), "lie among the 0 kernels"),
-        (put("splits", [{"step": 3, "nbytes": 8}, {"step": 3, "nbytes": 8}]), "step 3 with 8 bytes after step 3"),
+        (put("splits", [{"step": 3, "nbytes": 8}, {"step": 2, "nbytes": 8}]), "step 2 with 8 bytes after step 3"),
         (put("splits", [{"step": 3, "nbytes": 0}]), "step 3 with 0 bytes"),
         (put("splits", [{"step": -1, "nbytes": 8}]), "step -1 with 8 bytes"),
     ],

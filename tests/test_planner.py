@@ -295,6 +295,37 @@ def test_a_request_that_is_gone_when_its_kernel_ends_is_parted_too():
     assert parted <= live_bytes + 256
 
 
+def test_all_large_requests_of_a_kernel_are_parted():
+    flow = facts(
+        "%x = Placeholder() {dtype=float32} -> float32[25600,2]\n"
+        "%y = Unpack(%x) {num=2, axis=1} -> float32[25600], float32[25600]\nfeeds %x\nfetches %y, %y:1\n"
+    )
+    order = named(flow, "y")
+    live_bytes, splits = choose_splits(flow, build_schedule(order, ()), Resident())
+    assert (live_bytes, splits) == (4 * UNIT, (Split(0, UNIT),) * 2)
+    # What is free is parted for the first, and the second would be given the rest of it whole.
+    chunks = ((0, 2 * UNIT, True), (2 * UNIT, UNIT * 9 // 4, False), (5 * UNIT, UNIT, True))
+    resident = Resident(3 * UNIT, chunks)
+    peaks = [
+        simulate_memory(flow, build_schedule(order, (), (), which), resident=resident).peak_bytes
+        for which in ((), splits[1:], splits)
+    ]
+    assert peaks[0] == peaks[1] == 5 * UNIT + UNIT // 4
+    assert peaks[2] <= 5 * UNIT + 2 * 256
+
+
+def test_a_request_is_parted_where_the_rest_of_its_chunk_would_be_the_peak():
+    """Of 13 units live at most 8 are while w is made, which may be given a chunk of 13."""
+    flow = facts(
+        "%x = Placeholder() {dtype=float32} -> float32[25600]\n%w = MatMul(%x, %x) -> float32[25600,7]\n"
+        "%a = MatMul(%w, %x) -> float32[25600]\n%b = MatMul(%a, %a) -> float32[25600,11]\n"
+        "feeds %x\nfetches %b\n"
+    )
+    live_bytes, splits = choose_splits(flow, build_schedule(named(flow, "w a b"), ()), Resident())
+    assert live_bytes == 13 * UNIT
+    assert splits[0] == Split(0, 7 * UNIT)
+
+
 def test_with_splits_holes_do_not_matter():
     optimizer = optimizer_of(training_step([Layer(kind) for kind in ("dense", "relu") * 8], 512, 128))
     flow = optimizer.flow

@@ -49,8 +49,8 @@ def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> No
     )
 
 
-def add_split(graph: Graph, node: Node, nbytes: int) -> Node:
-    """What takes the rest of the chunk that a request of `node`'s would be given."""
+def add_split(graph: Graph, node: Node, nbytes: tuple[int, ...]) -> Node:
+    """What takes the rest of the chunks that requests of `node`'s would be given."""
     name = graph.unique_name(f"tfswap/{node.name}/split")
     return graph.add(names.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
 

@@ -71,10 +71,10 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
 
     chain: list[Node] = []
     lead: int | None = None  # the kernel that the next one runs beside
-    split_bytes = 0  # of a request of the next step's that is to get no larger chunk
+    parted: list[int] = []  # the next step's requests that are to get no larger chunks
     for kind, subject in planned_schedule(flow, plan):
         if kind == SPLIT:
-            split_bytes = subject
+            parted.append(subject)
             continue
         if kind in (RUN, LEAD):
             node = graph[flow.nodes[subject].name]
@@ -103,10 +103,10 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
                 travel(value).renew(node.out(o))
         else:
             node = _insert(graph, kind, travel(subject))
-        if split_bytes:
-            split = add_split(graph, node, split_bytes)
+        if parted:
+            split = add_split(graph, node, tuple(parted))
             chain += (split, node, add_free_rest(graph, node, split))
-            split_bytes = 0
+            parted = []
         else:
             chain.append(node)
     return chain

@@ -147,12 +147,33 @@ class Arena:
             self.peak_bytes = self.in_use_bytes
         return address
 
-    def split(self, size_bytes: int) -> int:
-        """Have the chunk that such a request would be given whole, although it is larger, be one of its own size.
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        """Have chunks of their own sizes for the next requests, which are held together, where larger ones would be
+        given whole.
 
-        Returns the address of what parts it from the rest, and stays in use; -1 where there is nothing to do, or no
-        way. Never more is in use on the way than with that chunk handed out, and as a rule no more than is asked for.
-        As csrc/core/split_ops.cc does it, step by step.
+        Returns the addresses of what parts them from the rest, and stays in use. As csrc/core/split_ops.cc does it,
+        step by step.
+        """
+        parting: list[int] = []
+        pieces: list[int] = []
+        later_bytes = sum(map(round_up, sizes))
+        for size in sizes:
+            later_bytes -= round_up(size)
+            parting.append(self._part(size, later_bytes))
+            if later_bytes:
+                pieces.append(self.allocate(size))  # so that the next is not parted from it
+        for address in pieces:
+            self.free(address)
+        return [address for address in parting if address >= 0]
+
+    def _part(self, size_bytes: int, later_bytes: int) -> int:
+        """Part the chunk that a request would be given from what it needs; -1 where there is nothing to do, or no way.
+
+        Never more is in use on the way than with that chunk handed out, and as a rule no more than is asked for.
+
+        Args:
+            later_bytes: of the requests that come after it. Where there are some, what the allocator splits itself is
+                parted too, or it would join what is parted from them.
         """
         needed = round_up(size_bytes)
         whole = self._best_fit_bytes(needed)
@@ -160,27 +181,31 @@ class Arena:
             self.free(self.allocate(size_bytes))  # the arena grows
             whole = self._best_fit_bytes(needed)
         rest_bytes = whole - needed
-        if not 0 < rest_bytes < min(needed, SPLIT_SLACK_BYTES):
+        splits_itself = rest_bytes >= min(needed, SPLIT_SLACK_BYTES)
+        if not rest_bytes or (splits_itself and not later_bytes):
             return -1
         # What parts the two is cut from this chunk where no free one fits it: it is larger than those that are too
         # small for the request, but for the largest of them, which are held back meanwhile.
+        first_bytes = needed if splits_itself else rest_bytes
         missed: list[int] = []
         smaller = self._smaller_bytes(needed)
         largest = next(smaller, 0)
         while (
-            largest * LEAST_MISSED > rest_bytes
+            largest * LEAST_MISSED > first_bytes
             and len(missed) < MOST_MISSED
-            and sum(missed) + largest + rest_bytes <= (needed if largest < rest_bytes else whole)
+            and sum(missed) + largest + first_bytes <= later_bytes + (needed if largest < rest_bytes else whole)
         ):
             missed.append(largest)
             largest = next(smaller, 0)
         if largest >= rest_bytes:
             return -1
         between_bytes = largest + ALIGNMENT_BYTES
+        if splits_itself and between_bytes * LEAST_MISSED > needed:
+            return -1
         if 2 * between_bytes > rest_bytes:
             between_bytes = rest_bytes
         held = [self.allocate(size) for size in missed]
-        held.append(self.allocate(rest_bytes - between_bytes))
+        held.append(self.allocate(needed if splits_itself else rest_bytes - between_bytes))
         between = self.allocate(between_bytes)
         for address in held:
             self.free(address)

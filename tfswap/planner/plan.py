@@ -190,11 +190,11 @@ def _check_form(plan: Plan) -> None:
                 f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
                 f"lie among the {len(plan.order)} kernels of plan.order, past the first"
             )
-    for before, after in pairwise((Split(-1, 1), *plan.splits)):
-        if not before.step < after.step or not 0 < after.nbytes <= MAX_BYTES:
+    for before, after in pairwise((Split(0, 1), *plan.splits)):
+        if not before.step <= after.step or not 0 < after.nbytes <= MAX_BYTES:
             raise InvalidModel(
                 f"plan.splits has step {after.step} with {after.nbytes} bytes after step {before.step}: steps must "
-                "rise, and ask for something"
+                "not fall, and ask for something"
             )
 
 

@@ -129,9 +129,9 @@ class Recorder:
     def allocate(self, size_bytes: int) -> int:
         return self._came(self._arena.allocate(size_bytes))
 
-    def split(self, size_bytes: int) -> int:
+    def split(self, sizes: Sequence[int]) -> list[int]:
         self.kernel = NOBODY
-        return self._came(self._arena.split(size_bytes))
+        return [self._came(address) for address in self._arena.split(sizes)]
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         return self._arena.expect_same(before, after)

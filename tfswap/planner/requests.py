@@ -28,8 +28,8 @@ class Requests:
 
     Attributes:
         extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
-            release of what the n-th request got; or, SPLIT_ABOVE and the bytes of the next request, a split; or
-            FREE_REST, which gives back what the last split took.
+            release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
+            get chunks of their own size; or FREE_REST, which gives back what parts these.
         same: of each of them the requests that must get the same places, or what comes after them is not known.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
@@ -56,16 +56,21 @@ class Requests:
 def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int | None:
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
-    rest = -1
+    rests: list[int] = []
+    parted: list[int] = []
     for event in events:
+        if parted and event < SPLIT_ABOVE:
+            rests = arena.split(parted)
+            parted = []
         if event < 0:
             free(addresses[-1 - event])
         elif FREE_REST < event < SPLIT_ABOVE:
             addresses.append(allocate(event))
         elif event == FREE_REST:
-            free(rest)
+            for rest in rests:
+                free(rest)
         else:
-            rest = arena.split(event - SPLIT_ABOVE)
+            parted.append(event - SPLIT_ABOVE)
     if any(addresses[a] != addresses[b] for a, b in same):
         return None
     return arena.peak_bytes
@@ -92,9 +97,9 @@ class _Recorder:
         self.same += zip(before, after, strict=True)
         return True
 
-    def split(self, size_bytes: int) -> int:
-        self.events.append(SPLIT_ABOVE + size_bytes)
-        return _REST
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        self.events += [SPLIT_ABOVE + size for size in sizes]
+        return [_REST]
 
     def free(self, address: int) -> None:
         if address >= 0:

@@ -10,8 +10,8 @@ swap contract is split in two at each end, so that every allocation and release 
     RELEASE v    waits until that copy has ended, then lets go of the buffer
     IN v         allocates a fresh buffer and starts the copy back
     AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
-    SPLIT n      parts, until the next step has ended, the chunk that a request of n bytes would be given whole although
-                 it is larger, so that it fits
+    SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole
+                 although it is larger, so that it fits; one for each of that step's large requests
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def build_schedule(
     Args:
         beside: positions whose kernels run beside the one before them. Nothing happens between the two: what would
             be released or copied out there is so after both, and what would come back comes back before both.
-        splits: of steps of the schedule without them, by rising number.
+        splits: of steps of the schedule without them, by rising number, in the order of their requests.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
 

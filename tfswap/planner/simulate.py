@@ -33,7 +33,7 @@ class Allocator(Protocol):
 
     def free(self, address: int) -> None: ...
 
-    def split(self, size_bytes: int) -> int: ...
+    def split(self, sizes: Sequence[int]) -> list[int]: ...
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool: ...
 
@@ -61,8 +61,8 @@ class Ledger:
         made.in_use_bytes, made.peak_bytes, made._sizes = self.in_use_bytes, self.peak_bytes, self._sizes.copy()
         return made
 
-    def split(self, size_bytes: int) -> int:
-        return -1  # it has no chunks
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        return []  # it has no chunks
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         return True  # it knows no places
@@ -252,7 +252,8 @@ class Replay:
         running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
         peak_step, peak = 0, -1
         free = arena.free
-        rest = -1
+        rests: list[int] = []
+        parted: list[int] = []  # requests of the next step's
         for number, (kind, subject) in enumerate(self.steps):
             self.step = number
             before = arena.peak_bytes = arena.in_use_bytes
@@ -281,7 +282,10 @@ class Replay:
                 self.renewed.setdefault(subject, 0)
                 coming[subject] = self.bring_back(subject)
             elif kind == SPLIT:
-                rest = arena.split(subject)
+                parted.append(subject)
+                if self.steps[number + 1].kind != SPLIT:
+                    rests = arena.split(parted)
+                    parted = []
             else:
                 buffers[subject] = coming.pop(subject)
             if arena.peak_bytes > peak:
@@ -289,9 +293,10 @@ class Replay:
             if before_bytes is not None and during_bytes is not None:
                 before_bytes.append(before)
                 during_bytes.append(arena.peak_bytes)
-            if rest != -1 and kind != SPLIT:
-                free(rest)
-                rest = -1
+            if rests and kind != SPLIT:
+                for rest in rests:
+                    free(rest)
+                rests = []
         self.peak = peak
         self.end(buffers)
         return peak_step

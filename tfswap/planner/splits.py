@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.plan import Split
@@ -20,12 +21,17 @@ from tfswap.planner.simulate import Ledger, Replay, Resident, added_bytes, fill
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
 """Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""
+MOST_REQUESTS = 64
+"""Of one step: what a loop holds together can be anything."""
 NEAR_PEAK = 0.8
 """Of the live peak: where less is live, what chunks are too large by does not matter."""
 
 
 def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[int, tuple[Split, ...]]:
-    """Splits for a schedule that has none: for the largest request of each step near whose tensor the peak is.
+    """Splits for a schedule that has none: for the large requests of the steps near whose tensors the peak is, or would
+    be if one of them were given more than it needs.
+
+    Of a step's requests those that are held together where it holds most of its own.
 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
@@ -36,19 +42,38 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
     during = array("q")
     replay.repeat(array("q"), during)
     near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
-    found: dict[int, int] = {}
-    for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
-        end = len(steps) if gone is None else gone
-        matters = (
-            nbytes >= min(LEAST_SHARES) * replay.peak and made >= 0 and near[min(end + 1, len(steps))] > near[made]
-        )
-        if matters and LEAD not in (steps[made].kind, steps[made - 1].kind):
-            found[made] = max(nbytes, found.get(made, 0))
-    return replay.peak, tuple(Split(step, nbytes) for step, nbytes in sorted(found.items()))
+    least = min(LEAST_SHARES) * replay.peak
+    large: dict[int, list[int]] = {}  # by step, its requests by number
+    matter: set[int] = set()  # steps
+    for number, (nbytes, made, gone) in enumerate(zip(ledger.nbytes, ledger.made, ledger.gone, strict=True)):
+        if nbytes < least or made < 0 or LEAD in (steps[made].kind, steps[made - 1].kind):
+            continue
+        large.setdefault(made, []).append(number)
+        end = len(steps) if gone is None else gone.step
+        if near[min(end + 1, len(steps))] > near[made] or during[made] + nbytes > replay.peak:
+            matter.add(made)
+    splits = (
+        Split(step, ledger.nbytes[number])
+        for step in sorted(matter)
+        for number in ledger.held_together(large[step])[:MOST_REQUESTS]
+    )
+    return replay.peak, tuple(splits)
+
+
+class _End(NamedTuple):
+    """When an allocation was let go.
+
+    Attributes:
+        step: in which step.
+        before: how many allocations had been made by then.
+    """
+
+    step: int
+    before: int
 
 
 class _Lives(Ledger):
-    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and the one that let it go."""
+    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and when it was let go."""
 
     replay: Replay | None = None
 
@@ -56,7 +81,7 @@ class _Lives(Ledger):
         super().__init__()
         self.nbytes: list[int] = []
         self.made: list[int] = []
-        self.gone: list[int | None] = []
+        self.gone: list[_End | None] = []
 
     @property
     def step(self) -> int:
@@ -73,4 +98,16 @@ class _Lives(Ledger):
     def free(self, address: int) -> None:
         super().free(address)
         if address >= 0:
-            self.gone[address] = self.step
+            self.gone[address] = _End(self.step, len(self.nbytes))
+
+    def held_together(self, numbers: Sequence[int]) -> list[int]:
+        """Of allocations of one step those that are there when they take most."""
+        held: list[int] = []
+        most, most_bytes = held, 0
+        for number in numbers:
+            held = [n for n in held if (gone := self.gone[n]) is None or gone.before > number]
+            held.append(number)
+            nbytes = sum(self.nbytes[n] for n in held)
+            if nbytes > most_bytes:
+                most, most_bytes = held, nbytes
+        return most

@@ -2,7 +2,7 @@
 //
 // The arena gives a free chunk of less than twice the bytes asked for whole (bfc_allocator.cc,
 // FindChunkPtr), and what is too much of it counts as used for as long as it is held. So before
-// a kernel with a large request SplitChunk parts the chunk that it would get in two, of which
+// a kernel with large requests SplitChunk parts each chunk that it would get in two, of which
 // one fits, by a little that it keeps between them, and FreeRest gives that back once the kernel
 // has run:
 //
@@ -34,14 +34,14 @@ using tensorflow::OpKernelContext;
 
 REGISTER_OP("Tfswap>SplitChunk")
     .Output("rest: variant")
-    .Attr("nbytes: int >= 1")
+    .Attr("nbytes: list(int) >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Where the next request would be given a chunk whole that is larger than it needs, parts the
-rest of that chunk from what it needs.
+Where the next requests would be given chunks whole that are larger than they need, parts the
+rest of these chunks from what they need.
 
-nbytes: What is requested.
+nbytes: What is requested, and held together, in order.
 rest: Holds what is between the two until FreeRest.
 )doc");
 
@@ -53,7 +53,7 @@ REGISTER_OP("Tfswap>FreeRest")
 Gives back what SplitChunk holds.
 )doc");
 
-// What parts a chunk in two, in use so that they stay apart.
+// What parts chunks in two, in use so that they stay apart.
 class Between {
  public:
   explicit Between(BFCAllocator* arena) : arena_(arena) {}
@@ -61,11 +61,37 @@ class Between {
   Between& operator=(const Between&) = delete;
   ~Between() { GiveBack(); }
 
-  // Parts the chunk that a request of `nbytes` would be given, if it is too large, so that one
-  // part fits. Never more is in use on the way than with that chunk handed out. `Arena.split` in
+  // Parts the chunks that requests of `sizes` would be given. `Arena.split` in
   // planner/allocator.py has the same, step by step, and the reasons.
-  void Part(size_t nbytes) {
-    const size_t needed = (nbytes + kGranularity - 1) / kGranularity * kGranularity;
+  void Part(const std::vector<int64_t>& sizes) {
+    std::vector<void*> pieces;
+    size_t later_bytes = 0;
+    for (const int64_t size : sizes) later_bytes += Rounded(size);
+    for (const int64_t size : sizes) {
+      later_bytes -= Rounded(size);
+      Part(static_cast<size_t>(size), later_bytes);
+      if (later_bytes > 0) pieces.push_back(Allocate(static_cast<size_t>(size)));
+    }
+    Free(pieces);
+  }
+
+  void GiveBack() {
+    Free(between_);
+    between_.clear();
+  }
+
+ private:
+  static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
+  static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in planner/allocator.py
+  static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
+  static constexpr size_t kLeastMissed = 64;        // LEAST_MISSED there
+
+  // Parts the chunk that a request of `nbytes` would be given, if it is too large, so that one
+  // part fits. Never more is in use on the way than with that chunk handed out.
+  //
+  // later_bytes: of the requests that come after it.
+  void Part(size_t nbytes, size_t later_bytes) {
+    const size_t needed = Rounded(nbytes);
     std::vector<size_t> free = FreeBytes();
     auto whole = std::lower_bound(free.begin(), free.end(), needed);
     if (whole == free.end()) {  // the arena grows
@@ -77,39 +103,38 @@ class Between {
       if (whole == free.end()) return;
     }
     const size_t rest_bytes = *whole - needed;
-    if (rest_bytes == 0 || rest_bytes >= std::min(needed, kMostWasted)) return;
+    const bool splits_itself = rest_bytes >= std::min(needed, kMostWasted);
+    if (rest_bytes == 0 || (splits_itself && later_bytes == 0)) return;
+    const size_t first_bytes = splits_itself ? needed : rest_bytes;
     std::vector<size_t> missed;
     size_t missed_bytes = 0;
     auto smaller = whole;
     const auto largest = [&] { return smaller == free.begin() ? 0 : *(smaller - 1); };
-    while (largest() * kLeastMissed > rest_bytes && missed.size() < kMostMissed &&
-           missed_bytes + largest() + rest_bytes <= (largest() < rest_bytes ? needed : *whole)) {
+    while (largest() * kLeastMissed > first_bytes && missed.size() < kMostMissed &&
+           missed_bytes + largest() + first_bytes <=
+               later_bytes + (largest() < rest_bytes ? needed : *whole)) {
       missed.push_back(largest());
       missed_bytes += largest();
       --smaller;
     }
     if (largest() >= rest_bytes) return;
     size_t between_bytes = largest() + kGranularity;
+    if (splits_itself && between_bytes * kLeastMissed > needed) return;
     if (2 * between_bytes > rest_bytes) between_bytes = rest_bytes;
     std::vector<void*> held;
     for (const size_t size : missed) held.push_back(Allocate(size));
-    if (rest_bytes > between_bytes) held.push_back(Allocate(rest_bytes - between_bytes));
-    between_ = Allocate(between_bytes);
-    for (void* const chunk : held) {
-      if (chunk != nullptr) arena_->DeallocateRaw(chunk);
+    if (splits_itself) {
+      held.push_back(Allocate(needed));
+    } else if (rest_bytes > between_bytes) {
+      held.push_back(Allocate(rest_bytes - between_bytes));
     }
+    between_.push_back(Allocate(between_bytes));
+    Free(held);
   }
 
-  void GiveBack() {
-    if (between_ != nullptr) arena_->DeallocateRaw(between_);
-    between_ = nullptr;
+  static size_t Rounded(size_t nbytes) {
+    return (nbytes + kGranularity - 1) / kGranularity * kGranularity;
   }
-
- private:
-  static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
-  static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in planner/allocator.py
-  static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
-  static constexpr size_t kLeastMissed = 64;        // LEAST_MISSED there
 
   // The free chunks' sizes, the smallest first.
   std::vector<size_t> FreeBytes() const {
@@ -128,8 +153,14 @@ class Between {
     return arena_->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, nbytes, at_once);
   }
 
+  void Free(const std::vector<void*>& chunks) {
+    for (void* const chunk : chunks) {
+      if (chunk != nullptr) arena_->DeallocateRaw(chunk);
+    }
+  }
+
   BFCAllocator* const arena_;
-  void* between_ = nullptr;
+  std::vector<void*> between_;
 };
 
 struct Rest : ProcessLocal {
@@ -142,13 +173,16 @@ class SplitChunkOp : public OpKernel {
  public:
   explicit SplitChunkOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nbytes", &nbytes_));
+    for (const int64_t nbytes : nbytes_) {
+      OP_REQUIRES(ctx, nbytes >= 1, absl::InvalidArgumentError("SplitChunk's requests ask for a byte at least."));
+    }
   }
 
   void Compute(OpKernelContext* ctx) override {
     Rest rest;
     if (auto* const arena = FindArena(ctx); arena != nullptr) {
       rest.between = std::make_shared<Between>(arena);
-      rest.between->Part(static_cast<size_t>(nbytes_));
+      rest.between->Part(nbytes_);
     }
     SetVariantOutput(ctx, 0, std::move(rest));
   }
@@ -156,7 +190,7 @@ class SplitChunkOp : public OpKernel {
   bool IsExpensive() override { return false; }
 
  private:
-  int64_t nbytes_;
+  std::vector<int64_t> nbytes_;
 };
 
 class FreeRestOp : public OpKernel {

@@ -163,6 +163,10 @@ def test_a_split_is_made_past_what_fits_the_rest_better():
     (rest,) = arena.split([768])
     assert (rest, arena._size[rest]) == (1024, 256), "and the 256 bytes before it are free"
     assert arena.in_use_bytes == 768
+    # However small a hole is, none is left that what parts the two would have to be larger than.
+    arena = Arena([(0, 4096, False), (1 << 20, 3 << 19, False), (5 << 19, 256, True)])
+    (rest,) = arena.split([1 << 20])
+    assert arena._size[rest] == 256
     # To hold all of these back would take more than the chunk itself is.
     chunks = [(n * 2048, 1024, False) for n in range(4)]
     arena = Arena([*chunks, (16384, 2304, False), (18688, 256, True)])
@@ -241,6 +245,12 @@ def test_an_arena_grows_to_its_limit_and_no_further():
     assert arena.peak_bytes == 7 * MIB
     arena.allocate(1)
     assert arena.peak_bytes == 7 * MIB + ALIGNMENT_BYTES, "more than there may be"
+    arena.allocate(3 * MIB)
+    assert arena.peak_bytes == 10 * MIB + ALIGNMENT_BYTES, "as in a larger one"
+    # What is free is enough, and in two chunks.
+    arena = Arena([(0, 2 * MIB, False), (2 * MIB, MIB, True), (3 * MIB, 2 * MIB, False)], limit_bytes=5 * MIB)
+    arena.allocate(3 * MIB)
+    assert arena.peak_bytes == 5 * MIB + ALIGNMENT_BYTES, "a little more than the limit says that it does not fit"
 
 
 @pytest.mark.parametrize("collects", [False, True])

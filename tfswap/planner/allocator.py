@@ -22,8 +22,8 @@ FIRST_REGION_BYTES = 2 << 20
 UNBOUNDED_BYTES = 1 << 50
 MOST_MISSED = 8
 """Chunks that a split holds back, since they fit better what is to be taken of another."""
-LEAST_MISSED = 64
-"""It holds back none that are smaller than the rest by this factor: as much may stay in use."""
+MOST_BETWEEN = 64
+"""What parts a chunk that the allocator would split itself is smaller than what is asked for by this factor."""
 
 Chunk = tuple[int, int, bool]
 """Address, bytes, and whether it is in use."""
@@ -73,8 +73,8 @@ class Arena:
 
     Attributes:
         in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
-        peak_bytes: the most that `in_use_bytes` has been; where a request did not fit, what the regions would
-            have had to have, which is more than the limit.
+        peak_bytes: the most that `in_use_bytes` has been; where a request did not fit, more than the limit, and no
+            less than it would have been in a larger arena.
     """
 
     def __init__(self, chunks: Iterable[Chunk] = (), limit_bytes: int | None = None, collects: bool = False):
@@ -191,7 +191,7 @@ class Arena:
         smaller = self._smaller_bytes(needed)
         largest = next(smaller, 0)
         while (
-            largest * LEAST_MISSED > first_bytes
+            largest
             and len(missed) < MOST_MISSED
             and sum(missed) + largest + first_bytes <= later_bytes + (needed if largest < rest_bytes else whole)
         ):
@@ -200,7 +200,7 @@ class Arena:
         if largest >= rest_bytes:
             return -1
         between_bytes = largest + ALIGNMENT_BYTES
-        if splits_itself and between_bytes * LEAST_MISSED > needed:
+        if splits_itself and between_bytes * MOST_BETWEEN > needed:
             return -1
         if 2 * between_bytes > rest_bytes:
             between_bytes = rest_bytes
@@ -257,7 +257,7 @@ class Arena:
         """Make room for a request that no free chunk fits."""
         if self._extend(rounded) or (self._collects and self._collect(rounded) and self._extend(rounded)):
             return
-        self.peak_bytes = max(self.peak_bytes, self._pool_bytes + rounded)
+        self.peak_bytes = max(self.peak_bytes, self._limit_bytes + ALIGNMENT_BYTES)
         self._add_endless_region()
 
     def _extend(self, rounded: int) -> bool:

@@ -84,7 +84,7 @@ class Between {
   static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
   static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in planner/allocator.py
   static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
-  static constexpr size_t kLeastMissed = 64;        // LEAST_MISSED there
+  static constexpr size_t kMostBetween = 64;        // MOST_BETWEEN there
 
   // Parts the chunk that a request of `nbytes` would be given, if it is too large, so that one
   // part fits. Never more is in use on the way than with that chunk handed out.
@@ -110,7 +110,7 @@ class Between {
     size_t missed_bytes = 0;
     auto smaller = whole;
     const auto largest = [&] { return smaller == free.begin() ? 0 : *(smaller - 1); };
-    while (largest() * kLeastMissed > first_bytes && missed.size() < kMostMissed &&
+    while (largest() > 0 && missed.size() < kMostMissed &&
            missed_bytes + largest() + first_bytes <=
                later_bytes + (largest() < rest_bytes ? needed : *whole)) {
       missed.push_back(largest());
@@ -119,7 +119,7 @@ class Between {
     }
     if (largest() >= rest_bytes) return;
     size_t between_bytes = largest() + kGranularity;
-    if (splits_itself && between_bytes * kLeastMissed > needed) return;
+    if (splits_itself && between_bytes * kMostBetween > needed) return;
     if (2 * between_bytes > rest_bytes) between_bytes = rest_bytes;
     std::vector<void*> held;
     for (const size_t size : missed) held.push_back(Allocate(size));

@@ -394,8 +394,9 @@ def main() -> None:
         answer.write_text(json.dumps(_jsonable(_worker(cases, log))))
         return
     from kernel_memory_cases import CASES
+    from kernel_memory_plain_cases import PLAIN_CASES
 
-    cases = [case for case in CASES if re.search(arguments.only, case.op)]
+    cases = [case for case in (*CASES, *PLAIN_CASES) if re.search(arguments.only, case.op)]
     device = this_device(arguments.onednn)
     print(f"{'op':34s} {'model':6s} {'measured peak':>22s} {'predicted':>12s}  inputs (peaks with outputs)")
     wrong = 0

@@ -865,7 +865,129 @@ def _codecs() -> list[Case]:
     ]
 
 
+def _cells() -> list[Case]:
+    """Of steps whose rows are aligned, of steps whose inputs are not, and of steps where nothing is."""
+    cases: list[Case] = []
+    for (batch, width, cell), steps, version in [((32, 48, 64), 12, ""), ((8, 7, 64), 12, "V2"), ((5, 7, 9), 3, "V2")]:
+        x, state, gates, peephole = _f(batch, width), _f(batch, cell), _f(4 * cell), _f(cell)
+        lstm = {
+            "x": x, "cs_prev": state, "h_prev": state, "w": _f(width + cell, 4 * cell),
+            "wci": peephole, "wcf": peephole, "wco": peephole, "b": gates,
+        }  # fmt: skip
+        gru = {
+            "x": x, "h_prev": state, "w_ru": _f(width + cell, 2 * cell), "w_c": _f(width + cell, cell),
+            "b_ru": _f(2 * cell), "b_c": _f(cell),
+        }  # fmt: skip
+        all_steps = {"seq_len_max": {"const": steps, "dtype": "int64"}, **lstm, "x": _f(12, batch, width)}
+        names = ("i", "cs", "f", "o", "ci", "co", "h", "cs_grad", "h_grad")
+        made = dict.fromkeys(names, _f(12, batch, cell))
+        of_step = {name: state for name in names if name != "h"}
+        cases += [
+            Case("LSTMBlockCell", lstm),
+            Case("LSTMBlockCellGrad", {**lstm, **of_step}, {"use_peephole": True}),
+            Case("GRUBlockCell", gru),
+            Case("GRUBlockCellGrad", {**gru, "r": state, "u": state, "c": state, "d_h": state}),
+            Case(f"BlockLSTM{version}", all_steps),
+            Case(f"BlockLSTMGrad{version}", {**all_steps, **made}, {"use_peephole": True}),
+        ]
+    return cases
+
+
+def _einsums() -> list[Case]:
+    one, other = _f(16, 8, 32, 24), _f(16, 8, 24, 40)
+    return [
+        Case("Einsum", {"inputs": inputs}, {"equation": equation})
+        for equation, inputs in [
+            ("...ij,...jk->...ik", [one, other]),
+            ("...ij,...jk->...ik", [one, _f(24, 40)]),
+            ("...ij,...jk->...ik", [one, _f(1, 8, 24, 40)]),
+            ("...ij,jk->...ik", [one, _f(24, 40)]),
+            ("...x,xy->...y", [one, _f(24, 40)]),
+            ("...ij,...kj->...ki", [one, _f(16, 8, 40, 24)]),
+            ("i...j,...jk->k...i", [_f(32, 16, 8, 24), other]),
+            ("bi...,bj...->bij...", [_f(16, 8, 32), _f(16, 24, 32)]),
+            ("...ij->...ji", [one]),
+            ("...ij->...i", [one]),
+            ("...ij->...", [one]),
+            ("abcd->abcd", [one]),
+            ("abcd->dcba", [one]),
+            ("abcd->ab", [one]),
+            ("abcd->db", [one]),
+            ("abcd->cd", [one]),
+            ("iij->ij", [_f(32, 32, 24)]),
+            ("iji->ij", [_f(32, 24, 32)]),
+            ("ij->iij", [_f(32, 24)]),
+            ("ij->iji", [_f(32, 24)]),
+            ("iij,jk->ik", [_f(32, 32, 24), _f(24, 40)]),
+            ("ij,jk->iki", [_f(32, 24), _f(24, 40)]),
+            ("abx,bcy->ac", [_f(16, 8, 32), _f(8, 24, 40)]),
+            ("ab,cd->", [_f(16, 8), _f(32, 24)]),
+            ("ab,ab->ab", [_f(16, 8), _f(16, 8)]),
+            ("a,b->ab", [_f(16), _f(8)]),
+        ]
+    ]
+
+
+def _sparse() -> list[Case]:
+    where = {"const": [[i, i * 7 % 50] for i in range(64)], "dtype": "int64"}
+    shape, values = {"const": [64, 50], "dtype": "int64"}, _f(64)
+    sparse = {"sp_indices": where, "sp_values": values, "sp_shape": shape}
+    given = {"input_indices": where, "input_values": values, "input_shape": shape}
+    rows, segments = _i([i % 32 for i in range(64)]), _i(sorted(i % 40 for i in range(64)))
+    cases = [
+        Case("SparseAdd", {f"{one}_{part}": spec for one in "ab" for part, spec in
+             (("indices", where), ("values", values), ("shape", shape))} | {"thresh": _c(0.0)}),
+        Case("SparseConcat", {"indices": [where] * 3, "values": [values] * 3, "shapes": [shape] * 3},
+             {"concat_dim": 0}),
+        Case("SparseDenseCwiseAdd", {**sparse, "dense": _f(64, 50)}),
+        Case("SparseDenseCwiseDiv", {**sparse, "dense": _f(64, 50)}),
+        Case("SparseDenseCwiseMul", {**sparse, "dense": _f(50)}),
+        Case("SparseFillEmptyRows",
+             {"indices": where, "values": values, "dense_shape": shape, "default_value": _c(0.0)}),
+        Case("SparseFillEmptyRowsGrad",
+             {"reverse_index_map": {"const": list(range(64)), "dtype": "int64"}, "grad_values": values}),
+        Case("SparseReduceMax", {**given, "reduction_axes": _i([1])}),
+        Case("SparseReshape", {"input_indices": ["int64", [64, 2]], "input_shape": shape,
+                               "new_shape": {"const": [50, 64], "dtype": "int64"}}),
+        Case("SparseSlice", {"indices": where, "values": values, "shape": shape,
+                             "start": {"const": [0, 0], "dtype": "int64"}, "size": shape}),
+    ]  # fmt: skip
+    for kind, dtype in (("Sum", "float32"), ("Mean", "bfloat16"), ("SqrtN", "float16")):
+        taken, counted = {"data": [dtype, [32, 16]], "indices": rows, "segment_ids": segments}, {"num_segments": _i(41)}
+        back = {"grad": [dtype, [40, 16]], "indices": rows, "segment_ids": segments}
+        cases += [
+            Case(f"SparseSegment{kind}", taken),
+            Case(f"SparseSegment{kind}WithNumSegments", {**taken, **counted}),
+            Case(f"SparseSegment{kind}Grad", {**back, "output_dim0": _i(32)}),
+            Case(f"SparseSegment{kind}GradV2", {**back, "dense_output_dim0": _i(32)}),
+        ]
+    return cases
+
+
+def _others() -> list[Case]:
+    image = ["float16", [4, 16, 16, 3]]
+    boxes = {"boxes": _f(2, 64, 1, 4), "scores": _f(2, 64, 3), "max_output_size_per_class": _i(5)}
+    kept = {"max_total_size": _i(10), "iou_threshold": _c(0.5), "score_threshold": _c(0.0)}
+    return [
+        Case("CTCGreedyDecoder", {"inputs": _f(12, 4, 6), "sequence_length": _i([12] * 4)}),
+        Case("CombinedNonMaxSuppression", {**boxes, **kept}),
+        Case("HistogramFixedWidth", {"values": _f(64, 32), "value_range": {"const": [0.0, 1.0], "dtype": "float32"},
+                                     "nbins": _i(10)}),
+        Case("InplaceAdd", {"x": _f(64, 32), "i": _i([1, 2]), "v": _f(2, 32)}),
+        Case("InplaceSub", {"x": _f(64, 32), "i": _i([1, 2]), "v": _f(2, 32)}),
+        Case("InplaceUpdate", {"x": _f(64, 32), "i": _i([1, 2]), "v": _f(2, 32)}),
+        Case("Lu", {"input": _f(8, 32, 32)}),
+        Case("MatrixSetDiagV2", {"input": _f(8, 32, 32), "diagonal": _f(8, 32), "k": _i(0)}),
+        Case("ResizeBilinearGrad", {"grads": _f(4, 32, 32, 3), "original_image": image}),
+        Case("UnravelIndex", {"indices": ["int32", [64]], "dims": _i([4, 4, 16])}),
+    ]  # fmt: skip
+
+
 CASES = [
+    *_cells(),
+    *_sparse(),
+    *_others(),
+    *_einsums(),
     *_codecs(),
     *_views(),
     *_convolutions(),

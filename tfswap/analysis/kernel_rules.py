@@ -222,9 +222,24 @@ def linear_algebra(facts: Facts) -> KernelMemory:
     return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
 
 
-def unique(facts: Facts) -> KernelMemory:
-    """unique_op.cc: where each element is found comes before what is found."""
-    return KernelMemory(events=(("out", 1), ("out", 0), *outs(len(facts.outputs))[2:]))
+def in_order(*first: int) -> Rule:
+    """Every output allocated, these before the others; nothing else."""
+
+    def rule(facts: Facts) -> KernelMemory:
+        rest = [o for o in range(len(facts.outputs)) if o not in first]
+        return KernelMemory(events=tuple(("out", o) for o in (*first, *rest)))
+
+    return rule
+
+
+def sparse_fill(facts: Facts) -> KernelMemory:
+    """fill_empty_rows_functor.h: what has no empty row, in order, is passed on; else it is made anew."""
+    return KernelMemory(events=(("out", 2), ("out", 3), ("out", 0), ("out", 1)), exact=False)
+
+
+def sparse_add(facts: Facts) -> KernelMemory:
+    """sparse_add_op.cc: the shape of the first is passed on."""
+    return KernelMemory(alias=((2, 2),), events=outs(2))
 
 
 def max_pool_grad(facts: Facts) -> KernelMemory:
@@ -232,13 +247,6 @@ def max_pool_grad(facts: Facts) -> KernelMemory:
     events, exact = workspace.max_pool_grad(facts)
     memory = with_events(events, forward=candidates(facts, 0, (0,)), exact=exact)
     return memory._replace(temp_forward=((0, (1,)),) if events[0][0] == "temp" else ())
-
-
-def lstm_block_cell(facts: Facts) -> KernelMemory:
-    """The old states are written over; by which outputs is not sure, but all have one size."""
-    events, _ = workspace.lstm_block_cell(facts)
-    forward = (*candidates(facts, 0, (1,)), *candidates(facts, 1, (2,)))
-    return with_events(events, forward=forward, exact=False)
 
 
 def gather_nd(facts: Facts) -> KernelMemory:

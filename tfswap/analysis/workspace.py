@@ -59,13 +59,13 @@ def _temporaries_after_output(sizes: Sequence[int], exact: bool = True) -> Event
 
 _UNKNOWN: Events = ((OUT0,), False)
 
-_ONEDNN_SCRATCH_BYTES = 64 << 10
+ONEDNN_SCRATCH_BYTES = 64 << 10
 """A thread's scratchpad in oneDNN's kernels: 12 KiB measured for convolutions, 34 for products; a bound."""
 
 
 def _onednn(facts: Facts, temporaries: Sequence[int] = ()) -> Events:
     """oneDNN's kernels lay out their own scratchpads, by CPU and version: bounded, never exact."""
-    scratch = _ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads
+    scratch = ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads
     return _temporaries_after_output([*temporaries, scratch], exact=False)
 
 
@@ -366,70 +366,6 @@ def matmul(facts: Facts) -> Events:
     return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
 
 
-_BATCH, _FREE, _CONTRACT, _REDUCE = range(4)
-
-
-def einsum(facts: Facts) -> Events:
-    """linalg/einsum_op_impl.h: transpose each operand, contract, transpose the result.
-
-    Exact for equations without an ellipsis or repeated labels; the rest is taken as all copies made.
-    """
-    events, exact = _einsum(facts)
-    if facts.device.kind == "cpu" and facts.device.onednn:
-        return (*events, ("temp", _ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads)), False
-    return events, exact
-
-
-def _einsum(facts: Facts) -> Events:
-    equation = facts.attrs.get("equation")
-    shapes = [known_shape(kind) for kind in facts.inputs]
-    if not isinstance(equation, bytes) or None in shapes or facts.outputs[0].nbytes is None:
-        return _UNKNOWN
-    left, _, right = equation.decode().replace(" ", "").partition("->")
-    terms = left.split(",")
-    size = _element_bytes(facts.outputs[0])
-    if "." in equation.decode() or any(len(set(t)) != len(t) for t in (*terms, right)):
-        copies = [kind.nbytes or 0 for kind in (*facts.inputs, facts.outputs[0])]
-        return (*(("temp", c) for c in copies), OUT0), False
-    dims = {label: dim for t, s in zip(terms, shapes, strict=True) for label, dim in zip(t, s or (), strict=True)}
-    order: dict[str, int] = {}
-    for term in (*terms, right):
-        for label in term:
-            order.setdefault(label, len(order))
-
-    def kind_of(label: str) -> int:
-        in_output = label in right
-        if sum(label in term for term in terms) == len(terms):
-            return _BATCH if in_output and len(terms) > 1 else (_FREE if in_output else _CONTRACT)
-        return _FREE if in_output else _REDUCE
-
-    def kind(label: str) -> int:
-        if len(terms) == 1:
-            return _FREE if label in right else _REDUCE
-        return kind_of(label)
-
-    def is_sorted(term: str, ranks: Sequence[int]) -> bool:
-        keys = [(ranks[kind(label)], order[label]) for label in term]
-        return keys == sorted(keys)
-
-    events: list[Event] = []
-    result_labels: list[str] = [label for label in order if kind(label) == _BATCH]
-    for term in terms:
-        swapped = is_sorted(term, (0, 2, 1, 3))
-        if not swapped and not is_sorted(term, (0, 1, 2, 3)) and len(term) > 1:
-            events.append(("temp", size * prod(dims[label] for label in term)))
-        if prod(dims[label] for label in term if kind(label) == _REDUCE) != 1:
-            events.append(("temp", size * prod(dims[label] for label in term if kind(label) != _REDUCE)))
-        result_labels += sorted((label for label in term if kind(label) == _FREE), key=order.__getitem__)
-    contracted = size * prod(dims[label] for label in result_labels)
-    transposed = "".join(result_labels) != right and len(right) > 1
-    if len(terms) == 2:
-        if not transposed:
-            return (*events, OUT0), True
-        return (*events, ("temp", contracted), OUT0), True
-    return (*events, OUT0), not events or transposed
-
-
 # --- images, sparse tensors and counts ------------------------------------------------------------------
 
 
@@ -488,6 +424,58 @@ def sparse_to_dense(facts: Facts) -> Events:
     return _temporaries_after_output([8 * (indices.num_elements or 0)])
 
 
+def sparse_filled_grad(facts: Facts) -> Events:
+    """fill_empty_rows_functor.h: which values have been seen."""
+    return (OUT0, ("out", 1), ("temp", facts.inputs[1].num_elements or 0)), facts.inputs[1].num_elements is not None
+
+
+def sparse_dense(facts: Facts) -> Events:
+    """sparse_dense_binary_op_shared.cc: the dense side's values at the indices."""
+    values = facts.inputs[1].nbytes
+    return _UNKNOWN if values is None else _temporaries_after_output([values])
+
+
+def sparse_concat(facts: Facts) -> Events:
+    """sparse_concat_op.cc: each input is copied, indices and values, before all are put together."""
+    count = len(facts.inputs) // 3
+    pairs = [(facts.inputs[i].nbytes, facts.inputs[count + i].nbytes) for i in range(count)]
+    copies = [("temp", size or 0) for pair in pairs for size in pair]
+    return (("out", 2), *copies, OUT0, ("out", 1)), all(None not in pair for pair in pairs)
+
+
+def histogram(facts: Facts) -> Events:
+    """histogram_op.cc: the bin of each value."""
+    count = facts.inputs[0].num_elements
+    return _UNKNOWN if count is None else _temporaries_after_output([4 * count])
+
+
+_HALVES = frozenset(("bfloat16", "float16"))
+
+
+def _summed_in_float32(facts: Facts, order: Sequence[Event], count: int | None) -> Events:
+    """The outputs, and so many float32, where they are 16-bit floats."""
+    if facts.outputs[0].dtype not in _HALVES:
+        return order, True
+    return (*order, ("temp", 4 * (count or 0))), count is not None
+
+
+def sparse_segment(facts: Facts) -> Events:
+    """segment_reduction_ops_impl.h, SparseSegmentReductionOpBase: a row."""
+    shape = known_shape(facts.inputs[0])
+    return _summed_in_float32(facts, (OUT0,), None if shape is None else prod(shape[1:]))
+
+
+def sparse_segment_grad(facts: Facts) -> Events:
+    """The same, SparseSegmentGradOpBase: all of the output; the second version gives its rows' numbers first."""
+    order = (OUT0,) if len(facts.outputs) == 1 else (("out", 1), OUT0)
+    return _summed_in_float32(facts, order, facts.outputs[0].num_elements)
+
+
+def resize_grad(facts: Facts) -> Events:
+    """resize_bilinear_op.cc: all of the output."""
+    return _summed_in_float32(facts, (OUT0,), facts.outputs[0].num_elements)
+
+
 def dense_bincount(facts: Facts) -> Events:
     """bincount_op.cc: whether none is negative, and the bins of each thread and of the caller; rows have neither."""
     if len(facts.inputs[0].shape or ()) != 1:
@@ -523,7 +511,7 @@ def quantize(facts: Facts) -> Events:
     return _temporaries_after_output([slices * _element_bytes(facts.outputs[0])] * 2)
 
 
-# --- losses, layout and cells --------------------------------------------------------------------------
+# --- losses and layout --------------------------------------------------------------------------
 
 
 def softmax_cross_entropy(facts: Facts) -> Events:
@@ -540,31 +528,15 @@ def mirror_pad_grad(facts: Facts) -> Events:
     return _UNKNOWN if size is None else ((("temp", size), OUT0), True)
 
 
-def lstm_block_cell(facts: Facts) -> Events:
-    """rnn/lstm_ops.cc: the concatenated input and the four gates."""
-    x, state = known_shape(facts.inputs[0]), known_shape(facts.inputs[1])
-    outs = tuple(("out", index) for index in range(7))
-    if x is None or state is None:
-        return outs, False
-    size = _element_bytes(facts.outputs[0])
-    sizes = (x[0] * (x[1] + state[1]) * size, x[0] * 4 * state[1] * size)
-    return (*outs, *(("temp", s) for s in sizes)), True
-
-
-def gru_block_cell(facts: Facts) -> Events:
-    """rnn/gru_ops.cc: two concatenated inputs and the two gates."""
-    x, state = known_shape(facts.inputs[0]), known_shape(facts.inputs[1])
-    outs = tuple(("out", index) for index in range(4))
-    if x is None or state is None:
-        return outs, False
-    size = _element_bytes(facts.outputs[0])
-    joined = x[0] * (x[1] + state[1]) * size
-    return (*outs, ("temp", joined), ("temp", joined), ("temp", x[0] * 2 * state[1] * size)), True
+def unravel_index(facts: Facts) -> Events:
+    """unravel_index_op.cc: the strides of the dimensions, twice."""
+    dims = facts.inputs[1].nbytes
+    return _UNKNOWN if dims is None else ((("temp", dims), ("temp", dims), OUT0), True)
 
 
 # --- views along the first dimension ---------------------------------------------------------------------
 
-_TENSOR_ALIGN_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES of the wheels: a slice may be shared if it starts so
+TENSOR_ALIGN_BYTES = 64  # EIGEN_MAX_ALIGN_BYTES of the wheels: a slice may be shared if it starts so
 
 
 def _inner_bytes(kind: TensorType) -> int | None:
@@ -600,8 +572,8 @@ def is_first_dim_view(facts: Facts) -> tuple[bool, bool]:
             return False, False
         size = _element_bytes(facts.inputs[0])
         start = begin[0] % source[0]
-        return start * size % _TENSOR_ALIGN_BYTES == 0 == rows * size % _TENSOR_ALIGN_BYTES, True
-    if inner % _TENSOR_ALIGN_BYTES:
+        return start * size % TENSOR_ALIGN_BYTES == 0 == rows * size % TENSOR_ALIGN_BYTES, True
+    if inner % TENSOR_ALIGN_BYTES:
         return False, True
     return True, rows == 1 or 2 * rows > source[0] or strides is not None
 
@@ -619,7 +591,7 @@ def is_split_view(facts: Facts) -> tuple[bool, bool]:
     if len(facts.outputs) == 1:
         return True, True
     along_first = piece[0] != shape[0] and shape[1:] == piece[1:]
-    return along_first and (_inner_bytes(source) or 0) % _TENSOR_ALIGN_BYTES == 0, True
+    return along_first and (_inner_bytes(source) or 0) % TENSOR_ALIGN_BYTES == 0, True
 
 
 def is_unpack_view(facts: Facts) -> tuple[bool, bool]:
@@ -631,7 +603,7 @@ def is_unpack_view(facts: Facts) -> tuple[bool, bool]:
         return True, True
     axis = facts.attrs.get("axis", 0)
     along_first = isinstance(axis, int) and axis % len(shape) == 0
-    return along_first and (_inner_bytes(facts.inputs[0]) or 0) % _TENSOR_ALIGN_BYTES == 0, True
+    return along_first and (_inner_bytes(facts.inputs[0]) or 0) % TENSOR_ALIGN_BYTES == 0, True
 
 
 def is_transpose_view(facts: Facts) -> tuple[bool, bool]:

@@ -297,6 +297,71 @@ def bidirectional() -> Made:
     return _keras(model, tf.keras.optimizers.Adam(1e-3), words)
 
 
+def _stack_loss(h: Any, weights: list[Any]) -> Any:
+    for w in weights:
+        h = tf.nn.relu(tf.tanh(h @ w))
+    return tf.reduce_mean(h * h)
+
+
+def micro_batches() -> Made:
+    """Gradients are summed over micro-batches: a forward and a backward pass in each iteration."""
+    weights = _weights(*[(64, 64)] * 6)
+    sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+    def step(x: Any) -> Any:
+        total = tf.constant(0.0)
+        for i in tf.range(4):
+            with tf.GradientTape() as tape:
+                loss = _stack_loss(x[i], weights)
+            for s, g in zip(sums, tape.gradient(loss, weights), strict=True):
+                s.assign_add(g)
+            total += loss
+        for w, s in zip(weights, sums, strict=True):
+            w.assign_sub(0.01 * s)
+            s.assign(tf.zeros_like(s))
+        return total
+
+    return [*weights, *sums], step, [_data(4, 1000, 64)]
+
+
+def steps_in_loop() -> Made:
+    """Several steps in a loop, each of two micro-batches in a loop of its own, with gradients in loop variables."""
+    weights = _weights(*[(64, 64)] * 5)
+
+    def micro_step(i: Any, sums: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = _stack_loss(tf.nn.dropout(x[i], 0.1, seed=3), weights)
+        return i + 1, [s + g for s, g in zip(sums, tape.gradient(loss, weights), strict=True)], x
+
+    def one_step(k: Any, x: Any) -> Any:
+        zeros = [tf.zeros(w.shape) for w in weights]
+        sums = tf.while_loop(lambda i, *_: i < 2, micro_step, [0, zeros, x], maximum_iterations=2)[1]
+        for w, s in zip(weights, sums, strict=True):
+            w.assign_sub(0.01 * s)
+        return k + 1, x
+
+    def step(x: Any) -> Any:
+        tf.while_loop(lambda k, _: k < 3, one_step, [0, x], maximum_iterations=3)
+        return _stack_loss(x[0], weights)
+
+    return weights, step, [_data(2, 1000, 64)]
+
+
+def training_branch() -> Made:
+    """The larger branch of a conditional holds most of the step."""
+    weights = _weights(*[(64, 64)] * 6)
+
+    def train_on(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = _stack_loss(x, weights)
+        return _descend(tape, loss, weights)
+
+    def step(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > -1e9, lambda: train_on(x), lambda: tf.reduce_mean(x))
+
+    return weights, step, [_data(1000, 64)]
+
+
 def loss_scale() -> Made:
     layers = tf.keras.layers
     stack = [layers.Input((128,)), *(layers.Dense(128, activation="relu") for _ in range(6)), layers.Dense(10)]
@@ -324,6 +389,9 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         bidirectional,
         attention,
         loss_scale,
+        micro_batches,
+        steps_in_loop,
+        training_branch,
     )
 }
 
@@ -363,6 +431,8 @@ def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, A
         "bounds": len(unmodelled),
         "accumulators": len(plan.accumulators),
         "remade": len(plan.remade),
+        "inside": {i.body: [len(i.absences), len(i.order) - len(set(i.order))] for i in plan.inside},
+        "host_bytes": plan.host_bytes,
     }
 
 
@@ -397,6 +467,43 @@ def fail_inside() -> dict[str, int]:
     optimized(x, good)
     return {
         "accumulators": len(optimized.plan().accumulators),
+        "failed": failed,
+        "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
+        "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,
+    }
+
+
+def fail_in_micro_batch() -> dict[str, int]:
+    """As `fail_inside`, of a step that moves tensors inside of its loop: the third of four micro-batches fails."""
+    import tfswap
+    import tfswap.ops
+
+    settle()
+    weights = _weights(*[(64, 64)] * 6)
+
+    def step(x: Any, bad: Any) -> Any:
+        for i in tf.range(4):
+            with tf.GradientTape() as tape:
+                loss = _stack_loss(x[i], weights)
+            gradients = tape.gradient(loss, weights)
+            tf.debugging.check_numerics(loss / tf.cast(bad - i, tf.float32), "bad")
+            for w, g in zip(weights, gradients, strict=True):
+                w.assign_sub(0.01 * g)
+
+    optimized = tfswap.optimize(tf.function(step), memory_limit="40%", on_exceeded="raise")
+    x, good, bad = _data(4, 1000, 64), tf.constant(99), tf.constant(2)
+    for _ in range(2):
+        optimized(x, good)
+    used = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    failed = 0
+    for _ in range(3):
+        try:
+            optimized(x, bad)
+        except tf.errors.InvalidArgumentError:
+            failed += 1
+    optimized(x, good)
+    return {
+        "moved": sum(len(i.absences) for i in optimized.plan().inside),
         "failed": failed,
         "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
         "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,

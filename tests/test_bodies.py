@@ -11,6 +11,7 @@ from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.integers import Integers, Values
+from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.passes.bodies import apply_bodies
@@ -352,3 +353,9 @@ def test_a_list_of_zeros_or_of_sums_is_a_new_one():
     flow = analyse_dataflow(parse_graph(LISTS), CPU)
     forwards = {node.op: bool(flow.forwards[i]) for i, node in enumerate(flow.nodes) if flow.is_kernel[i]}
     assert forwards == {"TensorListFromTensor": False, "ZerosLike": False, "TensorListPushBack": True, "AddN": False}
+
+
+def test_a_sum_of_lists_asks_for_its_elements_first():
+    flow = analyse_dataflow(parse_graph(LISTS.replace("AddN(%b)", "AddN(%a, %zeros)")), CPU)
+    (requests,) = [r for node, r in zip(flow.nodes, flow.requests, strict=True) if node.op == "AddN"]
+    assert [request.nbytes for request in requests] == [KIB] * 4 + [VARIANT_BYTES]

@@ -14,7 +14,7 @@ Not handled: an update of a variable of which the same body still holds a read c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ from tfswap.ir.ops import (
 )
 from tfswap.planner.allocator import round_up
 
-FREED, LET_GO = -1, -2
+FREED, LET_GO, SPLIT, PART, REST = -1, -2, -3, -4, -5
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
@@ -58,7 +58,9 @@ class Record:
     """A loop's or conditional's dealings with the allocator.
 
     Attributes:
-        events: as `KernelMemory.events`, and ("let go", value) of one that was given up. Outputs from the node's own
+        events: as `KernelMemory.events`, and ("let go", value) of one that was given up; ("split", bytes) of one of the
+            next requests, which is to get a chunk of its own size, ("part", 0) after the last of these, and ("rest", 0)
+            where what parts the latest is given back. Outputs from the node's own
             number of outputs on are buffers that its lists keep.
         part_bytes: sizes of those buffers.
         alias: by output, the input whose buffer or list it is.
@@ -69,6 +71,8 @@ class Record:
         exact: whether `events` are what the allocator sees, or a bound.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
+        away_bytes: what of that is still in host memory when the node has ended.
+        passing_bytes: what is there at most besides, while it runs.
     """
 
     events: tuple[Event, ...] = ()
@@ -82,6 +86,8 @@ class Record:
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
     in_bytes: int = 0
+    away_bytes: int = 0
+    passing_bytes: int = 0
 
 
 @dataclass
@@ -243,7 +249,9 @@ class Machine:
         self.runs: dict[Graph, float] = {}
         self._weight = 1.0  # how many iterations each one that is run stands for
         self._out_bytes = self._in_bytes = 0.0
-        self._log: list[tuple[int, int]] = []  # (number, bytes), (number, FREED), or (value, LET_GO)
+        self._away_bytes = self._most_away_bytes = 0
+        # (number, bytes), (number, FREED), (value, LET_GO), (bytes, SPLIT), (0, PART), (0, REST)
+        self._log: list[tuple[int, int]] = []
         self._count = 0
         self._prepared: dict[Graph, _Prepared] = {}
 
@@ -295,6 +303,7 @@ class Machine:
         given = buffer.number is None and buffer.source is not None
         if buffer.refs or (given and not self.lowered):
             return
+        self._away_bytes -= buffer.away_bytes
         for part in buffer.parts:
             if part is not None:
                 self.drop(part.buffer)
@@ -309,9 +318,20 @@ class Machine:
         """Whether nobody but the running kernel holds it."""
         return buffer.refs == 1 and buffer.number is not None
 
-    def copies_out(self, nbytes: int) -> None:
-        """A copy to the host starts."""
+    def split(self, sizes: Iterable[int]) -> None:
+        """The next requests get no larger chunks than they need."""
+        self._log += [*((size, SPLIT) for size in sizes), (0, PART)]
+
+    def free_rest(self) -> None:
+        """What parts them from the rest of these chunks is given back."""
+        self._log.append((0, REST))
+
+    def copies_out(self, nbytes: int, handle: Buffer) -> None:
+        """A copy to the host starts, which is there for as long as its handle."""
         self._out_bytes += self._weight * round_up(nbytes)
+        handle.away_bytes = round_up(nbytes)
+        self._away_bytes += handle.away_bytes
+        self._most_away_bytes = max(self._most_away_bytes, self._away_bytes)
 
     def copies_in(self, nbytes: int) -> None:
         """A copy back starts."""
@@ -548,6 +568,8 @@ class Machine:
             self.runs,
             int(self._out_bytes),
             int(self._in_bytes),
+            self._away_bytes,
+            self._most_away_bytes - self._away_bytes,
         )
 
     def _events(self, names: Mapping[int | None, int]) -> list[Event]:
@@ -559,6 +581,12 @@ class Machine:
                 events.append(("free", temps[number]))
             elif nbytes == LET_GO:
                 events.append(("let go", number))
+            elif nbytes == SPLIT:
+                events.append(("split", number))
+            elif nbytes == PART:
+                events.append(("part", 0))
+            elif nbytes == REST:
+                events.append(("rest", 0))
             elif number in names:
                 events.append(("out", names[number]))
             else:

@@ -34,9 +34,10 @@ class Buffer:
         refs: who holds it.
         parts: what the list in it keeps; None for an element that is not set.
         endless: a list of which nothing is known: it has as many elements as are asked for.
+        away_bytes: what goes with it in host memory: the copy that it is the handle of.
     """
 
-    __slots__ = ("endless", "nbytes", "number", "parts", "refs", "source", "value")
+    __slots__ = ("away_bytes", "endless", "nbytes", "number", "parts", "refs", "source", "value")
 
     def __init__(self, number: int | None, nbytes: int, source: int | None = None, value: int | None = None):
         self.number = number
@@ -46,6 +47,7 @@ class Buffer:
         self.refs = 0
         self.parts: list[Part | None] = []
         self.endless = False
+        self.away_bytes = 0
 
 
 class Part(NamedTuple):

@@ -76,9 +76,9 @@ class Costs:
         """Of a loop or a conditional that runs its bodies so often."""
         if self.profile is not None and self.profile.seconds(node) is not None:
             return self.seconds(node)
-        return self.rates.launch_s + sum(times * self._body_s(body) for body, times in runs.items())
+        return self.rates.launch_s + sum(times * self.body_seconds(body) for body, times in runs.items())
 
-    def _body_s(self, body: Graph) -> float:
+    def body_seconds(self, body: Graph) -> float:
         """Of one run of a body that has an order, without the bodies of its own loops and conditionals."""
         rates = self.rates
         now = out_free = in_free = lost = 0.0

@@ -15,7 +15,7 @@ of tensor lists are values of their own: whoever reads the list reads them too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -62,6 +62,7 @@ class Request(NamedTuple):
         kind: as of `kernels.Event`.
         subject: the value made, for "out"; which temporary, for "free"; the value, for "let go".
         nbytes: what is asked for, where no candidate's buffer is taken over. Nothing is, for an output without buffer.
+            For "split", what the next request asks for.
         candidates: values read.
     """
 
@@ -109,6 +110,8 @@ class Dataflow:
         kept: values that tensor lists keep, by (node, output index) of the list.
         runs: by node that is a loop or a conditional, how often it runs each body, those of its bodies' own included.
         inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
+        inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
+        passing_bytes: what one of these has there at most besides, while it runs.
     """
 
     nodes: list[Node]
@@ -134,6 +137,13 @@ class Dataflow:
     runs: dict[int, dict[Graph, float]] = field(default_factory=dict[int, dict[Graph, float]])
     inner_out_bytes: int = 0
     inner_in_bytes: int = 0
+    inner_away_bytes: int = 0
+    passing_bytes: int = 0
+
+    @property
+    def inner_host_bytes(self) -> int:
+        """The most host memory that copies inside of bodies take, where what stays is there all the time."""
+        return self.inner_away_bytes + self.passing_bytes
 
     @cached_property
     def inexact_kernels(self) -> frozenset[int]:
@@ -149,6 +159,11 @@ class Dataflow:
     def users(self) -> list[list[int]]:
         """Per node, the nodes that `deps` makes wait for it."""
         return _users(self.deps)
+
+    def values_of(self, tensors: Iterable[Output]) -> frozenset[int]:
+        """The values that tensors hold, of a graph that this one is a copy of too."""
+        held = (self.value_of.get((self.nodes[self.place[t.node.name]], t.index)) for t in tensors)
+        return frozenset(v for v in held if v is not None)
 
     @cached_property
     def value_named(self) -> dict[str, int]:
@@ -176,8 +191,10 @@ class Dataflow:
             if kind == "temp":
                 found.append(Request(kind, temporaries, amount, temp_forwards.get(temporaries, ())))
                 temporaries += 1
-            elif kind in ("free", "let go"):
+            elif kind in ("free", "let go", "part", "rest"):
                 found.append(Request(kind, amount, 0, ()))
+            elif kind == "split":
+                found.append(Request(kind, 0, amount, ()))
             elif kind == "out" and amount in made:
                 v = made.pop(amount)
                 found.append(Request(kind, v, self.values[v].nbytes, forwards.get(v, ())))
@@ -306,6 +323,8 @@ class _Builder:
             flow.runs[i] = record_.runs
             flow.inner_out_bytes += record_.out_bytes
             flow.inner_in_bytes += record_.in_bytes
+            flow.inner_away_bytes += record_.away_bytes
+            flow.passing_bytes = max(flow.passing_bytes, record_.passing_bytes)
             memory = memory._replace(
                 events=record_.events,
                 alias=tuple(record_.alias.items()),

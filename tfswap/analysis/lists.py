@@ -4,7 +4,8 @@ optional_ops.cc.
 A list is a scalar of the arena whose elements' tensors it keeps. An op that changes a list changes it in place when
 nobody else holds it, and a copy of it, with the same elements, otherwise.
 
-Swaps inside of bodies (passes/loop_swap.py) are run here too: what they pass on are variants, outside of the arena.
+Swaps and splits inside of bodies (passes/loop_swap.py, passes/inside.py) are run here too: what they pass on are
+variants, outside of the arena.
 
 Not handled: lists of lists in sums (their elements count as kept, not as added).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Part
 from tfswap.analysis.integers import Values
@@ -232,16 +233,18 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _add(machine: Machine, call: Call) -> list[Buffer]:
-    """The sum of lists, element by element, two lists at a time."""
+    """The sum of lists, element by element, two lists at a time: the elements first, then what they are kept in."""
     total = machine.hold(call.inputs[0])
     for other in call.inputs[1:]:
-        made = machine.allocate(VARIANT_BYTES)
         machine.exact &= not (total.endless or other.endless)
-        for left, right in zip(total.parts, other.parts, strict=False):
-            if left is not None and right is not None:
-                made.parts.append(_made(machine, left.buffer.nbytes))
-            else:
-                made.parts.append(_shared(machine, left or right))
+        parts = [
+            _made(machine, left.buffer.nbytes)
+            if left is not None and right is not None
+            else _shared(machine, left or right)
+            for left, right in zip(total.parts, other.parts, strict=False)
+        ]
+        made = machine.allocate(VARIANT_BYTES)
+        made.parts = parts
         machine.drop(total)
         total = made
     return [total]
@@ -249,8 +252,8 @@ def _add(machine: Machine, call: Call) -> list[Buffer]:
 
 def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
     """A handle, outside of the arena, which keeps the tensor until Release."""
-    machine.copies_out(call.inputs[0].nbytes)
     handle = Buffer(None, 0)
+    machine.copies_out(call.inputs[0].nbytes, handle)
     handle.parts = [call.part(machine, 0)]
     return [machine.hold(handle)]
 
@@ -272,6 +275,16 @@ def _swap_in(machine: Machine, call: Call) -> list[Buffer]:
 
 def _await(machine: Machine, call: Call) -> list[Buffer]:
     return [machine.hold(call.inputs[0])]
+
+
+def _split_chunk(machine: Machine, call: Call) -> list[Buffer]:
+    machine.split(cast("tuple[int, ...]", call.node.attrs["nbytes"]))
+    return [machine.hold(Buffer(None, 0))]
+
+
+def _free_rest(machine: Machine, call: Call) -> list[Buffer]:
+    machine.free_rest()
+    return []
 
 
 def _optional(machine: Machine, call: Call) -> list[Buffer]:
@@ -308,7 +321,9 @@ LIST_RULES: dict[str, Rule] = {
     "TensorListStack": _stack,
     "ZerosLike": _zeros_like,
     names.AWAIT: _await,
+    names.FREE_REST: _free_rest,
     names.RELEASE: _release,
+    names.SPLIT_CHUNK: _split_chunk,
     names.SWAP_IN: _swap_in,
     names.SWAP_OUT: _swap_out,
 }

@@ -47,9 +47,10 @@ from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
+from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import TACTICS, Planner, promised
+from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
@@ -68,9 +69,9 @@ HELD_SPREAD = 1.3
 """The same where gradients are taken outside: what TensorFlow's tape holds besides is not all known. A transformer came
 to 1.26 of what was predicted."""
 
-ENCODED_SHARE = 0.3
-"""Of the rungs that are judged of the step as it is, how many of the step with encodings: what bounds the time that
-planning takes longer where encodings turn out to gain nothing."""
+OTHER_SHARE = 0.3
+"""Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
+tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,12 @@ class Optimizer:
             apply_hand_over(settled)
         apply_share(settled)
         settled.prune()
-        self.variants = Variants(settled, self._facts, device)
-        self._computed_bytes = _computed_for_nothing(graph, device)
         self.costs = costs or Costs.of(device, self.options.profile)
+        self.variants = Variants(settled, self._facts, device, self.costs)
+        self._computed_bytes = _computed_for_nothing(graph, device)
         if self.options.precision:
             self.variants.base = self._in_precision()
+        self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self.suppose(resident)
         self.renew_baseline()
 
@@ -240,7 +242,7 @@ class Optimizer:
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
         self._resident = resident
-        self._made: dict[Rewriting, Resident] = {}
+        self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
         self._planners: dict[Rewriting, Planner] = {}
 
@@ -250,16 +252,18 @@ class Optimizer:
         Variants have constants of their own: each is planned for with those that it has made, once it has, and no
         other's.
         """
-        self._made[_rewriting(plan)] = resident
-        self._planners.pop(_rewriting(plan), None)
+        made = _rewriting(plan)._replace(inside=())
+        self._made[made] = resident
+        for rewriting in [r for r in self._planners if r._replace(inside=()) == made]:
+            del self._planners[rewriting]
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
-        return _rewriting(plan) in self._made
+        return _rewriting(plan)._replace(inside=()) in self._made
 
     def _resident_of(self, rewriting: Rewriting) -> Resident:
-        return self._made.get(rewriting, self._resident)
+        return self._made.get(rewriting._replace(inside=()), self._resident)
 
     @property
     def settled(self) -> Graph:
@@ -280,17 +284,17 @@ class Optimizer:
         """The planner for a variant, in the arena as it is supposed to be."""
         if variant.rewriting not in self._planners:
             graph, flow = variant.graph, variant.flow
-            kept = (graph.tensor(name) for name in (*self.options.keep, *marked_to_keep(graph)))
+            kept = map(graph.tensor, (*self.options.keep, *marked_to_keep(graph)))
             self._planners[variant.rewriting] = Planner(
                 flow,
                 self.device,
                 resident=self._resident_of(variant.rewriting),
-                keep=frozenset(v for t in kept if (v := flow.value_of.get((t.node, t.index))) is not None),
+                keep=flow.values_of(kept),
                 tiers=self.options.tiers,
                 tactics=self.options.tactics,
                 solver=self.options.solver,
                 costs=self.costs,
-                share=(1.0 if variant.rewriting in self._stages else ENCODED_SHARE) / len(self._stages),
+                share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
             )
         return self._planners[variant.rewriting]
 
@@ -322,12 +326,57 @@ class Optimizer:
 
     def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
         """Each variant that may be chosen, with its planner, made as they are asked for."""
-        tiers = self.options.tiers
-        room = None in (tiers.host_bytes, tiers.disk_bytes)
         for rewriting in self._rewritings:
             variant = self.variants[rewriting]
-            if room or variant.flow.inner_out_bytes <= (tiers.host_bytes or 0) + (tiers.disk_bytes or 0):
+            if self._has_room(variant):
                 yield variant, self.planner_of(variant)
+
+    def _has_room(self, variant: Variant) -> bool:
+        """Whether there is room for what is swapped inside of bodies."""
+        tiers = self.options.tiers
+        if None in (tiers.host_bytes, tiers.disk_bytes):
+            return True
+        return variant.flow.inner_host_bytes <= (tiers.host_bytes or 0) + (tiers.disk_bytes or 0)
+
+    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be
+        met so. What adds least time comes first.
+
+        Of the step as it is, and with the most of what loops save moved or made again.
+        """
+        found: list[tuple[Rewriting, Rung]] = []
+        if self.options.solver != "default" or not self.graph.bodies:
+            return found
+        for rewriting in dict.fromkeys((self._stages[0], self._stages[-1])):
+            variant = self.variants[rewriting]
+            planner = self.planner_of(variant)
+            around_bytes = least_around(variant.graph, planner.problems[0])
+            if around_bytes is None or self._there_bytes(variant) + around_bytes > limit_bytes:
+                continue
+            if planner.unmoved_candidate(limit_bytes) is None:
+                found += self._rungs(rewriting)
+        return sorted(found, key=lambda entry: self._least_s(*entry))
+
+    def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
+        if rewriting not in self._rungs_found:
+            options, problem = self.options, self.planner_of(self.variants[rewriting]).problems[0]
+            rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
+            self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
+        return self._rungs_found[rewriting]
+
+    def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
+        """What no plan with these bodies is faster than."""
+        outer = self.planner_of(self.variants[rewriting._replace(inside=())])
+        return min(judged.draft.timing.total_s for judged in outer.unmoved) + rung.more_s
+
+    def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
+        """What no plan with these bodies peaks below."""
+        return self._there_bytes(self.variants[rewriting._replace(inside=())]) + rung.least_bytes
+
+    def _there_bytes(self, variant: Variant) -> int:
+        """What is in the arena throughout a variant."""
+        return max(self._resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
 
     def candidate(self, limit_bytes: int | None) -> Found | None:
         """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
@@ -338,10 +387,19 @@ class Optimizer:
         # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
         for candidate in (Planner.unmoved_candidate, Planner.candidate):
             for variant, planner in self._planners_used():
-                faster_than = None if best is None else best.candidate
-                found = candidate(planner, limit_bytes, faster_than)
-                if found is not None and found is not faster_than:
-                    best = Found(variant, found)
+                best = _faster(best, variant, candidate, planner, limit_bytes)
+        unmoved_s = min(judged.draft.timing.total_s for judged in self.planner.unmoved)
+        if best is not None and best.candidate.timing.total_s <= unmoved_s:
+            return best  # nothing has to be moved
+        inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
+        few = [entry for entry in inner if entry[1].stands_for_others]
+        for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
+            for rewriting, rung in entries:
+                if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
+                    break
+                variant = self.variants[rewriting]
+                if self._has_room(variant):
+                    best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
         return best
 
     def _facts(self, graph: Graph) -> Dataflow:
@@ -461,7 +519,15 @@ class Optimizer:
 
     def _lowest(self) -> tuple[Variant, Planner]:
         """The variant that can be brought down to the least, with its planner."""
-        return min(self._planners_used(), key=lambda used: used[1].floor_bytes())
+        lowest = min(self._planners_used(), key=lambda used: used[1].floor_bytes())
+        inner = self._inner(lowest[1].floor_bytes() - 1)
+        for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
+            if self._least_bytes(rewriting, rung) >= lowest[1].floor_bytes():
+                break
+            variant = self.variants[rewriting]
+            if self._has_room(variant):
+                lowest = min(lowest, (variant, self.planner_of(variant)), key=lambda used: used[1].floor_bytes())
+        return lowest
 
     def _infeasible(self, limit_bytes: int) -> InfeasibleMemoryLimit:
         floor = self.floor_bytes()
@@ -534,6 +600,7 @@ class Optimizer:
             beside=choice.beside,
             splits=choice.splits,
             accumulators=variant.rewriting.accumulators,
+            inside=variant.rewriting.inside,
             encoded=variant.rewriting.encoded,
             reduced=variant.rewriting.reduced,
             remade=variant.rewriting.remade,
@@ -569,9 +636,10 @@ class Optimizer:
                 "load the plan that was made for it"
             )
         host = self.options.host_limit_bytes
-        if (plan.absences or plan.accumulators) and "swap" not in self.options.tactics:
+        parts = (plan, *plan.inside)
+        if (plan.accumulators or any(p.absences for p in parts)) and "swap" not in self.options.tactics:
             raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
-        again = plan.remade or len(plan.order) > len(set(plan.order))
+        again = plan.remade or any(len(p.order) > len(set(p.order)) for p in parts)
         if again and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
         if plan.encoded and not plan.reduced and "encode" not in self.options.tactics:
@@ -634,6 +702,7 @@ class Optimizer:
             saved,
             self.variants.remade_s(variant.rewriting, self.costs),
             variant.encodings,
+            variant.bodies,
             self.floor_bytes,
             lambda: self.baseline,
             trains(self.graph),
@@ -643,7 +712,24 @@ class Optimizer:
 
 
 def _rewriting(plan: Plan) -> Rewriting:
-    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade)
+    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside)
+
+
+def _faster(
+    best: Found | None,
+    variant: Variant,
+    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
+    planner: Planner,
+    limit_bytes: int,
+) -> Found | None:
+    """`best`, or what a planner has within the limit that is faster.
+
+    Args:
+        candidate: how it is asked.
+    """
+    faster_than = None if best is None else best.candidate
+    found = candidate(planner, limit_bytes, faster_than)
+    return best if found is None or found is faster_than else Found(variant, found)
 
 
 def _computed_for_nothing(graph: Graph, device: DeviceModel) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
 from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
@@ -31,11 +31,16 @@ from tfswap.ir.views import origin, passed_on
 from tfswap.oplib import names
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.encode import apply_encodings
+from tfswap.passes.inside import apply_inside, tell_effects
 from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap
 from tfswap.passes.precision import apply_precision
+from tfswap.planner.fit import REMEDY, require_fit
+from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
+from tfswap.planner.plan import Inside
 from tfswap.planner.planner import Candidate, Planner
-from tfswap.planner.problem import Problem
+from tfswap.planner.problem import Problem, make_problem
+from tfswap.planner.tiers import Tiers
 
 STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
@@ -59,12 +64,14 @@ class Rewriting(NamedTuple):
         encoded: names of the kernels that take an encoding in place of a tensor.
         reduced: what waits for the backward pass in fewer bits.
         remade: names of the accumulators whose elements are made again in place of being saved.
+        inside: what is planned inside of bodies.
     """
 
     accumulators: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     reduced: tuple[Reduction, ...] = ()
     remade: tuple[str, ...] = ()
+    inside: tuple[Inside, ...] = ()
 
 
 PLAIN = Rewriting()
@@ -77,12 +84,14 @@ class Variant(NamedTuple):
         graph: the step so, with settled variables and ordered bodies.
         flow: its facts.
         encodings: those in the graph.
+        bodies: of each of what is planned inside of bodies, the body as it is without that.
     """
 
     rewriting: Rewriting
     graph: Graph
     flow: Dataflow
     encodings: tuple[Encoding, ...] = ()
+    bodies: tuple[PlannedBody, ...] = ()
 
 
 class Found(NamedTuple):
@@ -99,6 +108,7 @@ class Variants:
         graph: the step, with settled variables; it is changed.
         facts: from a step with settled variables and ordered bodies to its facts.
         device: where the step runs.
+        costs: what kernels and copies take.
 
     Attributes:
         base: what is done whatever is chosen besides.
@@ -109,9 +119,11 @@ class Variants:
         graph: Graph,
         facts: Callable[[Graph], Dataflow],
         device: DeviceModel,
+        costs: Costs,
     ):
         self.base = PLAIN
         self._device = device
+        self._costs = costs
         self._unordered = graph.copy() if graph.bodies else graph
         self._chains = apply_bodies(graph, device)
         self._graph = graph
@@ -128,8 +140,11 @@ class Variants:
             apply_loop_swap(graph, chains, rewriting.accumulators)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
+            planned = self._carry_out(graph, rewriting.inside)
             graph.prune()
-            self._made[rewriting] = Variant(rewriting, graph, self._facts(graph), encodings)
+            flow = self._facts(graph)
+            bodies = tuple(PlannedBody(inside, problem, _times(flow, body)) for inside, problem, body in planned)
+            self._made[rewriting] = Variant(rewriting, graph, flow, encodings, bodies)
         return self._made[rewriting]
 
     @property
@@ -154,6 +169,34 @@ class Variants:
             )
         apply_encodings(graph, found)
         return found
+
+    def _carry_out(self, graph: Graph, planned: Collection[Inside]) -> list[tuple[Inside, Problem, Graph]]:
+        """Do in the bodies what is planned there. Raises InvalidModel where that can't be.
+
+        Returns each with its body as it was, and the body.
+        """
+        bodies = graph.named_bodies() if planned else {}
+        found: list[tuple[Inside, Problem, Graph]] = []
+        for inside in planned:
+            body = bodies.get(inside.body)
+            if body is None:
+                raise InvalidModel(
+                    f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
+                )
+            flow = analyse_dataflow(body.copy(), self._device, strict=False)
+            order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+            keep = flow.values_of(map(body.tensor, marked_to_keep(body)))
+            problem = make_problem(flow, order, self._costs.rates, self._costs.of_step(flow), keep=keep)
+            require_fit(inside, problem)
+            apply_inside(body, flow, inside)
+            found.append((inside, problem, body))
+        tell_effects(graph, [body for *_, body in found])
+        return found
+
+    def rungs(self, rewriting: Rewriting, problem: Problem, tactics: Collection[str], tiers: Tiers) -> list[Rung]:
+        """What may be chosen among by moving tensors inside of the bodies of a variant, which `problem` is of."""
+        terms = Terms(self._device, self._costs, tactics, tiers, apply_inside, marked_to_keep)
+        return find_rungs(self[rewriting].graph, problem, terms)
 
     def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
         """The step with every encoding that gains something; None where none does."""
@@ -234,6 +277,11 @@ class Variants:
         """The accumulators that the user did not mark to stay."""
         marked = _marked(graph)
         return [a for a in find_accumulators(graph) if not any(origin(push.pushed) in marked for push in a.pushes)]
+
+
+def _times(flow: Dataflow, body: Graph) -> float:
+    """How often a body runs in a step. Of two branches only the one that holds more is known to run."""
+    return max((runs[body] for runs in flow.runs.values() if body in runs), default=1.0)
 
 
 def _marked(graph: Graph) -> set[Output]:

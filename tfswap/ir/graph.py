@@ -223,6 +223,21 @@ class Graph:
                 yield from body.all_bodies()
                 yield body
 
+    def named_bodies(self, within: str = "") -> dict[str, Graph]:
+        """The bodies of `all_bodies`, in that order, by name: "node[n]" is the n-th that a node runs, and what a body
+        of its own is called follows after a slash.
+
+        Args:
+            within: comes before all names.
+        """
+        found: dict[str, Graph] = {}
+        for node, bodies in self.bodies.items():
+            for n, body in enumerate(bodies):
+                name = f"{within}{node.name}[{n}]"
+                found |= body.named_bodies(f"{name}/")
+                found[name] = body
+        return found
+
     def topological(self) -> list[Node]:
         """Nodes so that each comes after what it reads or waits for; ties by insertion order.
 

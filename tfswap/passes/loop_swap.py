@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from tfswap.analysis.accumulators import Accumulator, Place, find_accumulators
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import pops_list, stateful_form
+from tfswap.ir.ops import pops_list
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
+from tfswap.passes.inside import tell_effects
 from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
 from tfswap.passes.order import apply_order
 
@@ -54,7 +55,7 @@ def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Coll
             _swap(where, order[where], edit)
             count += len(edit.pushes) + len(edit.pops)
         where.prune()
-    _tell_effects(graph, edits)
+    tell_effects(graph, edits)
     return count
 
 
@@ -196,14 +197,3 @@ def _needs(node: Node, place: Mapping[Node, int]) -> bool:
         seen |= more
         pending += more
     return False
-
-
-def _tell_effects(graph: Graph, edited: Collection[Graph]) -> bool:
-    """Let loops and conditionals in whose bodies there are copies now say that they have effects."""
-    effects = graph in edited
-    for node, bodies in graph.bodies.items():
-        inner = [_tell_effects(body, edited) for body in bodies]
-        if any(inner):
-            node.op = stateful_form(node.op)
-            effects = True
-    return effects

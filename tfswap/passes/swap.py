@@ -25,7 +25,7 @@ from tfswap.passes.nodes import (
     add_swap_out,
 )
 from tfswap.planner.beside import allocations
-from tfswap.planner.plan import Plan
+from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, planned_schedule
 
 
@@ -55,7 +55,7 @@ class _Travel:
         self.views = {self.original: tensor}
 
 
-def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan) -> list[Node]:
+def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside) -> list[Node]:
     """Carry out the plan's copies and second runs in `graph`, in place; returns its nodes in the planned order.
 
     `flow` holds the facts of the graph as it is before.

@@ -12,7 +12,7 @@ from itertools import pairwise
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import InvalidModel
 from tfswap.planner.beside import overlaps
-from tfswap.planner.plan import Absence, Plan
+from tfswap.planner.plan import Absence, Inside, Plan
 from tfswap.planner.problem import Problem
 from tfswap.planner.schedule import IN, LEAD, RERUN, RUN, planned_schedule
 
@@ -29,7 +29,7 @@ def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
             )
 
 
-def require_fit(plan: Plan, problem: Problem) -> None:
+def require_fit(plan: Plan | Inside, problem: Problem) -> None:
     """Raise InvalidModel, saying what is wrong, when `plan` can't be carried out on the step that `problem` is of."""
     if plan.changes_nothing:
         return
@@ -62,7 +62,7 @@ def require_fit(plan: Plan, problem: Problem) -> None:
     _require_splits(plan, problem.flow)
 
 
-def _require_order(plan: Plan, problem: Problem) -> list[int]:
+def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
     """The plan's order as node indices: each kernel after what it depends on, and again only where it may."""
     flow = problem.flow
     kernels = {flow.nodes[i].name for i in range(len(flow.nodes)) if flow.is_kernel[i]}
@@ -100,7 +100,7 @@ def _require_order(plan: Plan, problem: Problem) -> list[int]:
     return order
 
 
-def _require_beside(plan: Plan, problem: Problem, order: list[int]) -> None:
+def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
     """Kernels run side by side where nothing comes between them, and neither needs the other."""
     can_overlap = overlaps(problem.flow, order, plan.absences)
     for position in plan.beside:
@@ -111,7 +111,7 @@ def _require_beside(plan: Plan, problem: Problem, order: list[int]) -> None:
             )
 
 
-def _require_splits(plan: Plan, flow: Dataflow) -> None:
+def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
     """A split is for one step, which makes a tensor, and for no more than kernels ask for."""
     steps = planned_schedule(flow, dataclasses.replace(plan, splits=()))
     temporaries = (amount for events in flow.events for kind, amount in events if kind == "temp")

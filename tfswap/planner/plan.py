@@ -63,6 +63,35 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """What is done inside of a body of a loop or a conditional, each time that it runs.
+
+    Attributes:
+        body: the body, as `Graph.named_bodies` calls it.
+        order, absences, splits: as of `Plan`, of the body's own kernels.
+    """
+
+    body: str
+    order: tuple[str, ...]
+    absences: tuple[Absence, ...] = ()
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """None: all of a loop runs on one thread."""
+        return ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.order
+
+    @property
+    def moves(self) -> int:
+        """How much it moves and makes again, in tensors and kernels."""
+        return len(self.absences) + len(self.order) - len(set(self.order))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to do to a step so that it fits.
 
@@ -85,6 +114,8 @@ class Plan:
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
         remade: lists that loops would save in whose elements are made again instead, by name.
+        inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
+            all that the other fields say has it.
     """
 
     fingerprint: str
@@ -103,6 +134,7 @@ class Plan:
     disk_bytes: int = 0
     splits: tuple[Split, ...] = ()
     remade: tuple[str, ...] = ()
+    inside: tuple[Inside, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -111,14 +143,14 @@ class Plan:
     @property
     def moves(self) -> int:
         """How much it moves and makes again, in tensors and kernels."""
-        lists = len(self.accumulators) + len(self.remade)
-        return len(self.absences) + lists + len(self.order) - len(set(self.order))
+        inner = len(self.accumulators) + len(self.remade) + sum(inside.moves for inside in self.inside)
+        return len(self.absences) + inner + len(self.order) - len(set(self.order))
 
     @property
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
         lists = self.accumulators, self.remade
-        return self.order, self.absences, self.beside, self.splits, *lists, self.encoded, self.reduced
+        return self.order, self.absences, self.beside, self.splits, *lists, self.encoded, self.reduced, self.inside
 
     @property
     def needs(self) -> str:
@@ -175,13 +207,13 @@ def _check_form(plan: Plan) -> None:
             raise InvalidModel(f"plan.{name} is {value}, and no size is")
     if plan.seconds < 0:
         raise InvalidModel(f"plan.seconds is {plan.seconds}, and no time is")
-    for i, a in enumerate(plan.absences):
-        out = a.release - 1 if a.out is None else a.out
-        if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):
-            raise InvalidModel(
-                f"plan.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use {a.use}: "
-                f"they must rise in this order, and lie among the {len(plan.order)} kernels of plan.order"
-            )
+    _check_moves(plan, "plan")
+    for i, inside in enumerate(plan.inside):
+        if inside.changes_nothing:
+            raise InvalidModel(f"plan.inside[{i}] names no kernels")
+        _check_moves(inside, f"plan.inside[{i}]")
+    if (plan.accumulators or plan.remade or plan.inside) and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
     for before, position in pairwise((-1, *plan.beside)):
@@ -190,10 +222,25 @@ def _check_form(plan: Plan) -> None:
                 f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
                 f"lie among the {len(plan.order)} kernels of plan.order, past the first"
             )
+
+
+def _check_moves(plan: Plan | Inside, where: str) -> None:
+    """Refuse absences and splits that no order can have.
+
+    Args:
+        where: what the plan is called in messages.
+    """
+    for i, a in enumerate(plan.absences):
+        out = a.release - 1 if a.out is None else a.out
+        if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):
+            raise InvalidModel(
+                f"{where}.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use "
+                f"{a.use}: they must rise in this order, and lie among the {len(plan.order)} kernels of {where}.order"
+            )
     for before, after in pairwise((Split(0, 1), *plan.splits)):
         if not before.step <= after.step or not 0 < after.nbytes <= MAX_BYTES:
             raise InvalidModel(
-                f"plan.splits has step {after.step} with {after.nbytes} bytes after step {before.step}: steps must "
+                f"{where}.splits has step {after.step} with {after.nbytes} bytes after step {before.step}: steps must "
                 "not fall, and ask for something"
             )
 

@@ -167,7 +167,7 @@ class Planner:
         self.flow = flow
         self.device = device
         self.resident = resident
-        self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_out_bytes)
+        self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
         self.cost_s = self.costs.of_step(flow)
@@ -253,6 +253,28 @@ class Planner:
             if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
                 break
         return best
+
+    def drafted(self, live_bytes: int) -> Draft | None:
+        """The fastest choice that holds no more than `live_bytes` at once, chunks aside; None where none does."""
+        fitting = (
+            unmoved.draft
+            for problem, unmoved in zip(self.problems, self.unmoved, strict=True)
+            if problem.live_peak_bytes <= live_bytes
+        )
+        best = min(fitting, key=lambda draft: draft.timing.total_s, default=None)
+        if best is not None:
+            return best
+        for ladder in self.ladders:
+            below = (rung for rung, target in enumerate(ladder.targets) if target <= live_bytes)
+            judged = next((found for rung in below if (found := ladder.judged(rung)) is not None), None)
+            if judged is not None and (best is None or judged.draft.timing.total_s < best.timing.total_s):
+                best = judged.draft
+        return best
+
+    @property
+    def live_floor_bytes(self) -> int:
+        """The least that a choice holds at once, chunks aside."""
+        return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
 
     def floor_bytes(self) -> int:
         """The smallest limit that a rung reaches."""

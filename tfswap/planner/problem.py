@@ -297,6 +297,8 @@ class Uses:
             if event == "free":
                 held -= temps[amount]
                 continue
+            if event not in ("temp", "out"):
+                continue
             v = made.get(amount)
             if event == "temp":
                 nbytes, candidates = round_up(amount), temp_forwards.get(len(temps), ())

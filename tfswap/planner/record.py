@@ -130,8 +130,10 @@ class Recorder:
         return self._came(self._arena.allocate(size_bytes))
 
     def split(self, sizes: Sequence[int]) -> list[int]:
-        self.kernel = NOBODY
-        return [self._came(address) for address in self._arena.split(sizes)]
+        kernel, self.kernel = self.kernel, NOBODY
+        addresses = [self._came(address) for address in self._arena.split(sizes)]
+        self.kernel = kernel
+        return addresses
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         return self._arena.expect_same(before, after)

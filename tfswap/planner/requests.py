@@ -29,7 +29,8 @@ class Requests:
     Attributes:
         extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
             release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
-            get chunks of their own size; or FREE_REST, which gives back what parts these.
+            get chunks of their own size; SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
+            parts the latest of those that are parted.
         same: of each of them the requests that must get the same places, or what comes after them is not known.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
@@ -56,19 +57,19 @@ class Requests:
 def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int | None:
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
-    rests: list[int] = []
+    rests: list[list[int]] = []  # a loop that has splits has some in it too
     parted: list[int] = []
     for event in events:
-        if parted and event < SPLIT_ABOVE:
-            rests = arena.split(parted)
-            parted = []
         if event < 0:
             free(addresses[-1 - event])
         elif FREE_REST < event < SPLIT_ABOVE:
             addresses.append(allocate(event))
         elif event == FREE_REST:
-            for rest in rests:
+            for rest in rests.pop():
                 free(rest)
+        elif event == SPLIT_ABOVE:
+            rests.append(arena.split(parted))
+            parted = []
         else:
             parted.append(event - SPLIT_ABOVE)
     if any(addresses[a] != addresses[b] for a, b in same):
@@ -98,7 +99,7 @@ class _Recorder:
         return True
 
     def split(self, sizes: Sequence[int]) -> list[int]:
-        self.events += [SPLIT_ABOVE + size for size in sizes]
+        self.events += [*(SPLIT_ABOVE + size for size in sizes), SPLIT_ABOVE]
         return [_REST]
 
     def free(self, address: int) -> None:

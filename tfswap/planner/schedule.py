@@ -21,7 +21,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.plan import Plan, Split
+from tfswap.planner.plan import Inside, Plan, Split
 
 RUN = "run"
 LEAD = "lead"
@@ -112,8 +112,8 @@ def build_schedule(
     return steps
 
 
-def planned_schedule(flow: Dataflow, plan: Plan) -> list[Step]:
-    """The schedule of a plan that was made for the step with these facts."""
+def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
+    """The schedule of a plan that was made for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.absences]
     return build_schedule(order, absences, plan.beside, plan.splits)

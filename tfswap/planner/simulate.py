@@ -362,6 +362,8 @@ class Replay:
         flow, refs, late = self.flow, self.refs, self.late
         allocate = self.arena.allocate
         temps: list[int] = []
+        rests: list[list[int]] = []  # of splits inside of bodies
+        parted: list[int] = []
         for update in flow.updates[i]:
             old = buffers[update.old]
             held = update.copies or old.refs > flow.reads[i].count(update.old)
@@ -380,6 +382,17 @@ class Replay:
                 if not buffer.refs and not buffer.pins:
                     self.arena.free(buffer.address)
                     buffer.address = -1
+                continue
+            if kind == "split":
+                parted.append(nbytes)
+                continue
+            if kind == "part":
+                rests.append(self.arena.split(parted))
+                parted = []
+                continue
+            if kind == "rest":
+                for rest in rests.pop():
+                    self.arena.free(rest)
                 continue
             for c in candidates:
                 source = buffers[c]
@@ -486,7 +499,7 @@ def judge_memory(
 def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
     """The most in host memory at once, and on disk, and the bytes that travel out and in.
 
-    What loops swap inside of their bodies is taken to be there all the time.
+    What loops swap inside of their bodies is taken to be there all the time, as far as it stays when they have ended.
     """
     moves = [(n, kind, v) for n, (kind, v) in enumerate(steps) if kind in COPIES]
     last: dict[tuple[int, int], int] = {}  # by value and copy out: the last copy in of it
@@ -511,7 +524,7 @@ def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) 
         elif kind == AWAIT and last[v, copies[v]] == n:
             held[tier] -= round_up(nbytes)
     inner_out, inner_in = flow.inner_out_bytes, flow.inner_in_bytes
-    return peaks[0] + inner_out, peaks[1], out_bytes + inner_out, in_bytes + inner_in
+    return peaks[0] + flow.inner_host_bytes, peaks[1], out_bytes + inner_out, in_bytes + inner_in
 
 
 def _alive_at(flow: Dataflow, steps: Sequence[Step], at: int) -> list[int]:

@@ -15,9 +15,10 @@ from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
 from tfswap.planner.baseline import Baseline
-from tfswap.planner.plan import Absence, Plan
+from tfswap.planner.inside import PlannedBody
+from tfswap.planner.plan import Absence, Inside, Plan
 from tfswap.planner.planner import Planner
-from tfswap.planner.problem import MIN_SWAP_BYTES
+from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import simulate_memory
 from tfswap.report.explain import Explanation, explain
@@ -298,6 +299,7 @@ def make_report(
     saved: Mapping[str, int],
     remade_s: Mapping[str, float],
     encodings: Sequence[Encoding],
+    bodies: Sequence[PlannedBody],
     floor: Callable[[], int],
     baseline: Callable[[], Baseline],
     trains: bool,
@@ -311,24 +313,18 @@ def make_report(
         remade_s: by name of those whose elements are made again, the seconds that it takes in a step.
         trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
+        bodies: those that something is planned inside of.
         floor: gives the smallest limit that the planner reaches.
         baseline: gives what is predicted of the unoptimised step.
     """
-    absences: dict[int, list[Absence]] = {}
-    for absence in plan.absences:
-        absences.setdefault(flow.value_named[absence.tensor], []).append(absence)
-    again: dict[int, list[int]] = {}
-    ran: set[int] = set()
-    for position, name in enumerate(plan.order):
-        kernel = flow.place[name]
-        if kernel in ran:
-            again.setdefault(kernel, []).append(position)
-        ran.add(kernel)
     encoded: dict[int, list[Encoding]] = {}
     for e in encodings:
         encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
     reduced = {flow.value_named[r.tensor]: r for r in plan.reduced}
-    rows = _rows(flow, planner, absences, again, encoded, reduced, len(plan.order), locate)
+    outer = _Moves.of(planner.problems[0], plan)
+    rows = _rows(outer, encoded, reduced, locate)
+    inner = [_Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
+    rows += [row for moves in inner for row in _rows(moves, {}, {}, locate)]
     rows += _saved_rows(saved, plan.accumulators, remade_s, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
@@ -340,7 +336,7 @@ def make_report(
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         kernels=len(plan.order),
-        reruns=len(plan.order) - len(ran),
+        reruns=sum(round(moves.times * sum(map(len, moves.again.values()))) for moves in (outer, *inner)),
         rows=tuple(rows),
         alive_at_peak=_alive_at_peak(flow, planner, plan),
         unmodelled=unmodelled,
@@ -361,25 +357,56 @@ def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[
     )
 
 
+@dataclass(frozen=True)
+class _Moves:
+    """What is done in a step, or in a body each time that it runs.
+
+    Attributes:
+        absences: by value.
+        again: by kernel, the positions at which it runs again.
+        kernels: how many positions there are.
+        within: what comes before the names of tensors.
+        times: how often it is done in a step.
+    """
+
+    problem: Problem
+    absences: Mapping[int, Sequence[Absence]]
+    again: Mapping[int, Sequence[int]]
+    kernels: int
+    within: str
+    times: float
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan | Inside, within: str = "", times: float = 1.0) -> _Moves:
+        flow = problem.flow
+        absences: dict[int, list[Absence]] = {}
+        for absence in plan.absences:
+            absences.setdefault(flow.value_named[absence.tensor], []).append(absence)
+        again: dict[int, list[int]] = {}
+        ran: set[int] = set()
+        for position, name in enumerate(plan.order):
+            kernel = flow.place[name]
+            if kernel in ran:
+                again.setdefault(kernel, []).append(position)
+            ran.add(kernel)
+        return cls(problem, absences, again, len(plan.order), within, times)
+
+
 def _rows(
-    flow: Dataflow,
-    planner: Planner,
-    absences: dict[int, list[Absence]],
-    again: dict[int, list[int]],
-    encoded: dict[int, list[Encoding]],
-    reduced: dict[int, Reduction],
-    kernels: int,
+    moves: _Moves,
+    encoded: Mapping[int, Sequence[Encoding]],
+    reduced: Mapping[int, Reduction],
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
     """One row per tensor of a size that matters.
 
     Args:
-        again: by kernel, the positions at which it runs again.
         encoded: by value, what some kernels read in place of it.
         reduced: by value, what it is rounded to for others.
-        kernels: how many positions there are.
     """
-    problem = planner.problems[0]
+    problem, kernels = moves.problem, moves.kernels
+    flow = problem.flow
+    of = f", each time that {moves.within[:-1]} runs" if moves.within else ""
     gaps: dict[int, tuple[int, int]] = {}
     for gap in problem.gaps:
         if gap.value not in gaps or gap.end - gap.start > gaps[gap.value][1] - gaps[gap.value][0]:
@@ -388,8 +415,8 @@ def _rows(
     for v, value in enumerate(flow.values):
         if v not in encoded and v not in reduced and (value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES):
             continue
-        away = absences.get(v, ())
-        made = again.get(value.producer, ())
+        away = moves.absences.get(v, ())
+        made = moves.again.get(value.producer, ())
         codings = encoded.get(v, ())
         reasons = []
         encoded_bytes = None
@@ -407,9 +434,9 @@ def _rows(
             reasons.append(f"{format_bytes(nbytes)} as {precision} for {readers}: {worst_error}")
         if away:
             where = ", on disk" if away[0].disk else ""
-            reasons.append(f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}{where}")
+            reasons.append(f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}{where}{of}")
         if made:
-            reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}")
+            reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}{of}")
         if not reasons:
             waits = "memory suffices without" if v in gaps else "never waits between two uses"
             reasons.append(problem.refusals.get(v) or waits)
@@ -417,14 +444,14 @@ def _rows(
         node = value.tensor.node
         rows.append(
             TensorRow(
-                value.tensor.name,
+                f"{moves.within}{value.tensor.name}",
                 node.op,
                 value.nbytes,
                 gaps.get(v),
                 ", ".join(tactics) or "keep",
                 "; ".join(reasons),
-                value.nbytes * (len(away) + sum(a.out is not None for a in away)),
-                len(made) * planner.cost_s[value.producer],
+                round(moves.times * value.nbytes * (len(away) + sum(a.out is not None for a in away))),
+                moves.times * len(made) * problem.cost_s[value.producer],
                 locate(node.name),
                 encoded_bytes,
                 precision,

@@ -1,0 +1,292 @@
+"""What waits inside of a body: planned there as in a step, carried out, counted, told and run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from processes import on_arena
+from test_passes import Golden
+
+from tfswap.analysis.bodies import Record, record
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
+from tfswap.frontends import pipeline
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.inside import apply_inside, tell_effects
+from tfswap.passes.verify import verify
+from tfswap.planner.plan import Inside, Plan, Split
+
+CPU = DeviceModel("cpu", False, 2, 2)
+ELEMENTS = 1 << 16
+NBYTES = 4 * ELEMENTS
+LAYERS = 8
+TRIPS = 5
+
+
+def text(layers: int = LAYERS, elements: int = ELEMENTS) -> str:
+    """A loop with a forward and a backward pass in its body, of which one tensor of each layer waits."""
+    tensor = f"float32[{elements}]"
+    forward = [f"  %f{n} = Tanh(%{f'f{n - 1}' if n else 'h'}) -> {tensor}" for n in range(layers)]
+    backward = [
+        f"  %b{n} = TanhGrad(%f{n}, %{f'b{n + 1}' if n < layers - 1 else 'h'}) -> {tensor}" for n in range(layers)
+    ]
+    head = f"  %i = Placeholder() -> int32[]\n  %h = Placeholder() -> {tensor}"
+    return "\n".join(
+        [
+            "%zero = Const() -> int32[] = (0,)",
+            f"%h = Placeholder() -> {tensor}",
+            f"%loop = StatelessWhile(%zero, %h) -> int32[], {tensor}",
+            f"%end = Tanh(%loop:1) -> {tensor}",
+            "feeds %h\nfetches %end\nbody %loop",
+            head,
+            f"  %most = Const() -> int32[] = ({TRIPS},)",
+            "  %less = Less(%i, %most) -> bool[]\n  feeds %i, %h\n  fetches %less\nbody %loop",
+            head,
+            "  %one = Const() -> int32[] = (1,)\n  %next = AddV2(%i, %one) -> int32[]",
+            *forward,
+            *reversed(backward),
+            "  feeds %i, %h\n  fetches %next, %b0\n",
+        ]
+    )
+
+
+@pytest.fixture(autouse=True)
+def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
+    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+
+
+def optimizer(**options: Any) -> Optimizer:
+    return Optimizer(parse_graph(text()), CPU, Options(**options))
+
+
+def carried_out(graph: Graph, inside: Inside) -> None:
+    body = graph.named_bodies()[inside.body]
+    apply_inside(body, analyse_dataflow(body.copy(), CPU), inside)
+    tell_effects(graph, [body])
+
+
+# --- carried out ------------------------------------------------------------------------------------------
+
+
+def test_the_rewritten_body():
+    golden = Golden("inside")
+    apply_bodies(golden.graph, CPU)
+    nodes = sum(map(len, golden.graph.all_bodies()))
+    name, *order = golden.arguments
+    carried_out(golden.graph, Inside(name, tuple(order), tuple(golden.absences)))
+    # A copy out and its release, a copy in and its end, and a kernel that runs again; a view that nothing reads goes.
+    assert sum(map(len, golden.graph.all_bodies())) == nodes + 5 - 1
+    assert verify(golden.graph) == 4
+    body = golden.graph.named_bodies()[name]
+    kernels = [n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity")]
+    for before, node in pairwise(kernels):
+        assert before in node.controls or any(t.node is before for t in node.inputs), (before, node)
+    golden.check()
+
+
+def test_bodies_of_bodies_have_names():
+    inner = "\n".join(f"  {line}" for line in text().splitlines())
+    graph = parse_graph(
+        "%p = Placeholder() -> bool[]\n%h = Placeholder() -> float32[8]\n%if = If(%p, %h) -> float32[8]\n"
+        "feeds %p, %h\nfetches %if\n"
+        + "body %if\n"
+        + inner.replace(str(ELEMENTS), "8")
+        + "\n"
+        + "body %if\n  %h = Placeholder() -> float32[8]\n  feeds %h\n  fetches %h\n"
+    )
+    found = graph.named_bodies()
+    assert list(found) == ["if[0]/loop[0]", "if[0]/loop[1]", "if[0]", "if[1]"]
+    assert list(found.values()) == list(graph.all_bodies())
+
+
+# --- on paper ---------------------------------------------------------------------------------------------
+
+
+def paper(graph: Graph) -> Record:
+    node = graph["loop"]
+    return record(node, graph.bodies[node], CPU, [None] * 3, [(0,), None, None])
+
+
+def test_copies_of_one_iteration_are_gone_in_the_next():
+    graph = Golden("inside").graph
+    apply_bodies(graph, CPU)
+    name, *order = Golden("inside").arguments
+    carried_out(graph, Inside(name, tuple(order), tuple(Golden("inside").absences)))
+    made = paper(graph)
+    assert (made.out_bytes, made.in_bytes, made.away_bytes, made.passing_bytes) == (5 * 256, 5 * 256, 0, 256)
+
+
+def test_a_split_is_one_in_every_iteration():
+    graph = Golden("inside").graph
+    apply_bodies(graph, CPU)
+    _, *order = Golden("inside").arguments
+    once = tuple(dict.fromkeys(order))
+    carried_out(graph, Inside("loop[1]", once, splits=(Split(once.index("b"), 64),)))
+    kinds = [kind for kind, _ in paper(graph).events if kind in ("split", "rest")]
+    assert kinds[:2] == ["split", "rest"]
+    assert len(kinds) == 2 * 3  # three iterations stand for all
+    flow = analyse_dataflow(graph, CPU)
+    (requests,) = [requests for requests in flow.requests if any(r.kind == "split" for r in requests)]
+    assert [r.nbytes for r in requests if r.kind == "split"] == [64] * 3
+
+
+# --- planned ----------------------------------------------------------------------------------------------
+
+
+def test_the_floor_is_lower_and_the_plan_says_why():
+    made = optimizer()
+    floor, without = made.floor_bytes(), optimizer(tactics=()).floor_bytes()
+    assert floor <= without - (LAYERS - 3) * NBYTES
+    plan = made.plan(floor)
+    assert plan.planned_peak_bytes == floor
+    assert not plan.absences
+    (inside,) = plan.inside
+    assert inside.body == "loop[1]"
+    assert inside.moves >= LAYERS - 3
+    away = sum(a.nbytes for a in inside.absences)
+    assert plan.host_bytes <= away  # of one iteration
+    report = made.report(plan)
+    assert {row.name for row in report.swapped} == {f"loop[1]/{a.tensor}" for a in inside.absences}
+    assert sum(row.cost_bytes for row in report.swapped) == 2 * TRIPS * away
+    assert report.reruns == TRIPS * (len(inside.order) - len(set(inside.order)))
+    assert all("each time that loop[1] runs" in row.reason for row in (*report.swapped, *report.recomputed))
+    assert made.plan(plan.planned_peak_bytes * 4, ordered=True).inside == ()
+
+
+@pytest.mark.parametrize(("tactics", "swaps", "reruns"), [(("swap",), True, False), (("recompute",), False, True)])
+def test_with_one_tactic(tactics, swaps, reruns):
+    made = optimizer(tactics=tactics)
+    (inside,) = made.plan(made.floor_bytes()).inside
+    assert (bool(inside.absences), len(inside.order) > len(set(inside.order))) == (swaps, reruns)
+
+
+def test_more_memory_never_takes_longer():
+    made = optimizer()
+    floor, top = made.floor_bytes(), made.baseline.peak_bytes
+    plans = [made.plan(floor + (top - floor) * i // 8, ordered=True) for i in range(9)]
+    times = [plan.seconds for plan in plans]
+    assert times == sorted(times, reverse=True)
+    assert len({plan.inside for plan in plans}) > 3
+    assert all(plan.keeps_limit for plan in plans)
+
+
+def test_below_the_floor_the_floor_is_told():
+    made = optimizer()
+    with pytest.raises(InfeasibleMemoryLimit) as refused:
+        made.plan(made.floor_bytes() - 1)
+    assert refused.value.floor_bytes == made.floor_bytes()
+
+
+def test_host_memory_bounds_what_is_swapped_there():
+    room = 3 * NBYTES
+    made = optimizer(tactics=("swap",), host_limit_bytes=room)
+    assert made.floor_bytes() > optimizer(tactics=("swap",)).floor_bytes()
+    plan = made.plan(made.floor_bytes())
+    assert plan.inside
+    assert plan.host_bytes <= room
+
+
+def test_what_is_marked_in_a_body_stays():
+    kept = text().replace(
+        "%f3 = Tanh(%f2)", "%kept = Identity(%f2) {_tfswap_keep=true} -> float32[65536]\n  %f3 = Tanh(%kept)"
+    )
+    made = Optimizer(parse_graph(kept), CPU, Options(tactics=("swap",)))
+    (inside,) = made.plan(made.floor_bytes()).inside
+    assert "f2:0" not in {a.tensor for a in inside.absences}
+    assert "f1:0" in {a.tensor for a in inside.absences}
+
+
+def test_small_bodies_are_left_alone():
+    small = text().replace(
+        "%end = Tanh(%loop:1)", "%more = BroadcastTo(%loop:1, %shape) -> float32[400,65536]\n%end = Sum(%more, %zero)"
+    )
+    made = Optimizer(parse_graph("%shape = Const() -> int32[2] = (400,65536)\n" + small), CPU)
+    assert made.plan(made.floor_bytes()).inside == ()
+
+
+# --- kept -------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_saved_with_it_and_read_back():
+    made = optimizer()
+    plan = made.plan(made.floor_bytes())
+    assert Plan.from_json(plan.to_json()) == plan
+    made.require_fit(plan)
+    assert made.adopt(plan, None).planned_peak_bytes == plan.planned_peak_bytes
+
+
+def changed(plan: Plan, **fields: Any) -> Plan:
+    return dataclasses.replace(plan, inside=tuple(dataclasses.replace(i, **fields) for i in plan.inside))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"body": "loop[2]"}, "loop\\[2\\]"),
+        ({"order": ("next",)}, "does not say when"),
+        ({"order": ("nobody",)}, "nobody"),
+    ],
+)
+def test_a_plan_for_another_body_is_refused(fields, told):
+    made = optimizer()
+    plan = made.plan(made.floor_bytes())
+    with pytest.raises(InvalidModel, match=told):
+        made.require_fit(changed(plan, **fields, absences=()))
+
+
+def test_a_damaged_plan_is_refused():
+    made = optimizer(tactics=("swap",))
+    content = json.loads(made.plan(made.floor_bytes()).to_json())
+    content["inside"][0]["absences"][0]["back"] = 10**6
+    with pytest.raises(InvalidModel, match="inside\\[0\\].absences\\[0\\]"):
+        Plan.from_json(json.dumps(content))
+    content["inside"][0]["order"] = []
+    content["inside"][0]["absences"] = []
+    with pytest.raises(InvalidModel, match="names no kernels"):
+        Plan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("tactics", [("swap",), ("recompute",)])
+def test_what_is_not_allowed_is_not_adopted(tactics):
+    (other,) = {"swap", "recompute"}.difference(tactics)
+    plan = optimizer(tactics=tactics).plan(optimizer(tactics=tactics).floor_bytes())
+    with pytest.raises(InvalidModel, match="tactics leaves"):
+        optimizer(tactics=(other,)).require_fit(plan)
+
+
+# --- run --------------------------------------------------------------------------------------------------
+
+
+def run(program: str, limit: str, **env: str) -> dict[str, Any]:
+    return on_arena(f"import json, control_flow; print(json.dumps(control_flow.main({program!r}, {limit!r})))", **env)
+
+
+@pytest.mark.parametrize("program", ["micro_batches", "steps_in_loop", "training_branch"])
+def test_a_body_with_most_of_the_step_in_it(program):
+    pytest.importorskip("tensorflow")
+    expected = run(program, "unoptimised")
+    found = run(program, str(int(0.4 * expected["peak"])), TFSWAP_COPY_BANDWIDTH="2e8")  # a slow link: copies wait
+    assert found["digest"] == expected["digest"]
+    assert found["planned"] == found["peak"] <= found["limit"]
+    assert found["inside"]
+    assert 0 < found["host_bytes"] < expected["peak"]
+
+
+def test_an_iteration_that_fails_leaves_nothing_behind():
+    pytest.importorskip("tensorflow")
+    found = on_arena("import json, control_flow; print(json.dumps(control_flow.fail_in_micro_batch()))")
+    assert found["moved"] > 0
+    assert {key: found[key] for key in ("failed", "host_in_use", "grown")} == {
+        "failed": 3,
+        "host_in_use": 0,
+        "grown": 0,
+    }

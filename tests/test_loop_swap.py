@@ -102,6 +102,28 @@ def test_its_length_may_be_read():
     assert found(reading.replace("fetches %back:1", "fetches %length, %back:1")) == ["saved"]
 
 
+def test_what_a_body_saves_for_itself_counts_as_often_as_it_is_pushed():
+    """The list begins and ends in each iteration of a loop around both loops."""
+    inner = "\n".join(
+        f"  {line}" for line in TEXT.replace("%h = ", "%i = Placeholder() -> int32[]\n%h = ", 1).splitlines()
+    )
+    inner = inner.replace("feeds %h\n", "feeds %i, %h\n", 1).replace(
+        "fetches %back:1, %stack", "fetches %next, %back:1", 1
+    )
+    inner = inner.replace("  %back = ", "  %next = AddV2(%i, %five) -> int32[]\n  %back = ", 1)
+    graph = parse_graph(
+        "%zero = Const() -> int32[] = (0,)\n%h = Placeholder() -> float32[1024]\n"
+        "%outer = StatelessWhile(%zero, %h) -> int32[], float32[1024]\nfeeds %h\nfetches %outer:1\n"
+        "body %outer\n  %i = Placeholder() -> int32[]\n  %h = Placeholder() -> float32[1024]\n"
+        "  %ten = Const() -> int32[] = (10,)\n  %less = Less(%i, %ten) -> bool[]\n  feeds %i, %h\n  fetches %less\n"
+        f"body %outer\n{inner}\n"
+    )
+    apply_bodies(graph, CPU)
+    (saved,) = find_accumulators(graph)
+    assert saved.name == "outer[1]/saved"
+    assert saved.nbytes(analyse_dataflow(graph, CPU)) == 5 * 4 * KIB
+
+
 def test_an_optional_is_a_list_of_one_element():
     """One branch saves, the other one of the same conditional does not."""
     graph = parse_graph(OPTIONAL)

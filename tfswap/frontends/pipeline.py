@@ -693,13 +693,12 @@ class Optimizer:
         """
         variant = self.variant_of(plan)
         there = self._resident_of(variant.rewriting) if resident is None else resident
-        saved = {name: a.nbytes(self.flow) for name, a in self.variants.accumulators.items()}
         planner = self.planner_of(variant)
         return make_report(
             variant.flow,
             planner,
             plan,
-            saved,
+            self.variants.saved_bytes,
             self.variants.remade_s(variant.rewriting, self.costs),
             variant.encodings,
             variant.bodies,

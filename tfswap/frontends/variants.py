@@ -209,6 +209,12 @@ class Variants:
         """All accumulators of the step that may be swapped, by name."""
         return {a.name: a for a in self._movable(self._graph)}
 
+    @functools.cached_property
+    def saved_bytes(self) -> dict[str, int]:
+        """The bytes of each accumulator that may be swapped, by name."""
+        flow = self._made[PLAIN].flow  # of the graph that they are of
+        return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
+
     def stages(self, smallest_bytes: int) -> list[Rewriting]:
         """What may be chosen among by swapping what loops save, from nothing to the most.
 
@@ -269,7 +275,7 @@ class Variants:
 
     def _largest(self, smallest_bytes: int) -> dict[str, int]:
         """The bytes of each accumulator that keeps so many, the largest first."""
-        sizes = {name: a.nbytes(self.plain.flow) for name, a in self.accumulators.items()}
+        sizes = self.saved_bytes
         return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
 
     @staticmethod

@@ -324,6 +324,26 @@ def micro_batches() -> Made:
     return [*weights, *sums], step, [_data(4, 1000, 64)]
 
 
+def recurrent_micro_batches() -> Made:
+    """As `micro_batches`, of a net that is a loop itself."""
+    (w,) = weights = _weights((64, 64))
+    total = tf.Variable(tf.zeros_like(w))
+
+    def step(x: Any) -> Any:
+        total.assign(tf.zeros_like(w))
+        for i in tf.range(3):
+            with tf.GradientTape() as tape:
+                _, h = tf.while_loop(
+                    lambda t, h: t < 8, lambda t, h: (t + 1, tf.tanh(h @ w)), [0, x[i]], maximum_iterations=8
+                )
+                loss = tf.reduce_sum(h * h)
+            total.assign_add(tape.gradient(loss, w))
+        w.assign_sub(0.01 * total)
+        return tf.reduce_sum(total)
+
+    return [*weights, total], step, [_data(3, 1000, 64)]
+
+
 def steps_in_loop() -> Made:
     """Several steps in a loop, each of two micro-batches in a loop of its own, with gradients in loop variables."""
     weights = _weights(*[(64, 64)] * 5)
@@ -390,6 +410,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         attention,
         loss_scale,
         micro_batches,
+        recurrent_micro_batches,
         steps_in_loop,
         training_branch,
     )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import TfswapError
-from tfswap.planner.plan import Plan
-from tfswap.planner.planner import Planner
+from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.problem import Problem
 from tfswap.report.markup import format_seconds
 from tfswap.sizes import format_bytes
@@ -94,30 +93,35 @@ class Explanation:
 
 
 def explain(
-    flow: Dataflow,
-    planner: Planner,
-    plan: Plan,
+    problem: Problem,
+    plan: Plan | Inside,
     rows: Sequence[TensorRow],
     locate: Callable[[str], str | None],
     name: str,
+    within: str = "",
 ) -> Explanation:
     """What there is to know of the tensor `name`, or of the first output of a node of that name.
 
-    Raises TfswapError, with the nearest names, where the step has no such tensor.
+    Args:
+        problem: the step, or the body that has the tensor.
+        within: what comes before the tensor's name in `rows`.
+
+    Raises TfswapError, with the nearest names, where there is no such tensor.
     """
+    flow = problem.flow
     v = _value(flow, name)
-    value, problem = flow.values[v], planner.problems[0]
+    value = flow.values[v]
     order = [flow.place[kernel] for kernel in plan.order] or problem.order
-    row = next((row for row in rows if row.name == value.tensor.name), None)
+    row = next((row for row in rows if row.name == f"{within}{value.tensor.name}"), None)
     tactic, reason = ("keep", _unconsidered(problem, v)) if row is None else (row.tactic, row.reason)
     made = tuple(position for position, kernel in enumerate(order) if kernel == value.producer)
     reads = [position for position, kernel in enumerate(order) if v in flow.reads[kernel]]
     uses = sorted({*made, *reads})
     waits = [(start, end) for start, end in pairwise(uses) if end - start > 1]
     wait = max(waits, key=lambda w: w[1] - w[0], default=None)
-    rates = planner.rates
+    rates = problem.rates
     return Explanation(
-        tensor=value.tensor.name,
+        tensor=f"{within}{value.tensor.name}",
         type=str(value.tensor.type),
         nbytes=value.nbytes,
         tactic=tactic,
@@ -126,7 +130,7 @@ def explain(
         made_at=made,
         read_by=tuple((flow.nodes[order[position]].name, position) for position in reads),
         wait=wait,
-        wait_s=sum(planner.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0,
+        wait_s=sum(problem.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0,
         copy_s=(value.nbytes / rates.out_bytes_per_s, value.nbytes / rates.in_bytes_per_s),
         rerun_s=_rerun_s(problem, v),
         source=locate(value.tensor.node.name),

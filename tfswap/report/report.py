@@ -345,8 +345,24 @@ def make_report(
         _floor=floor,
         _timeline=timeline,
         _baseline=baseline,
-        _explain=lambda name: explain(flow, planner, plan, rows, locate, name),
+        _explain=lambda name: _explained(planner.problems[0], plan, bodies, rows, locate, name),
     )
+
+
+def _explained(
+    problem: Problem,
+    plan: Plan,
+    bodies: Sequence[PlannedBody],
+    rows: Sequence[TensorRow],
+    locate: Callable[[str], str | None],
+    name: str,
+) -> Explanation:
+    """Of a tensor of the step, or of a body that something is planned inside of."""
+    for body in bodies:
+        within = f"{body.inside.body}/"
+        if name.startswith(within):
+            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), within)
+    return explain(problem, plan, rows, locate, name)
 
 
 def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:

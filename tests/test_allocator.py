@@ -167,6 +167,10 @@ def test_a_split_is_made_past_what_fits_the_rest_better():
     arena = Arena([(0, 4096, False), (1 << 20, 3 << 19, False), (5 << 19, 256, True)])
     (rest,) = arena.split([1 << 20])
     assert arena._size[rest] == 256
+    # To hold this one back takes 64 KiB more than is asked for; to leave it, as much as it has.
+    arena = Arena([(0, 3 << 17, False), (1 << 20, (1 << 20) + (11 << 16), False), (3 << 20, 256, True)])
+    (rest,) = arena.split([1 << 20])
+    assert (arena._size[rest], arena.peak_bytes) == (256, 256 + (1 << 20) + (1 << 16))
     # To hold all of these back would take more than the chunk itself is.
     chunks = [(n * 2048, 1024, False) for n in range(4)]
     arena = Arena([*chunks, (16384, 2304, False), (18688, 256, True)])

@@ -185,7 +185,8 @@ class Arena:
         if not rest_bytes or (splits_itself and not later_bytes):
             return -1
         # What parts the two is cut from this chunk where no free one fits it: it is larger than those that are too
-        # small for the request, but for the largest of them, which are held back meanwhile.
+        # small for the request, but for the largest of them, which are held back meanwhile. That may take something
+        # besides what is asked for, but no more than would stay in use otherwise.
         first_bytes = needed if splits_itself else rest_bytes
         missed: list[int] = []
         smaller = self._smaller_bytes(needed)
@@ -193,7 +194,7 @@ class Arena:
         while (
             largest
             and len(missed) < MOST_MISSED
-            and sum(missed) + largest + first_bytes <= later_bytes + (needed if largest < rest_bytes else whole)
+            and sum(missed) + largest + first_bytes <= later_bytes + needed + min(largest, rest_bytes)
         ):
             missed.append(largest)
             largest = next(smaller, 0)

@@ -65,11 +65,12 @@ class Between {
   // planner/allocator.py has the same, step by step, and the reasons.
   void Part(const std::vector<int64_t>& sizes) {
     std::vector<void*> pieces;
+    std::vector<size_t> free = FreeBytes();
     size_t later_bytes = 0;
     for (const int64_t size : sizes) later_bytes += Rounded(size);
     for (const int64_t size : sizes) {
       later_bytes -= Rounded(size);
-      Part(static_cast<size_t>(size), later_bytes);
+      Part(static_cast<size_t>(size), later_bytes, &free);
       if (later_bytes > 0) pieces.push_back(Allocate(static_cast<size_t>(size)));
     }
     Free(pieces);
@@ -90,46 +91,60 @@ class Between {
   // part fits. Never more is in use on the way than with that chunk handed out.
   //
   // later_bytes: of the requests that come after it.
-  void Part(size_t nbytes, size_t later_bytes) {
+  // free: the free chunks' sizes, the smallest first; then as they are once the request is made.
+  //   To look at all of the arena for each request would take its time.
+  void Part(size_t nbytes, size_t later_bytes, std::vector<size_t>* free) {
     const size_t needed = Rounded(nbytes);
-    std::vector<size_t> free = FreeBytes();
-    auto whole = std::lower_bound(free.begin(), free.end(), needed);
-    if (whole == free.end()) {  // the arena grows
+    auto whole = std::lower_bound(free->begin(), free->end(), needed);
+    if (whole == free->end()) {  // the arena grows
       void* const chunk = Allocate(nbytes);
       if (chunk == nullptr) return;
       arena_->DeallocateRaw(chunk);
-      free = FreeBytes();
-      whole = std::lower_bound(free.begin(), free.end(), needed);
-      if (whole == free.end()) return;
+      *free = FreeBytes();
+      whole = std::lower_bound(free->begin(), free->end(), needed);
+      if (whole == free->end()) return;
     }
     const size_t rest_bytes = *whole - needed;
     const bool splits_itself = rest_bytes >= std::min(needed, kMostWasted);
-    if (rest_bytes == 0 || (splits_itself && later_bytes == 0)) return;
-    const size_t first_bytes = splits_itself ? needed : rest_bytes;
     std::vector<size_t> missed;
-    size_t missed_bytes = 0;
-    auto smaller = whole;
-    const auto largest = [&] { return smaller == free.begin() ? 0 : *(smaller - 1); };
-    while (largest() > 0 && missed.size() < kMostMissed &&
-           missed_bytes + largest() + first_bytes <=
-               later_bytes + (largest() < rest_bytes ? needed : *whole)) {
-      missed.push_back(largest());
-      missed_bytes += largest();
-      --smaller;
+    size_t between_bytes = 0;
+    if (rest_bytes > 0 && (!splits_itself || later_bytes > 0)) {
+      const size_t first_bytes = splits_itself ? needed : rest_bytes;
+      size_t missed_bytes = 0;
+      auto smaller = whole;
+      const auto largest = [&] { return smaller == free->begin() ? 0 : *(smaller - 1); };
+      while (largest() > 0 && missed.size() < kMostMissed &&
+             missed_bytes + largest() + first_bytes <=
+                 later_bytes + needed + std::min(largest(), rest_bytes)) {
+        missed.push_back(largest());
+        missed_bytes += largest();
+        --smaller;
+      }
+      between_bytes = largest() + kGranularity;
+      const bool too_large = splits_itself && between_bytes * kMostBetween > needed;
+      if (largest() >= rest_bytes || too_large) {
+        between_bytes = 0;
+      } else if (2 * between_bytes > rest_bytes) {
+        between_bytes = rest_bytes;
+      }
     }
-    if (largest() >= rest_bytes) return;
-    size_t between_bytes = largest() + kGranularity;
-    if (splits_itself && between_bytes * kMostBetween > needed) return;
-    if (2 * between_bytes > rest_bytes) between_bytes = rest_bytes;
-    std::vector<void*> held;
-    for (const size_t size : missed) held.push_back(Allocate(size));
-    if (splits_itself) {
-      held.push_back(Allocate(needed));
-    } else if (rest_bytes > between_bytes) {
-      held.push_back(Allocate(rest_bytes - between_bytes));
+    if (between_bytes > 0) {
+      std::vector<void*> held;
+      for (const size_t size : missed) held.push_back(Allocate(size));
+      if (splits_itself) {
+        held.push_back(Allocate(needed));
+      } else if (rest_bytes > between_bytes) {
+        held.push_back(Allocate(rest_bytes - between_bytes));
+      }
+      between_.push_back(Allocate(between_bytes));
+      Free(held);
     }
-    between_.push_back(Allocate(between_bytes));
-    Free(held);
+    free->erase(whole);
+    if (splits_itself || between_bytes > 0) {
+      const size_t left_bytes = rest_bytes - between_bytes;
+      const auto place = std::lower_bound(free->begin(), free->end(), left_bytes);
+      if (left_bytes > 0) free->insert(place, left_bytes);
+    }
   }
 
   static size_t Rounded(size_t nbytes) {
@@ -174,7 +189,8 @@ class SplitChunkOp : public OpKernel {
   explicit SplitChunkOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nbytes", &nbytes_));
     for (const int64_t nbytes : nbytes_) {
-      OP_REQUIRES(ctx, nbytes >= 1, absl::InvalidArgumentError("SplitChunk's requests ask for a byte at least."));
+      OP_REQUIRES(ctx, nbytes >= 1,
+                  absl::InvalidArgumentError("SplitChunk's requests ask for a byte at least."));
     }
   }
 

@@ -64,7 +64,7 @@ class _Log:
 
 
 def einsum(facts: Facts) -> KernelMemory:
-    """Exact, but for products of 16-bit floats, which are widened as matmul_op_impl.h does, and oneDNN's scratch."""
+    """Exact, but for oneDNN's scratch. Products of 16-bit floats are not widened, as those of `BatchMatMul` are."""
     shapes = [known_shape(kind) for kind in facts.inputs]
     equation = facts.attrs.get("equation")
     if not isinstance(equation, bytes) or facts.outputs[0].nbytes is None or None in shapes:
@@ -72,9 +72,6 @@ def einsum(facts: Facts) -> KernelMemory:
     log = _Log(ELEMENT_BYTES.get(facts.outputs[0].dtype, 0))
     result = _run(equation.decode(), [s for s in shapes if s is not None], log)
     events, exact = log.events(result), True
-    if len(shapes) > 1 and facts.outputs[0].dtype in ("float16", "bfloat16"):
-        counts = (*(prod(s) for s in shapes if s is not None), facts.outputs[0].num_elements or 0)
-        events, exact = (*events, *(("temp", 4 * n) for n in counts)), False
     if facts.device.kind == "cpu" and facts.device.onednn:
         events, exact = (*events, ("temp", ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads)), False
     alias = () if result.operand is None else ((0, result.operand),)

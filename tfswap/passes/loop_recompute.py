@@ -4,7 +4,7 @@ Where the loop pushed a tensor on an accumulator, it does so no more, and the ke
 loop that goes back, from what that is given all the same (analysis/loop_recompute.py). What is the same in all
 iterations becomes one more argument of it.
 
-Requires: bodies without an order, whose constants wait for nothing (passes/free_constants.py). Ensures: lists between
+Requires: bodies without an order. Ensures: constants of the loop that goes back wait for nothing; lists between
 the two loops that are not named keep the same elements in the same order; the same values. Decides nothing.
 """
 
@@ -58,6 +58,9 @@ class _Rewrite:
         self._there: dict[Output, Output] = {}  # by tensor of the forward body, what it is in the backward one
         self._copied: set[Node] = set()
         self.kernels = 0
+        for node in passage.backward:
+            if is_const(node.op):  # the gradient's constants wait for what comes before them, lists' elements for these
+                node.controls = ()
         dropped = [s for s in passage.saved if s.name in names]
         for s in passage.saved:
             if s.name not in names:

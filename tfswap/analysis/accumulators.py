@@ -90,16 +90,11 @@ class Accumulator:
     def nbytes(self, flow: Dataflow) -> int:
         """The most that it keeps at once of what the step makes, by the facts of its graph."""
         if not self.tensors:  # it begins and ends inside of a body
-            times = min(_times(flow, graph) for graph, _ in self.makers)
-            pushed = (_times(flow, push.graph) * (push.pushed.type.nbytes or 0) for push in self.pushes)
+            times = min(flow.times_of(graph) for graph, _ in self.makers)
+            pushed = (flow.times_of(push.graph) * (push.pushed.type.nbytes or 0) for push in self.pushes)
             return round(sum(pushed) / times)
         kept = (flow.kept.get((t.node, t.index), ()) for t in self.tensors)
         return max((sum(_made_bytes(flow, v) for v in values) for values in kept), default=0)
-
-
-def _times(flow: Dataflow, body: Graph) -> float:
-    """How often a body runs in a step."""
-    return max((runs[body] for runs in flow.runs.values() if body in runs), default=1.0)
 
 
 def _made_bytes(flow: Dataflow, v: int) -> int:

@@ -160,6 +160,10 @@ class Dataflow:
         """Per node, the nodes that `deps` makes wait for it."""
         return _users(self.deps)
 
+    def times_of(self, body: Graph) -> float:
+        """How often a body runs in a step. Of two branches only the one that holds more is known to run."""
+        return max((times[body] for times in self.runs.values() if body in times), default=1.0)
+
     def values_of(self, tensors: Iterable[Output]) -> frozenset[int]:
         """The values that tensors hold, of a graph that this one is a copy of too."""
         held = (self.value_of.get((self.nodes[self.place[t.node.name]], t.index)) for t in tensors)

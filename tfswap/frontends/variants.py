@@ -143,7 +143,7 @@ class Variants:
             planned = self._carry_out(graph, rewriting.inside)
             graph.prune()
             flow = self._facts(graph)
-            bodies = tuple(PlannedBody(inside, problem, _times(flow, body)) for inside, problem, body in planned)
+            bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in planned)
             self._made[rewriting] = Variant(rewriting, graph, flow, encodings, bodies)
         return self._made[rewriting]
 
@@ -283,11 +283,6 @@ class Variants:
         """The accumulators that the user did not mark to stay."""
         marked = _marked(graph)
         return [a for a in find_accumulators(graph) if not any(origin(push.pushed) in marked for push in a.pushes)]
-
-
-def _times(flow: Dataflow, body: Graph) -> float:
-    """How often a body runs in a step. Of two branches only the one that holds more is known to run."""
-    return max((runs[body] for runs in flow.runs.values() if body in runs), default=1.0)
 
 
 def _marked(graph: Graph) -> set[Output]:

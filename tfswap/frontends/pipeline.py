@@ -12,7 +12,7 @@ from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
-from tfswap.analysis.folding import computed_bytes, thrown_away
+from tfswap.analysis.folding import computed_bytes, kept_constants, thrown_away
 from tfswap.analysis.precision import (
     PRECISIONS,
     Rules,
@@ -44,13 +44,13 @@ from tfswap.passes.split_sums import apply_split_sums
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
-from tfswap.planner.allocator import round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Absence, Plan, fingerprint
-from tfswap.planner.planner import TACTICS, Candidate, Planner, promised
+from tfswap.planner.planner import MARGIN_BYTES, TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
@@ -516,6 +516,17 @@ class Optimizer:
 
     def floor_bytes(self) -> int:
         return self._lowest()[1].floor_bytes() + self.extra_margin_bytes
+
+    @property
+    def unplaced_bytes(self) -> int:
+        """What the floor may be too low by while its variant has not been made: where its constants will lie is not
+        known then, and each may take what lies beside it too.
+        """
+        variant, _ = self._lowest()
+        if variant.rewriting._replace(inside=()) in self._made:
+            return 0
+        parts = (variant.graph, *variant.graph.all_bodies())
+        return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))
 
     def _lowest(self) -> tuple[Variant, Planner]:
         """The variant that can be brought down to the least, with its planner."""

@@ -33,7 +33,7 @@ from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.plan import Plan
-from tfswap.planner.planner import MARGIN_BYTES, promised
+from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
 from tfswap.planner.simulate import Resident
 from tfswap.report.report import Report
@@ -413,9 +413,7 @@ class Step:
 
     def _floor_bytes(self) -> int:
         assert self._optimizer is not None
-        floor = self._optimizer.floor_bytes()
-        if not self._optimizer.has_made(self._optimizer.lowest()):
-            floor += MARGIN_BYTES  # where its constants will lie is not known to the byte
+        floor = self._optimizer.floor_bytes() + self._optimizer.unplaced_bytes
         _named_floors.add((self._optimizer.fingerprint, floor))
         return floor
 

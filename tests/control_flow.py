@@ -457,10 +457,30 @@ def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, A
     }
 
 
+def _fail_thrice(optimized: Any, good: tuple[Any, ...], bad: tuple[Any, ...]) -> dict[str, int]:
+    """Runs a step with arguments that it fails for between others; how often it failed, and what is left of that."""
+    import tfswap.ops
+
+    for _ in range(2):
+        optimized(*good)
+    used = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    failed = 0
+    for _ in range(3):
+        try:
+            optimized(*bad)
+        except tf.errors.InvalidArgumentError:
+            failed += 1
+    optimized(*good)
+    return {
+        "failed": failed,
+        "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
+        "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,
+    }
+
+
 def fail_inside() -> dict[str, int]:
     """A step that fails in the fifth iteration of its loop, three times, and runs well before and after."""
     import tfswap
-    import tfswap.ops
 
     settle()
     (w,) = weights = _weights((64, 64))
@@ -476,28 +496,13 @@ def fail_inside() -> dict[str, int]:
 
     optimized = tfswap.optimize(tf.function(step), memory_limit="60%", on_exceeded="raise")
     x, good, bad = _data(1000, 64), tf.constant(99), tf.constant(4)
-    for _ in range(2):
-        optimized(x, good)
-    used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    failed = 0
-    for _ in range(3):
-        try:
-            optimized(x, bad)
-        except tf.errors.InvalidArgumentError:
-            failed += 1
-    optimized(x, good)
-    return {
-        "accumulators": len(optimized.plan().accumulators),
-        "failed": failed,
-        "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
-        "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,
-    }
+    left = _fail_thrice(optimized, (x, good), (x, bad))
+    return {"accumulators": len(optimized.plan().accumulators), **left}
 
 
 def fail_in_micro_batch() -> dict[str, int]:
     """As `fail_inside`, of a step that moves tensors inside of its loop: the third of four micro-batches fails."""
     import tfswap
-    import tfswap.ops
 
     settle()
     weights = _weights(*[(64, 64)] * 6)
@@ -513,22 +518,8 @@ def fail_in_micro_batch() -> dict[str, int]:
 
     optimized = tfswap.optimize(tf.function(step), memory_limit="40%", on_exceeded="raise")
     x, good, bad = _data(4, 1000, 64), tf.constant(99), tf.constant(2)
-    for _ in range(2):
-        optimized(x, good)
-    used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    failed = 0
-    for _ in range(3):
-        try:
-            optimized(x, bad)
-        except tf.errors.InvalidArgumentError:
-            failed += 1
-    optimized(x, good)
-    return {
-        "moved": sum(len(i.absences) for i in optimized.plan().inside),
-        "failed": failed,
-        "host_in_use": tfswap.ops.stats().pool_in_use_bytes,
-        "grown": tf.config.experimental.get_memory_info("CPU:0")["current"] - used,
-    }
+    left = _fail_thrice(optimized, (x, good), (x, bad))
+    return {"moved": sum(len(i.absences) for i in optimized.plan().inside), **left}
 
 
 if __name__ == "__main__":

@@ -102,9 +102,7 @@ def test_chunks_tile_their_regions_and_free_ones_coalesce(rows, program):
     assert chunks_of(arena) == initial
 
 
-@given(layouts, programs, sizes)
-@settings(max_examples=200)
-def test_a_split_leaves_a_chunk_of_the_requests_own_size(rows, program, nbytes):
+def arena_after(rows, program) -> Arena:
     arena = Arena(make_layout(rows))
     held: list[int] = []
     for action, amount in program:
@@ -112,6 +110,13 @@ def test_a_split_leaves_a_chunk_of_the_requests_own_size(rows, program, nbytes):
             held.append(arena.allocate(amount))
         elif held:
             arena.free(held.pop(amount % len(held)))
+    return arena
+
+
+@given(layouts, programs, sizes)
+@settings(max_examples=200)
+def test_a_split_leaves_a_chunk_of_the_requests_own_size(rows, program, nbytes):
+    arena = arena_after(rows, program)
     before = chunks_of(arena)
     whole = arena.copy()
     taken = handed_out(whole, nbytes)
@@ -133,13 +138,7 @@ def test_a_split_leaves_a_chunk_of_the_requests_own_size(rows, program, nbytes):
 @given(layouts, programs, st.lists(sizes, min_size=2, max_size=4))
 @settings(max_examples=200)
 def test_several_requests_are_parted_from_each_other_and_leave_nothing(rows, program, together):
-    arena = Arena(make_layout(rows))
-    held: list[int] = []
-    for action, amount in program:
-        if action == "allocate":
-            held.append(arena.allocate(amount))
-        elif held:
-            arena.free(held.pop(amount % len(held)))
+    arena = arena_after(rows, program)
     before = chunks_of(arena)
     rests = arena.split(together)
     given_away = sum(arena._size[address] for address in rests)

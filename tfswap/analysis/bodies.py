@@ -40,6 +40,8 @@ from tfswap.ir.ops import (
 from tfswap.planner.allocator import round_up
 
 FREED, LET_GO, SPLIT, PART, REST = -1, -2, -3, -4, -5
+NAMES = {LET_GO: "let go", SPLIT: "split", PART: "part", REST: "rest"}
+"""Of events that are not an allocation or its end, which have a kind of their own."""
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
@@ -579,14 +581,8 @@ class Machine:
         for number, nbytes in self._log:
             if nbytes == FREED:
                 events.append(("free", temps[number]))
-            elif nbytes == LET_GO:
-                events.append(("let go", number))
-            elif nbytes == SPLIT:
-                events.append(("split", number))
-            elif nbytes == PART:
-                events.append(("part", 0))
-            elif nbytes == REST:
-                events.append(("rest", 0))
+            elif nbytes in NAMES:
+                events.append((NAMES[nbytes], number))
             elif number in names:
                 events.append(("out", names[number]))
             else:

@@ -49,7 +49,7 @@ from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.plan import Absence, Plan, fingerprint
+from tfswap.planner.plan import Plan, fingerprint
 from tfswap.planner.planner import MARGIN_BYTES, TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
@@ -252,18 +252,18 @@ class Optimizer:
         Variants have constants of their own: each is planned for with those that it has made, once it has, and no
         other's.
         """
-        made = _rewriting(plan)._replace(inside=())
+        made = _rewriting(plan).outside
         self._made[made] = resident
-        for rewriting in [r for r in self._planners if r._replace(inside=()) == made]:
+        for rewriting in [r for r in self._planners if r.outside == made]:
             del self._planners[rewriting]
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
-        return _rewriting(plan)._replace(inside=()) in self._made
+        return _rewriting(plan).outside in self._made
 
     def _resident_of(self, rewriting: Rewriting) -> Resident:
-        return self._made.get(rewriting._replace(inside=()), self._resident)
+        return self._made.get(rewriting.outside, self._resident)
 
     @property
     def settled(self) -> Graph:
@@ -367,12 +367,12 @@ class Optimizer:
 
     def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
         """What no plan with these bodies is faster than."""
-        outer = self.planner_of(self.variants[rewriting._replace(inside=())])
+        outer = self.planner_of(self.variants[rewriting.outside])
         return min(judged.draft.timing.total_s for judged in outer.unmoved) + rung.more_s
 
     def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
         """What no plan with these bodies peaks below."""
-        return self._there_bytes(self.variants[rewriting._replace(inside=())]) + rung.least_bytes
+        return self._there_bytes(self.variants[rewriting.outside]) + rung.least_bytes
 
     def _there_bytes(self, variant: Variant) -> int:
         """What is in the arena throughout a variant."""
@@ -523,7 +523,7 @@ class Optimizer:
         known then, and each may take what lies beside it too.
         """
         variant, _ = self._lowest()
-        if variant.rewriting._replace(inside=()) in self._made:
+        if variant.rewriting.outside in self._made:
             return 0
         parts = (variant.graph, *variant.graph.all_bodies())
         return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))
@@ -586,23 +586,13 @@ class Optimizer:
                 "none",
             )
         variant, candidate = found
-        flow, choice = variant.flow, candidate.choice
+        choice = candidate.choice
+        order, absences = choice.named(variant.flow)
         return Plan(
             fingerprint=self.fingerprint,
             limit_bytes=limit_bytes,
-            order=tuple(flow.nodes[i].name for i in choice.order),
-            absences=tuple(
-                Absence(
-                    flow.values[a.value].tensor.name,
-                    flow.values[a.value].nbytes,
-                    a.out,
-                    a.release,
-                    a.back,
-                    a.use,
-                    a.disk,
-                )
-                for a in choice.intervals
-            ),
+            order=order,
+            absences=absences,
             planned_peak_bytes=candidate.peak_bytes + self.extra_margin_bytes,
             persistent_bytes=self.resident_bytes,
             host_bytes=candidate.memory.host_peak_bytes,

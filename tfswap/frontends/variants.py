@@ -73,6 +73,11 @@ class Rewriting(NamedTuple):
     remade: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
 
+    @property
+    def outside(self) -> Rewriting:
+        """The same with nothing planned inside of bodies."""
+        return self._replace(inside=())
+
 
 PLAIN = Rewriting()
 

@@ -25,7 +25,7 @@ from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.planner.allocator import round_up
-from tfswap.planner.plan import Absence, Inside
+from tfswap.planner.plan import Inside
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Problem
 from tfswap.planner.schedule import build_schedule
@@ -149,22 +149,10 @@ class _Body:
         more_s = sum(made.more_s for made in inner)
         if choice.order != problem.order or choice.intervals:
             before_s = self.terms.costs.body_seconds(graph)
-            moved = Inside(
-                self.name,
-                tuple(flow.nodes[i].name for i in choice.order),
-                tuple(
-                    Absence(
-                        flow.values[a.value].tensor.name,
-                        flow.values[a.value].nbytes,
-                        a.out,
-                        a.release,
-                        a.back,
-                        a.use,
-                    )
-                    for a in choice.intervals
-                ),
-                choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1],
-            )
+            # What goes to disk of what is moved in bodies is what comes when host memory is full.
+            in_memory = choice._replace(intervals=[a._replace(disk=False) for a in choice.intervals])
+            splits = choose_splits(flow, build_schedule(*choice), NOTHING_KNOWN)[1]
+            moved = Inside(self.name, *in_memory.named(flow), splits)
             graph = graph.copy()
             self.terms.carry_out(graph, flow, moved)
             inside.append(moved)

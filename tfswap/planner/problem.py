@@ -22,7 +22,7 @@ from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_view, may_run_again
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.planner.allocator import round_up
-from tfswap.planner.plan import Split
+from tfswap.planner.plan import Absence, Split
 from tfswap.planner.schedule import Interval, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
 from tfswap.planner.tiers import ANYTHING, Tiers
@@ -53,6 +53,13 @@ class Choice(NamedTuple):
     intervals: list[Interval]
     beside: tuple[int, ...] = ()
     splits: tuple[Split, ...] = ()
+
+    def named(self, flow: Dataflow) -> tuple[tuple[str, ...], tuple[Absence, ...]]:
+        """The order and the intervals as a plan has them, by the names that nodes and tensors have in a step."""
+        moved = ((flow.values[a.value], a) for a in self.intervals)
+        return tuple(flow.nodes[i].name for i in self.order), tuple(
+            Absence(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk) for value, a in moved
+        )
 
 
 @dataclass(frozen=True)

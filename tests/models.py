@@ -93,7 +93,7 @@ def swish() -> Made:
 class _Messages(tf.Module):
     """A graph network, whose layers all average over the same edges."""
 
-    def __init__(self, layers: int = 5, width: int = 64, nodes: int = 4096):
+    def __init__(self, layers: int = 5, width: int = 64, nodes: int = 1024):
         super().__init__()
         self.nodes = nodes
         self.weights = [
@@ -116,7 +116,7 @@ class _Messages(tf.Module):
 def messages() -> Made:
     model = _Messages()
     x = tf.random.stateless_normal([model.nodes, 64], seed=(1, 2))
-    edges = [tf.random.stateless_uniform([20000], seed=(1, i), maxval=model.nodes, dtype=tf.int32) for i in (3, 4)]
+    edges = [tf.random.stateless_uniform([40000], seed=(1, i), maxval=model.nodes, dtype=tf.int32) for i in (3, 4)]
     return model, model.step, [x, *edges]
 
 

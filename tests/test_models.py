@@ -25,7 +25,7 @@ LIMITS = ("80%", "floor")
 
 ABOVE, BELOW = 0.05, 0.02  # of the measured peak, where the plan's may lie
 WIDENED = 0.03  # the range of measured unoptimised peaks, where the prediction may lie
-RUNS = tuple(map(str, range(20)))  # the peaks of "messages" have two levels, and ten runs can all be of one
+RUNS = tuple(map(str, range(20)))  # a machine under load can miss one end of the range in ten runs
 
 
 def run(model: str, limit: str, **env: str) -> dict[str, Any]:

@@ -90,6 +90,30 @@ def test_sizes_that_turn_out_equal_are_left_open_where_their_bounds_differ():
     assert types(function, (100,), (200,))["AddV2"] == "float32[?]"
 
 
+def test_a_branch_that_leaves_rows_out_tells_how_many_are_left():
+    """Keras divides so by the root of a sparse gradient's squares: all rows, or those that are in a table."""
+
+    def function(x: Any, table: Any) -> Any:
+        rows = tf.where(table[:, 0] > 0)[:, 0]
+        ids, _ = tf.unique(x[:, 0])
+        as_many = tf.equal(tf.size(ids), tf.size(rows))
+        taken = tf.cond(as_many, lambda: tf.sin(ids), lambda: tf.cos(tf.gather(ids, tf.cast(rows, tf.int32))))
+        return tf.exp(taken / tf.gather(table[:, 0], rows))
+
+    assert types(function, (300, 8), (100, 8))["Exp"] == "float32<=[100]"
+
+
+def test_a_shape_that_branches_hand_on_is_known():
+    def function(x: Any, y: Any) -> Any:
+        shape = tf.shape(y)
+        rows, kept = tf.cond(x[0, 0] > 0, lambda: (tf.sin(x), shape), lambda: (tf.cos(x), shape))
+        return tf.exp(tf.math.unsorted_segment_sum(rows, tf.range(100), kept[0]))
+
+    concrete = tf.function(function, input_signature=[tf.TensorSpec([None, 8])] * 2).get_concrete_function()
+    graph = import_function(concrete, [tf.zeros([100, 8]), tf.zeros([30, 8])])
+    assert [str(n.outputs[0]) for n in graph if n.op == "Exp"] == ["float32[30,8]"]
+
+
 def test_a_look_up_gives_as_much_for_each_key_as_the_table_holds():
     numbers = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [1.0, 2.0]), -1.0)
     vectors = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, [0.0] * 8)

@@ -9,6 +9,7 @@ change; what is computed from it has no size then.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,13 @@ class _Import:
 
     def results(self) -> list[Argument]:
         """What the graph gives."""
-        return [self.argument(f.name) for f in self.graph.fetches]
+        return [self._result(f) for f in self.graph.fetches]
+
+    def _result(self, tensor: Output) -> Argument:
+        argument = self.argument(tensor.name)
+        given = self._arguments.get(passed_on(tensor).node.name)
+        # A branch can hand on a shape that is known outside, by which what comes after it is sized.
+        return argument if given is None or given.value is None else replace(argument, value=given.value)
 
     def _import_bodies(self) -> None:
         library = {f.signature.name: f for f in self._graph_def.library.function}
@@ -126,18 +133,30 @@ class _Import:
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
             bodies[node.name], results = _bodies(node, self, library)
             # What a loop gives is known better from its body than from its node: for lists, what is in them.
-            self._learn({f"{node.name}:{i}": result for i, result in enumerate(results)})
+            ways = [{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results]
+            self._learn(ways)
         self.graph.bodies = {self.graph[name]: graphs for name, graphs in bodies.items()}
 
-    def _learn(self, results: Mapping[str, Argument]) -> None:
-        """Take in what is known of tensors, as far as it is news."""
-        more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
-        if more:
-            self._known |= more
+    def _learn(self, ways: Iterable[Mapping[str, Argument]]) -> None:
+        """Take in what is known of tensors, as far as it is news; the first of several ways that the graph allows."""
+        for results in ways:
+            more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
+            if not more or self._takes(more):
+                self._known |= {name: r for name, r in results.items() if r.content is not None}
+                self._found = None
+                self._bind()
+                return
+
+    def _takes(self, more: Mapping[str, Argument]) -> bool:
+        """Take in what is news of tensors, unless two sizes that turn out equal have different bounds then."""
+        before = self._known
+        self._known = {**before, **more}
+        try:
             self._infer()
-        self._known |= {name: r for name, r in results.items() if r.content is not None}
-        self._found = None
-        self._bind()
+        except InvalidModel:
+            self._known = before
+            return False
+        return True
 
     @property
     def graph(self) -> Graph:
@@ -193,14 +212,7 @@ class _Import:
                     certain = self._inferred.evaluated_shape(name)
                     argument = replace(self._inferred.argument(name), shape=shape, bound=not is_exact)
                     bounds[name] = argument if certain is None else replace(argument, shape=certain, bound=False)
-            if not bounds:
-                return
-            before = dict(self._known)
-            self._known |= bounds
-            try:
-                self._infer()
-            except InvalidModel:  # two sizes that turn out equal have different bounds
-                self._known = before
+            if not bounds or not self._takes(bounds):
                 return
 
 
@@ -226,24 +238,37 @@ def _knows_more(made: Shape, known: Shape) -> bool:
     return any(a is not None and b is None for a, b in zip(made, known, strict=False))
 
 
-def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[Argument]]:
-    """What a loop or a conditional runs, and what is known of what it gives."""
+def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, ...], list[list[Argument]]]:
+    """What a loop or a conditional runs, and what is known of what it gives: as much as it can be, or less."""
     kind = control_flow(node.op)
     assert kind is not None
     names = _names(node, kind.functions)
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
-        return _loop(names, [made.argument(name) for name in passed], [made.value(name) for name in passed], library)
+        bodies, given = _loop(
+            names, [made.argument(name) for name in passed], [made.value(name) for name in passed], library
+        )
+        return bodies, [given]
     arguments = [made.argument_and_value(name) for name in passed]
     branches = [_body(name, [in_branch(a, k, len(names)) for a in arguments], library) for k, name in enumerate(names)]
     results = [_of_branches(branches, i) for i in range(len(branches[0][1]))]
-    return tuple(graph for graph, _ in branches), results
+    ways = max(map(len, results), default=1)
+    return tuple(graph for graph, _ in branches), [[r[min(way, len(r) - 1)] for r in results] for way in range(ways)]
 
 
-def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> Argument:
-    """What is known of a conditional's result."""
-    result = functools.reduce(_larger, _held(branches, position))
-    return replace(result, content=of_branches([results[position].content for _, results in branches]))
+def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
+    """What is known of a conditional's result: the most that it can be, and what branches tell that give less.
+
+    A branch that leaves out rows can have the lower bound, where another gives all since there are none to leave out:
+    then so few are all (Keras' optimizers, of a table's gradient: as many rows as the table has at most, and as many as
+    ids at most). What the result is combined with tells.
+    """
+    given = _held(branches, position)
+    largest = functools.reduce(_larger, given)
+    less = [replace(largest, shape=r.shape) for r in given if r.shape is not None and r.bound and 0 not in r.shape]
+    less.sort(key=lambda r: math.prod(d or 0 for d in r.shape or ()), reverse=True)
+    content = of_branches([results[position].content for _, results in branches])
+    return [replace(result, content=content) for result in (largest, *(less if largest.bound else ()))]
 
 
 def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:

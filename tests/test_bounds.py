@@ -114,6 +114,30 @@ def test_a_shape_that_branches_hand_on_is_known():
     assert [str(n.outputs[0]) for n in graph if n.op == "Exp"] == ["float32[30,8]"]
 
 
+def test_what_is_made_of_a_sparse_argument_has_its_shape():
+    def function(edges: Any, rows: dict[str, Any], wide: Any, any_rank: Any) -> Any:
+        found = tf.sparse.sparse_dense_matmul(edges, rows["x"]), tf.sin(tf.sparse.to_dense(edges))
+        return found, tf.cos(tf.sparse.to_dense(wide)), tf.sparse.reduce_sum(any_rank)
+
+    edges = tf.SparseTensorSpec([50, 50])
+    rows = {"lengths": tf.RaggedTensorSpec([3, None]), "x": tf.TensorSpec([50, 8])}
+    others = tf.SparseTensorSpec([None, 50]), tf.SparseTensorSpec(None)
+    concrete = tf.function(function).get_concrete_function(edges, rows, *others)
+    found = {node.op: str(*node.outputs[:1]) for node in import_function(concrete)}
+    assert found["SparseTensorDenseMatMul"] == "float32[50,8]"
+    assert found["Sin"] == "float32[50,50]"
+    assert found["Cos"] == "float32[?,?]"  # its shape can be another in each call
+
+
+def test_a_variable_that_is_given_twice_does_not_stand_for_a_shape():
+    def function(one: Any, other: Any, edges: Any) -> Any:
+        return one.assign_add(other) + tf.reduce_sum(tf.sparse.to_dense(edges))
+
+    variable = tf.Variable(1.0)
+    concrete = tf.function(function).get_concrete_function(variable, variable, tf.SparseTensorSpec([50, 50]))
+    assert import_function(concrete)
+
+
 def test_a_look_up_gives_as_much_for_each_key_as_the_table_holds():
     numbers = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [1.0, 2.0]), -1.0)
     vectors = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, [0.0] * 8)

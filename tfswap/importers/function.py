@@ -8,6 +8,7 @@ these bits is the same function with Grappler off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from tfswap.collector import without_collector
@@ -59,13 +60,35 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
             if node.op in CALLS:
                 refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
     names = [t.op.name for t in func_graph.inputs]
+    known = _arguments(func_graph, shapes, sparse_shapes(concrete))
     if calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
-        return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
+        return import_with_bodies(graph_def, known, names, fetches, targets)
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune()
-    if any(gives_shapes(node.op) for node in graph) and any(map(_has_open_size, graph)):
-        return import_with_bodies(graph_def, _arguments(func_graph, shapes), names, fetches, targets)
+    told = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
+    if told and any(map(_has_open_size, graph)):
+        return import_with_bodies(graph_def, known, names, fetches, targets)
     return graph
+
+
+def sparse_shapes(concrete: Any) -> dict[str, tuple[int, ...]]:
+    """What the trace knows that some of its inputs hold, by their names: the dense shapes of sparse tensors.
+
+    A shape that is open in part is not among them: TensorFlow's ops are given it as a tensor, whole.
+    """
+    import tensorflow as tf
+
+    given = tf.nest.flatten(concrete.structured_input_signature)
+    parts = [[p for p in tf.nest.flatten(s, expand_composites=True) if isinstance(p, tf.TypeSpec)] for s in given]
+    ends = list(accumulate(map(len, parts)))
+    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    if not ends or ends[-1] != len(inputs):
+        return {}  # a variable that is given twice is one input
+    found: dict[str, tuple[int, ...]] = {}
+    for spec, end in zip(given, ends, strict=True):
+        if isinstance(spec, tf.SparseTensorSpec) and spec.shape.is_fully_defined():
+            found[inputs[end - 1].op.name] = tuple(d for d in spec.shape.as_list() if d is not None)
+    return found
 
 
 def _has_open_size(node: Node) -> bool:
@@ -89,11 +112,14 @@ def refuse_xla(name: str, attributes: Any) -> None:
             )
 
 
-def _arguments(func_graph: Any, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, Argument]:
-    """The inputs of `func_graph` for `infer_shapes`, with these shapes bound."""
+def _arguments(
+    func_graph: Any, shapes: dict[str, tuple[int | None, ...]], values: dict[str, tuple[int, ...]]
+) -> dict[str, Argument]:
+    """The inputs of `func_graph` for `infer_shapes`, with these shapes bound, and these values known."""
     result = {}
     for tensor in func_graph.inputs:
+        name = tensor.op.name
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
-        shape = shapes.get(tensor.op.name, shape)
-        result[tensor.op.name] = Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor))
+        shape, value = shapes.get(name, shape), values.get(name)
+        result[name] = Argument(tensor.dtype.as_datatype_enum, shape, handle_types(tensor), value=value)
     return result

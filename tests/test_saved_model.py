@@ -190,8 +190,16 @@ def test_every_trace_that_trains_is_rewritten(models: dict[str, Path], tmp_path:
     report = optimize(models["plain"], tmp_path / "out", function="traced_step", batch_size=None, memory_limit="90%")
     plans = [tfswap.Plan.load(p) for p in sorted((tmp_path / "out").glob("tfswap_plan*.json"))]
     assert len(plans) == 2
-    assert report.planned_peak_bytes == max(p.planned_peak_bytes for p in plans)
+    assert report.planned_peak_bytes in {p.planned_peak_bytes for p in plans}
     assert all(not p.changes_nothing for p in plans)
+    assert {p.limit_bytes for p in plans} == {report.baseline_peak_bytes * 90 // 100}  # of the one that takes most
+
+
+def test_the_floor_of_several_traces_is_the_highest(models: dict[str, Path], tmp_path: Path) -> None:
+    asked = {"function": "traced_step", "batch_size": None}
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+        optimize(models["plain"], tmp_path / "out", **asked, memory_limit="60%")
+    assert optimize(models["plain"], tmp_path / "out", **asked, memory_limit=refused.value.floor_bytes)
 
 
 def test_sizes_by_argument_are_those_of_a_batch(models: dict[str, Path], tmp_path: Path) -> None:

@@ -62,10 +62,21 @@ def plan_offline(
     Raises:
         InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
     """
+    optimizer = optimizer_here(graph, request.options, variables, keeps_results=keeps_results)
+    return plan_with(optimizer, step, graph, request)
+
+
+def optimizer_here(
+    graph: Graph, options: Options, variables: Iterable[tuple[str, Shape]], *, keeps_results: bool = True
+) -> Optimizer:
+    """An `offline_optimizer` for this machine's device. Raises UnsupportedGraph."""
     refuse_rewriters()
-    device, model = machine.current_device()
-    optimizer = offline_optimizer(graph, model, request.options, variables, keeps_results=keeps_results)
-    plan = request.choose(optimizer, device)
+    return offline_optimizer(graph, machine.current_device()[1], options, variables, keeps_results=keeps_results)
+
+
+def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -> Planned:
+    """Plan and rewrite one step, which `optimizer_here` was made for. Raises as `plan_offline`."""
+    plan = request.choose(optimizer, machine.current_device()[0])
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
     made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan

@@ -12,24 +12,26 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from tfswap.analysis.profile import Profile
-from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.arguments import Precision, Request, check, names
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.frontends.offline import Planned, carry_host_limit, plan_offline
-from tfswap.frontends.pipeline import Options
+from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
+from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.importers.damage import named_as_damage
+from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import DEFAULT_TACTICS
 from tfswap.report.report import Report
-from tfswap.sizes import format_bytes
+from tfswap.sizes import format_bytes, is_share, parse_limit
 
 TRAIN_STEP = "train_step"
 SUFFIX = "_tfswap"
@@ -67,8 +69,9 @@ def optimize_graph(
     Args:
         model: the folder of a SavedModel, a GraphDef, or a MetaGraphDef.
         output_dir: where the rewritten SavedModel goes; must not exist. Only for a SavedModel.
-        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
-            for what the device's allocator may have. It bounds the allocator's whole peak.
+        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"; of several traces
+            that of the one that takes most), or None for what the device's allocator may have. It bounds the
+            allocator's whole peak.
         function: for a SavedModel, the attribute that holds the training step ("train_step",
             "trainer.step"), or a signature's name. All its traces that train are rewritten.
         feeds: for a GraphDef, the names of the nodes that are fed.
@@ -263,18 +266,41 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     """Plan each trace of a function that trains; by name of its library function."""
     planned: dict[str, Planned] = {}
     refused: list[UnsupportedGraph | InvalidModel] = []
+    found: dict[str, tuple[Graph, Optimizer]] = {}
     variables = file.variables()
+    # One trace of several may not train (training=False), or not be the one that a plan is of.
     for step in file.steps(function):
         graph = import_step(file, function, step, sizes)
         try:
             require_backward(function, graph, file.training_functions)
-            planned[step.name] = plan_offline(step.name, graph, request, variables=variables)
+            found[step.name] = graph, optimizer_here(graph, request.options, variables)
         except (UnsupportedGraph, InvalidModel) as error:
-            # One trace of several may not train (training=False), or not be the one that a plan is of.
             refused.append(error)
+    request = _with_one_limit(request, [optimizer for _, optimizer in found.values()])
+    too_large: list[InfeasibleMemoryLimit] = []
+    for name, (graph, optimizer) in found.items():
+        try:
+            planned[name] = plan_with(optimizer, name, graph, request)
+        except InvalidModel as error:
+            refused.append(error)
+        except InfeasibleMemoryLimit as error:
+            too_large.append(error)
+    if too_large:
+        raise max(too_large, key=lambda error: error.floor_bytes)
     if not planned:
         raise refused[0]
     return planned
+
+
+def _with_one_limit(request: Request, optimizers: Sequence[Optimizer]) -> Request:
+    """`request` with the same bytes for all traces: a share is of the one that takes most, and what that may take a
+    smaller last batch may take as well.
+    """
+    limit = request.memory_limit
+    if limit is None or not is_share(limit) or len(optimizers) < 2:
+        return request
+    most_bytes = max(parse_limit(limit, lambda one=one: one.baseline.peak_bytes) for one in optimizers)
+    return replace(request, memory_limit=most_bytes)
 
 
 def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: ArgumentSizes) -> Any:

@@ -8,6 +8,8 @@ Prints a JSON object: the measured peak, the planned figures, and a digest of lo
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -455,6 +457,37 @@ def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, A
         "inside": {i.body: [len(i.absences), len(i.order) - len(set(i.order))] for i in plan.inside},
         "host_bytes": plan.host_bytes,
     }
+
+
+def every_sequence(limit: str) -> dict[str, Any]:
+    """A loop whose input decides the branch of each iteration, through all sequences of four."""
+    import tfswap
+
+    settle()
+    (w,) = weights = _weights((16, 16))
+    branches: list[Callable[[Any], Any]] = [
+        lambda h: tf.tanh(tf.stack([h, h, h]))[0] @ w,
+        lambda h: tf.tanh(h @ w),
+    ]
+
+    def step(x: Any, chosen: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.nn.relu(x @ w)
+            for i in tf.range(4):
+                h = tf.switch_case(chosen[i], [functools.partial(branch, h) for branch in branches])
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    optimized = tfswap.optimize(tf.function(step), memory_limit=limit)
+    x = _data(1000, 16)
+    sequences = [tf.constant(sequence) for sequence in itertools.product(range(2), repeat=4)]
+    optimized(x, sequences[0])
+    peaks: list[int] = []
+    for sequence in sequences:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        optimized(x, sequence)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return {"peak": max(peaks), "planned": optimized.plan().planned_peak_bytes, "plans": optimized.plans}
 
 
 def _fail_thrice(optimized: Any, good: tuple[Any, ...], bad: tuple[Any, ...]) -> dict[str, int]:

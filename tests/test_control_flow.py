@@ -43,3 +43,11 @@ def test_the_limit_is_kept_the_bits_are_the_same_and_the_plan_is_true(program):
     if program in EXACT:
         assert found["planned"] <= found["peak"] * (1 + NEAR)
     assert (found["bounds"] > 0) == (program in (*BOUNDED, "called", "cond", "conditional_update", "loss_scale"))
+
+
+def test_any_sequence_of_branches_keeps_the_limit():
+    """What a branch saves, and the holes that it leaves, differ: the plan is judged by several sequences."""
+    found = on_arena("import json, control_flow; print(json.dumps(control_flow.every_sequence('85%')))")
+    assert found["peak"] <= found["planned"] * (1 + NEAR)
+    assert found["planned"] <= found["peak"] * (1 + NEAR)
+    assert found["plans"] == 1

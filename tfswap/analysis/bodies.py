@@ -14,7 +14,7 @@ Not handled: an update of a variable of which the same body still holds a read c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,6 +71,8 @@ class Record:
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
         exact: whether `events` are what the allocator sees, or a bound.
+        undecided: how many branches there are, at most, of conditionals that run in loops, where the step decides
+            which is taken and they do not all ask for the same.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
@@ -85,6 +87,7 @@ class Record:
     contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
     integers: dict[int, Values] = field(default_factory=dict[int, Values])
     exact: bool = True
+    undecided: int = 0
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
     in_bytes: int = 0
@@ -102,7 +105,11 @@ class _Prepared:
     integers: Integers
     constants: set[Node]
     lists: bool
+    choices: list[Node]
 
+
+Branches = Callable[[int, int], int]
+"""Says which branch is taken next: in this iteration of a loop, of so many branches."""
 
 Known = dict[tuple[Node, int], Values]
 
@@ -132,6 +139,7 @@ def record(
     *,
     strict: bool = True,
     given_up: Sequence[int | None] = (),
+    branches: Branches | None = None,
 ) -> Record:
     """What a loop or a conditional does to the allocator.
 
@@ -142,8 +150,9 @@ def record(
             known; else a few iterations stand for it.
         given_up: by input, the value of the step that it is, where TensorFlow lowers the node to an executor's own
             control flow: who gave it holds it no longer, and it is let go of as soon as a body has read it last.
+        branches: which branches are taken inside of loops where the step decides that; by default a bound is found.
     """
-    machine = Machine(device, strict, lowered=bool(given_up))
+    machine = Machine(device, strict, lowered=bool(given_up), branches=branches)
     inputs = machine.inputs(node, contents)
     for buffer, value in zip(inputs, given_up, strict=False):
         machine.give_up(buffer, value)
@@ -241,8 +250,10 @@ def _overlapping_bytes(node: Node, bodies: Sequence[Graph]) -> int:
 class Machine:
     """Runs bodies on paper."""
 
-    def __init__(self, device: DeviceModel, strict: bool, lowered: bool = False):
+    def __init__(self, device: DeviceModel, strict: bool, lowered: bool = False, branches: Branches | None = None):
         self.device = device
+        self.branches = branches
+        self.undecided = 0
         self.strict = strict
         self.lowered = lowered
         self.exact = True
@@ -256,6 +267,7 @@ class Machine:
         self._log: list[tuple[int, int]] = []
         self._count = 0
         self._prepared: dict[Graph, _Prepared] = {}
+        self._iterations: list[int] = []  # that are running, of loops one inside of the other
 
     # --- buffers ---------------------------------------------------------------------------------------------
 
@@ -357,6 +369,7 @@ class Machine:
                 Integers(body, rest),
                 constant_nodes(body, order),
                 any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
+                [n for n in rest if n in body.bodies and not _is_loop(n) and not uses_lists(n.inputs[0].node)],
             )
         return found
 
@@ -378,6 +391,12 @@ class Machine:
             if consume:
                 self.drop(argument)
         known = made.integers.follow(as_feeds(body, integers))
+        if self.branches is not None and self._iterations:
+            # What decides is known from here on: the gradient's conditional finds it among what has been saved.
+            for node in made.choices:
+                decides = node.inputs[0].node, node.inputs[0].index
+                if decides not in known:
+                    known = made.integers.follow({**known, decides: _deciding(node, self._chosen(body.bodies[node]))})
         for node in made.order:
             self._node(body, made, node, there, known)
         results = [(f.node, f.index) for f in body.fetches]
@@ -444,10 +463,12 @@ class Machine:
         if kind.is_loop:
             return self._loop(node, bodies[0], bodies[1], arguments, given)
         choice = integers[0]
-        if choice is not None and (len(bodies) > 2 or node.inputs[0].type.dtype == "int32"):
-            branch = bodies[choice[0] if 0 <= choice[0] < len(bodies) else -1]
-        elif choice is not None:
+        if choice is None and self.branches is not None and self._iterations:
+            branch = bodies[self._chosen(bodies)]
+        elif choice is not None and node.inputs[0].type.dtype == "bool":
             branch = bodies[0 if choice[0] else 1]
+        elif choice is not None:
+            branch = bodies[choice[0] if 0 <= choice[0] < len(bodies) else -1]
         else:
             branch = self._worst(bodies, arguments, given)
             self.exact = False
@@ -456,9 +477,14 @@ class Machine:
             self.drop(inputs[0])
         return results
 
+    def _chosen(self, bodies: Sequence[Graph]) -> int:
+        assert self.branches is not None
+        return self.branches(self._iterations[-1], len(bodies))
+
     def _worst(self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]) -> Graph:
         """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
         found: list[tuple[int, int, Graph]] = []
+        requests: set[tuple[tuple[int, int], ...]] = set()
         for body in bodies:
             trial = Machine(self.device, self.strict)
             trial._prepared = self._prepared
@@ -466,7 +492,13 @@ class Machine:
                 trial.given(i, a.nbytes, None if a.endless else _contents(a, {})) for i, a in enumerate(arguments)
             ]
             trial._run(body, stand_ins, integers, consume=False)
-            found.append((trial.live_bytes, trial.peak_bytes, body))
+            # What a branch passes on, or saves, of what it is given stays after all others have let go of it.
+            given = (*stand_ins, *(part.buffer for b in stand_ins for part in b.parts if part is not None))
+            kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
+            found.append((trial.live_bytes + kept_bytes, trial.peak_bytes, body))
+            requests.add(tuple(trial._log))
+        if self._iterations and len(requests) > 1:
+            self.undecided = max(self.undecided, len(bodies))
         _, peak, branch = max(found, key=lambda f: f[:2])
         highest = max(f[1] for f in found)
         if highest > peak:
@@ -491,11 +523,14 @@ class Machine:
         weight = self._weight
         if trips is not None and count:
             self._weight *= (len(trips) - 1) / count
-        for _ in range(count):
+        self._iterations.append(0)
+        for iteration in range(count):
+            self._iterations[-1] = iteration
             results, _ = self._run(condition, held, values, consume=False)
             self.drop(results[0])
             left = self.live_bytes
             held, values = self._run(body, held, values, consume=True)
+        self._iterations.pop()
         if trips is None and self.live_bytes != left:
             self.exact = False
         if self.strict and (trips is None or len(trips) - 1 != count) and self.live_bytes != left:
@@ -567,6 +602,7 @@ class Machine:
             contents,
             integers,
             self.exact,
+            self.undecided,
             self.runs,
             int(self._out_bytes),
             int(self._in_bytes),
@@ -589,6 +625,16 @@ class Machine:
                 temps[number] = len(temps)
                 events.append(("temp", nbytes))
         return events
+
+
+def _is_loop(node: Node) -> bool:
+    kind = control_flow(node.op)
+    return kind is not None and kind.is_loop
+
+
+def _deciding(node: Node, branch: int) -> Values:
+    """What a conditional reads that takes this branch."""
+    return (int(branch == 0),) if node.inputs[0].type.dtype == "bool" else (branch,)
 
 
 def output_bytes(node: Node, index: int) -> int:

@@ -14,14 +14,17 @@ of tensor lists are values of their own: whoever reads the list reads them too.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
-from tfswap.analysis.bodies import Record, output_bytes, record, record_list, resources_used, uses_lists
+from tfswap.analysis.bodies import Branches, Record, output_bytes, record, record_list, resources_used, uses_lists
 from tfswap.analysis.buffers import Contents
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
@@ -36,6 +39,9 @@ SMALL_BYTES = 1
 
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
+
+REGULAR_SEQUENCES, RANDOM_SEQUENCES = 12, 4
+"""Of branches that loops take: so many are tried at most."""
 
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
@@ -112,6 +118,7 @@ class Dataflow:
         inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
         inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
         passing_bytes: what one of these has there at most besides, while it runs.
+        sequences: where the step decides which branches its loops take, the facts for some sequences of these.
     """
 
     nodes: list[Node]
@@ -139,6 +146,7 @@ class Dataflow:
     inner_in_bytes: int = 0
     inner_away_bytes: int = 0
     passing_bytes: int = 0
+    sequences: tuple[Dataflow, ...] = ()
 
     @property
     def inner_host_bytes(self) -> int:
@@ -221,8 +229,12 @@ class Dataflow:
     def extremes(self) -> tuple[Dataflow, ...]:
         """These facts, and where some temporaries or tensors are bounds, the facts without those.
 
-        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
+        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it. And where
+        a loop takes now this branch and now that, each leaves holes that another's tensors need not fit.
         """
+        return (*self._bounds(), *(extreme for flow in self.sequences for extreme in flow._bounds()))
+
+    def _bounds(self) -> tuple[Dataflow, ...]:
         if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
         events, rest = list(self.events), dict(self.temp_forwards)
@@ -257,12 +269,39 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
         lowered: loops and conditionals are lowered to the executor's own control flow, as TensorFlow does unless it
             is told not to: they hold of what they are given only what they still need.
     """
-    return _Builder(graph, device, strict, lowered).build()
+    builder = _Builder(graph, device, strict, lowered)
+    flow = builder.build()
+    if builder.undecided and not lowered:
+        flow.sequences = tuple(
+            _Builder(graph, device, strict, lowered, branches).build() for branches in _sequences(builder.undecided)
+        )
+    return flow
+
+
+def _sequences(most: int) -> Iterator[Branches]:
+    """Of conditionals with so many branches at most: one throughout, one after another at first, and some by chance."""
+    pairs = sorted(itertools.product(range(most), repeat=2), key=lambda pair: pair[0] != pair[1])
+    for pair in pairs[:REGULAR_SEQUENCES]:
+        yield functools.partial(_regular, *pair)
+    for seed in range(RANDOM_SEQUENCES):
+        yield functools.partial(_by_chance, random.Random(seed))
+
+
+def _regular(first: int, rest: int, iteration: int, branches: int) -> int:
+    return min(rest if iteration else first, branches - 1)
+
+
+def _by_chance(chance: random.Random, _: int, branches: int) -> int:
+    return chance.randrange(branches)
 
 
 class _Builder:
-    def __init__(self, graph: Graph, device: DeviceModel, strict: bool, lowered: bool):
+    def __init__(
+        self, graph: Graph, device: DeviceModel, strict: bool, lowered: bool, branches: Branches | None = None
+    ):
         self.graph = graph
+        self.branches = branches
+        self.undecided = 0
         self.strict = strict
         self.lowered = lowered
         self.feeds = set(graph.feeds)
@@ -427,7 +466,17 @@ class _Builder:
             made = record_list(node, self.device, contents, known)
         else:
             given_up = [self.flow.value_of.get(t) for t in node.inputs] if self.lowered else ()
-            made = record(node, bodies, self.device, contents, known, strict=self.strict, given_up=given_up)
+            made = record(
+                node,
+                bodies,
+                self.device,
+                contents,
+                known,
+                strict=self.strict,
+                given_up=given_up,
+                branches=self.branches,
+            )
+            self.undecided = max(self.undecided, made.undecided)
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
 

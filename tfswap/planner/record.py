@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import round_up
-from tfswap.planner.schedule import AWAIT, KERNELS, RELEASE, Step
+from tfswap.planner.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
 from tfswap.planner.simulate import (
     MAX_REPEATS,
     Allocator,
@@ -251,21 +251,21 @@ def record_planned(
     spans: list[Span] = []
     timing = simulate_time(flow, steps, cost_s, rates, disk, spans)
     on_lane = _on_compute_lane(steps, spans)
-    best: tuple[Dataflow, Recorder] | None = None
-    for extreme in flow.extremes:
-        replay = Watched(extreme, steps, resident, on_lane)
+    best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
+    for extreme, its in at_extremes(flow, steps):
+        replay = Watched(extreme, its, resident, on_lane)
         for _ in range(MAX_REPEATS):
             replay.repeat()
-            if best is None or max(replay.notes.used) > max(best[1].used):
-                best = extreme, replay.notes
+            if best is None or max(replay.notes.used) > max(best[2].used):
+                best = extreme, its, replay.notes
             if not replay.changed:
                 break
             replay.take_notes()
     assert best is not None, "a step has facts"
-    extreme, notes = best
+    extreme, its, notes = best
     total_s = max((span.end_s for span in on_lane), default=0.0)
     return PlannedRecord(
-        extreme, tuple(notes.finished()), notes.used, notes.began_s, total_s, tuple(steps), tuple(spans), timing
+        extreme, tuple(notes.finished()), notes.used, notes.began_s, total_s, tuple(its), tuple(spans), timing
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.allocator import Arena, round_up
-from tfswap.planner.schedule import Step
+from tfswap.planner.schedule import Step, at_extremes
 from tfswap.planner.simulate import Resident, simulate_memory
 
 FREE_REST: Final = 0
@@ -113,9 +113,9 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -
     """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
     there_bytes = resident.total_bytes if resident.chunks else 0
     recorded: list[_Recorder] = []
-    for extreme in flow.extremes:
+    for extreme, its in at_extremes(flow, steps):
         recorder = _Recorder(there_bytes)
-        simulate_memory(extreme, steps, resident=resident, arena=recorder)
+        simulate_memory(extreme, its, resident=resident, arena=recorder)
         recorded.append(recorder)
     events, same = (tuple(r.events) for r in recorded), (tuple(r.same) for r in recorded)
     return Requests(tuple(events), tuple(same), resident.total_bytes - there_bytes)

@@ -16,7 +16,7 @@ swap contract is split in two at each end, so that every allocation and release 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -110,6 +110,19 @@ def build_schedule(
     for split in reversed(splits):
         steps.insert(split.step, Step(SPLIT, split.nbytes))
     return steps
+
+
+def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflow, Sequence[Step]]]:
+    """Each of `flow.extremes`, with a schedule of `flow` as one of it: values have other numbers there."""
+    for extreme in flow.extremes:
+        if extreme is flow or len(extreme.values) == len(flow.values):
+            yield extreme, steps
+        else:
+            values, named = flow.values, extreme.value_named
+            yield (
+                extreme,
+                [s._replace(subject=named[values[s.subject].tensor.name]) if s.kind in COPIES else s for s in steps],
+            )
 
 
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:

@@ -20,7 +20,7 @@ from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena, Chunk, round_up
-from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step
+from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step, at_extremes
 
 MAX_REPEATS = 3
 
@@ -491,9 +491,16 @@ def judge_memory(
     flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN, disk: Collection[int] = ()
 ) -> Memory:
     """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
-    memories = [simulate_memory(extreme, steps, resident=resident, disk=disk) for extreme in flow.extremes]
+    memories = [simulate_memory(*extreme, resident=resident, disk=disk) for extreme in at_extremes(flow, steps)]
     worst = max(memories, key=lambda memory: memory.peak_bytes)
-    return dataclasses.replace(worst, raced=frozenset().union(*(memory.raced for memory in memories)))
+    return dataclasses.replace(
+        memories[0],  # of the facts themselves, by which it is told what goes to disk
+        peak_bytes=worst.peak_bytes,
+        peak_step=worst.peak_step,
+        before_bytes=worst.before_bytes,
+        during_bytes=worst.during_bytes,
+        raced=frozenset().union(*(memory.raced for memory in memories)),
+    )
 
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:

@@ -18,6 +18,7 @@ tf = pytest.importorskip("tensorflow")
 from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
+from tfswap.frontends.pipeline import Optimizer  # noqa: E402 as that
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
 
@@ -332,6 +333,13 @@ def test_a_concrete_function_covers_the_sizes_that_it_is_asked_for():
         assert step.get_concrete_function(*spec) is large, "open: the one for the largest"
     step.get_concrete_function(tf.TensorSpec([4096, WIDTH]))
     assert step.experimental_get_tracing_count() == 1
+
+
+def test_a_limit_that_is_kept_is_not_below_the_floor(monkeypatch):
+    step = called(Net())
+    step(batch())
+    monkeypatch.setattr(Optimizer, "floor_bytes", lambda _: 2**40)  # what comes next is planned in another arena
+    assert step.report().planned_peak_bytes <= step.report().floor_bytes <= step.report().memory_limit_bytes
 
 
 def test_the_report_adds_up():

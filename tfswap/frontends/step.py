@@ -414,6 +414,8 @@ class Step:
     def _floor_bytes(self) -> int:
         assert self._optimizer is not None
         floor = self._optimizer.floor_bytes() + self._optimizer.unplaced_bytes
+        if self._gate is not None and self.plan.keeps_limit:  # what has been planned can be
+            floor = min(floor, promised(self.plan.planned_peak_bytes) + self._margin_bytes)
         _named_floors.add((self._optimizer.fingerprint, floor))
         return floor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -201,6 +202,21 @@ def test_a_compiler_that_makes_nothing_is_named(tmp_path):
     run = run_forked(FAIL_TO_IMPORT, TFSWAP_CACHE_DIR=str(tmp_path / "cache"), CXX="true")
     assert "could not build its ops (exit status 0)" in run.stdout
     assert "Set CXX to a compiler" in run.stdout
+
+
+def test_who_waits_for_another_process_says_so(tmp_path, quick_compiler):
+    environment = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(quick_compiler)}
+    assert run_python(IMPORT_AND_SWAP, **environment).returncode == 0
+    (library,) = (tmp_path / "cache").glob("*/*.so")
+    library.unlink()
+    with open(library.parent / "lock") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        waiting = start_python(IMPORT_AND_SWAP, **environment)
+        assert waiting.stderr is not None
+        said = next(line for line in waiting.stderr if "tfswap" in line)
+    rest = waiting.communicate(timeout=60)[1]
+    assert "another process is building the ops: waiting for it" in said
+    assert waiting.returncode == 0, rest
 
 
 def test_what_a_killed_build_left_goes_with_the_next(tmp_path, quick_compiler):

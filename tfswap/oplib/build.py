@@ -382,7 +382,11 @@ def _locked(library: Library) -> Iterator[None]:
         raise _unwritable(library.folder, error) from error
     with handle:
         # Freed by the system when the process dies, so a crash leaves no stale lock.
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"tfswap: another process is building the {library.sources.content}: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 

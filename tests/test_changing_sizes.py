@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -30,6 +31,17 @@ def test_batches_that_keep_growing_take_few_plans_and_none_twice():
     for rows in random.Random(0).sample(sizes, 6):
         assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
     assert step.plans == plans
+    assert bits(net.weights) == bits(twin.weights)
+
+
+def test_arguments_of_any_rank_are_planned_for_as_they_come():
+    net, twin = Net(layers=3), Net(layers=3)
+    step = tfswap.optimize(tf.function(net.step, input_signature=[tf.TensorSpec(None)]), memory_limit=LIMIT)
+    reference = tf.function(twin.step, input_signature=[tf.TensorSpec(None)])
+    for shape in ([1024, WIDTH], [5, WIDTH], [16, 32, WIDTH]):
+        x = tf.reshape(batch()[: math.prod(shape) // WIDTH], shape)
+        assert bits(step(x)) == bits(unoptimised(reference, x))
+    assert step.plans == 2
     assert bits(net.weights) == bits(twin.weights)
 
 

@@ -43,7 +43,7 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
     shapes = {
         t.op.name: tuple(a.shape.as_list())
         for t, a in zip(func_graph.inputs, arguments, strict=False)
-        if t.dtype.name != "resource" and t.shape.rank is not None and not t.shape.is_fully_defined()
+        if t.dtype.name != "resource" and a.shape.rank is not None and not t.shape.is_fully_defined()
     }
     outputs = own_outputs(concrete)
     fetches = [t.name for t in outputs]

@@ -40,7 +40,7 @@ SMALL_BYTES = 1
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
 
-REGULAR_SEQUENCES, RANDOM_SEQUENCES = 12, 4
+REGULAR_SEQUENCES, RANDOM_SEQUENCES = 12, 12
 """Of branches that loops take: so many are tried at most."""
 
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]

@@ -173,6 +173,20 @@ def test_a_loop_over_an_iterator_is_what_the_refusal_says_to_write(unrolled):
     assert step.plan().order
 
 
+@pytest.mark.parametrize("looped", [False, True])
+def test_batches_of_an_iterator_that_tells_no_size_are_refused_with_what_to_do(looped):
+    net = Net(layers=1)
+
+    def step(iterator):
+        total = 0.0
+        for _ in tf.range(2) if looped else range(1):
+            total += net.step(next(iterator))
+        return total
+
+    with pytest.raises(tfswap.UnsupportedGraph, match=r"from an iterator .*drop_remainder=True.*step\(next\(iterator"):
+        tfswap.optimize(tf.function(step), memory_limit=LIMIT)(iter(in_batches()))
+
+
 def with_numpy(net, tell):
     def step(x):
         with tf.GradientTape() as tape:

@@ -9,7 +9,15 @@ from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.hidden import functions_beside, hidden_calls
 from tfswap.importers.library_function import import_library_function
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import calls_functions, control_flow, has_small_extras, is_frame, loops_over_dataset, sized_by_value
+from tfswap.ir.ops import (
+    calls_functions,
+    control_flow,
+    has_small_extras,
+    is_frame,
+    loops_over_dataset,
+    sized_by_value,
+    takes_from_pipeline,
+)
 from tfswap.sizes import format_bytes
 
 SMALL = 1024
@@ -57,6 +65,12 @@ def _how_to_tell(graph: Graph, first: Output) -> str:
             "Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full shape, or in a "
             "data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op returns, as of "
             "py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+        )
+    parts = (graph, *graph.all_bodies())
+    if any(takes_from_pipeline(n.op) and any(kind.nbytes is None for kind in n.outputs) for g in parts for n in g):
+        return (
+            "The step takes its batches from an iterator that does not say how large they are. Make them of one size, "
+            "batch(..., drop_remainder=True), or let the step be given each: step(next(iterator))."
         )
     kind = control_flow(node.op)
     if kind is not None and kind.is_loop:

@@ -64,6 +64,8 @@ class Trait(Flag):
     """Makes or saves a data pipeline, which runs its functions on the host, when an element is asked for."""
     DATASET_LOOP = auto()
     """Runs a function for each element of a dataset, one after the other."""
+    NEXT_ELEMENT = auto()
+    """Gives what a data pipeline gives next."""
     FRAME = auto()
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     LOOP_FRAME = auto()
@@ -246,9 +248,9 @@ _TRAITS: dict[str, Trait] = {
     "InplaceAdd": _EFFECT,  # writes over its first input, whoever else reads that
     "InplaceSub": _EFFECT,  # the same
     "InplaceUpdate": _EFFECT,  # the same
-    "IteratorGetNext": _EFFECT,
+    "IteratorGetNext": _EFFECT | Trait.NEXT_ELEMENT,
     "IteratorGetNextAsOptional": _EFFECT,
-    "IteratorGetNextSync": _EFFECT,
+    "IteratorGetNextSync": _EFFECT | Trait.NEXT_ELEMENT,
     "LookupTableFindV2": _EFFECT,
     "LookupTableImportV2": _EFFECT,
     "LookupTableInsertV2": _EFFECT,
@@ -1017,6 +1019,12 @@ def makes_pipeline(op: str) -> bool:
 def loops_over_dataset(op: str) -> bool:
     """Whether the op runs a function for each element of a dataset, one after the other."""
     return Trait.DATASET_LOOP in traits(op)
+
+
+@cache
+def takes_from_pipeline(op: str) -> bool:
+    """Whether the op gives the next element of a data pipeline that is made elsewhere."""
+    return Trait.NEXT_ELEMENT in traits(op)
 
 
 def control_flow(op: str) -> ControlFlow | None:

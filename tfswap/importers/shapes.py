@@ -150,7 +150,7 @@ def infer_shapes(
         except (ValueError, TypeError) as error:  # a dimension beyond 64 bits is a TypeError
             raise InvalidModel(
                 f"TensorFlow can't build this graph with the given input shapes: {error}. "
-                "Check batch_size= or input_shapes=."
+                "Check batch_size= or input_shapes=; where they are right, the graph is damaged."
             ) from error
         shapes = {n.name: n.attr["_output_shapes"] for n in scratch.as_graph_def(add_shapes=True).node}
     for node in graph_def.node:

@@ -501,6 +501,17 @@ def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
     assert solve(problem, target) is None
 
 
+def test_only_what_there_is_no_room_to_make_is_copied_instead():
+    """One kernel reads two values that can't both be made again: what they are made of still can, for other readers."""
+    layers = [Layer("dense"), Layer("add"), Layer("dense", 1), Layer("dense", 1), Layer("scale", 1)]
+    planner = Optimizer(training_step(layers, 8192, 256), DeviceModel("gpu")).planner
+    problem = planner.problems[0]
+    choice = evict.solver(evict.Prices(copy=0.5))(problem, problem.live_peak_bytes * 52 // 100)
+    assert choice is not None
+    copied = {planner.flow.values[stay.value].tensor.node.name for stay in choice.intervals}
+    assert copied == {"dense3", "back4", "skip4"}  # and not dense2, which dense3 is made of
+
+
 IN_PLACE = """\
 %x = Placeholder() {dtype=float32} -> float32[25600]
 %a = MatMul(%x, %x) -> float32[25600]

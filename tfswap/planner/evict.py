@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -369,9 +370,9 @@ class _Sweep:
         return True
 
     def _note_stuck(self, wanted: list[int]) -> None:
-        """What was dropped and is wanted now can't be made."""
+        """The first of `wanted` was dropped and can't be made; what it is made from may well be, for something else."""
         waits = (self.waiting[self.uses.slot[v]] for v in wanted if self.gone[v])
-        self.stuck = {(wait.value, wait.end) for wait in waits if wait is not None}
+        self.stuck = {(wait.value, wait.end) for wait in islice(filter(None, waits), 1)}
 
     def _is_there(self, v: int) -> bool:
         if self.gone[v] or self.away[v]:

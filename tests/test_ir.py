@@ -232,7 +232,7 @@ def test_loop_frames_of_tensorflow_1_are_refused():
 
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.add(name="loop", op="Enter")
-    with pytest.raises(UnsupportedGraph, match="'loop' is a Enter"):
+    with pytest.raises(UnsupportedGraph, match="'loop' is of type Enter"):
         import_graph_def(graph_def, [], [])
 
 

@@ -124,9 +124,9 @@ def test_what_has_no_fewer_bits_stays():
     [
         ("fp7", "precision names 'fp7'; known are 'bf16'"),
         ({"a": "magic"}, "precision names 'magic'"),
-        (8, "precision is 8, a int: give one of"),
-        ({"a": 8}, "precision is {'a': 8}, a dict"),
-        (["fp8"], "precision is ['fp8'], a list"),
+        (8, "precision is 8, of type int: give one of"),
+        ({"a": 8}, "precision is {'a': 8}, of type dict"),
+        (["fp8"], "precision is ['fp8'], of type list"),
     ],
 )
 def test_malformed_rules_are_refused(given, said):

@@ -398,8 +398,8 @@ def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, brea
         ({"function": "compiled_step"}, UnsupportedGraph, "compiled by XLA"),
         ({"batch_size": None}, UnsupportedGraph, r"x \[\?, 256\]; y \[\?, 256\]"),
         ({"batch_size": 0}, TfswapError, "batch_size is 0"),
-        ({"batch_size": True}, TfswapError, "batch_size is True, a bool"),
-        ({"batch_size": 8.0}, TfswapError, "batch_size is 8.0, a float"),
+        ({"batch_size": True}, TfswapError, "batch_size is True, of type bool"),
+        ({"batch_size": 8.0}, TfswapError, "batch_size is 8.0, of type float"),
         ({"batch_size": 2**62}, TfswapError, "input shapes"),
         ({"batch_size": 10**40}, TfswapError, "input shapes"),
         ({"input_shapes": [8, 256]}, TfswapError, "give a dict"),
@@ -412,7 +412,7 @@ def test_a_broken_model_is_refused(models: dict[str, Path], tmp_path: Path, brea
         ({"fetches": ["loss"]}, TfswapError, "fetches is .*, and it is for a GraphDef or a MetaGraphDef"),
         ({"signature": "train"}, TfswapError, "signature is 'train'.*give function="),
         ({"plan": "nowhere.json"}, InvalidModel, "no plan can be read from 'nowhere.json'"),
-        ({"plan": {}}, TfswapError, "plan is {}, a dict"),
+        ({"plan": {}}, TfswapError, "plan is {}, of type dict"),
         ({"tactics": "swap"}, TfswapError, "give a list of names"),
         ({"input_shapes": {"z": (1, 2)}}, InvalidModel, "'z'.*x, y"),
         ({"input_shapes": {"x": (8, 255)}}, InvalidModel, "255"),
@@ -525,7 +525,7 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
         optimize(models["plain"], tmp_path / "o\0ut")
     with pytest.raises(TfswapError, match="can't be written: its path is not UTF-8"):
         optimize(models["plain"], tmp_path / os.fsdecode(b"o\xffut"))
-    with pytest.raises(TfswapError, match="output_dir is 3, a int"):
+    with pytest.raises(TfswapError, match="output_dir is 3, of type int"):
         tfswap.optimize_graph(models["plain"], 3, memory_limit="60%", batch_size=BATCH)
     with pytest.raises(TfswapError, match="output_dir is '': say where"):
         tfswap.optimize_graph(models["plain"], "", memory_limit="60%", batch_size=BATCH)

@@ -49,7 +49,7 @@ def parse_limit(limit: int | str, baseline_bytes: Callable[[], int] | None = Non
     elif isinstance(limit, Integral) and not isinstance(limit, bool):
         result = int(limit)
     else:
-        raise TfswapError(f"{name} is {limit!r}, a {type(limit).__name__}: {examples}")
+        raise TfswapError(f"{name} is {limit!r}, of type {type(limit).__name__}: {examples}")
     if result < 1:
         raise TfswapError(f"{name} is {_shown(limit)}, and a limit must be positive: {examples}")
     if result > MAX_BYTES:

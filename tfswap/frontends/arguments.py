@@ -100,7 +100,9 @@ def check(
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(plan)
     if plan is not None and not isinstance(plan, Plan):
-        raise TfswapError(f"plan is {plan!r}, a {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one")
+        raise TfswapError(
+            f"plan is {plan!r}, of type {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one"
+        )
     options = Options(
         names("tactics", tactics, TACTICS),
         host,
@@ -134,7 +136,7 @@ def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None
         given = Profile.load(given)
     if given is not None and not isinstance(given, Profile):
         raise TfswapError(
-            f"profile is {given!r}, a {type(given).__name__}: give what tfswap.profile returned, or the path of it"
+            f"profile is {given!r}, of type {type(given).__name__}: give what tfswap.profile returned, or its path"
         )
     return given
 
@@ -152,8 +154,8 @@ def as_rules(given: Any) -> Rules:
         rules = ((None, None),)
     if not all(isinstance(text, str) for rule in rules for text in rule):
         raise TfswapError(
-            f"precision is {given!r}, a {type(given).__name__}: give one of {', '.join(map(repr, PRECISIONS))}, or a "
-            'dict of them by pattern of the names of nodes, such as {"block1/*": "fp8", "*": "fp16"}'
+            f"precision is {given!r}, of type {type(given).__name__}: give one of {', '.join(map(repr, PRECISIONS))}, "
+            'or a dict of them by pattern of the names of nodes, such as {"block1/*": "fp8", "*": "fp16"}'
         )
     return rules
 
@@ -161,11 +163,13 @@ def as_rules(given: Any) -> Rules:
 def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
     """Several names. A single text is refused: it would be taken for its letters."""
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise TfswapError(f"{what} is {given!r}, a {type(given).__name__}: give a list of names, such as {[*example]}")
+        raise TfswapError(
+            f"{what} is {given!r}, of type {type(given).__name__}: give a list of names, such as {[*example]}"
+        )
     found = tuple(given)
     strange = next((n for n in found if not isinstance(n, str)), None)
     if strange is not None:
-        raise TfswapError(f"{what} has {strange!r}, a {type(strange).__name__}: give names, such as {[*example]}")
+        raise TfswapError(f"{what} has {strange!r}, of type {type(strange).__name__}: give names, such as {[*example]}")
     return found
 
 

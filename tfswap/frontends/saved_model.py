@@ -118,11 +118,13 @@ def optimize_graph(
     if not isinstance(model, (str, os.PathLike)):
         raise TfswapError(
             "optimize_graph needs a SavedModel's folder, a GraphDef or a MetaGraphDef, not "
-            f"{reprlib.repr(model)}, a {type(model).__name__}"
+            f"{reprlib.repr(model)}, of type {type(model).__name__}"
         )
     _refuse(feeds=feeds, fetches=fetches, signature=signature)
     if not isinstance(function, str):
-        raise TfswapError(f"function is {function!r}, a {type(function).__name__}: give its name in the SavedModel")
+        raise TfswapError(
+            f"function is {function!r}, of type {type(function).__name__}: give its name in the SavedModel"
+        )
     if request.changes_nothing:
         return _largest(_plan_file(ModelFile.load(model), function, request, sizes)).report
     if output_dir is None:
@@ -130,7 +132,7 @@ def optimize_graph(
     if output_dir == "":
         raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
     if not isinstance(output_dir, (str, os.PathLike)):
-        raise TfswapError(f"output_dir is {output_dir!r}, a {type(output_dir).__name__}: give a path")
+        raise TfswapError(f"output_dir is {output_dir!r}, of type {type(output_dir).__name__}: give a path")
     return _optimize_file(model, output_dir, function, request, sizes)
 
 
@@ -165,7 +167,7 @@ class ArgumentSizes:
     ):
         self.start = start or {}
         if batch_size is not None and not (_is_whole(batch_size) and batch_size >= 1):
-            raise TfswapError(f"batch_size is {batch_size!r}, a {type(batch_size).__name__}: give a positive int")
+            raise TfswapError(f"batch_size is {batch_size!r}, of type {type(batch_size).__name__}: give a positive int")
         self.batch_size = None if batch_size is None else int(batch_size)
         if not isinstance(input_shapes, (Mapping, type(None))):
             raise TfswapError(f"input_shapes is {input_shapes!r}: give a dict of full shapes by argument name")

@@ -51,7 +51,7 @@ def import_graph_def(
     for proto in graph_def.node:
         if is_loop_frame(proto.op):
             raise UnsupportedGraph(
-                f"node {proto.name!r} is a {proto.op}: this graph has TensorFlow 1 loop frames. "
+                f"node {proto.name!r} is of type {proto.op}: this graph has TensorFlow 1 loop frames. "
                 "Rebuild it with tf.compat.v1.enable_control_flow_v2(), which keeps loops as While nodes."
             )
         attrs: dict[str, object] = {}

@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
-from tfswap.frontends.pipeline import Optimizer  # noqa: E402 as that
+from tfswap.frontends.pipeline import Optimizer  # noqa: E402 needs TensorFlow too
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
 

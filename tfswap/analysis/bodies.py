@@ -370,7 +370,11 @@ class Machine:
                 Integers(body, rest),
                 constant_nodes(body, order),
                 any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
-                [n for n in rest if n in body.bodies and not _is_loop(n) and not uses_lists(n.inputs[0].node)],
+                [
+                    n
+                    for n in rest
+                    if (kind := control_flow(n.op)) and not kind.is_loop and not uses_lists(n.inputs[0].node)
+                ],
             )
         return found
 
@@ -626,11 +630,6 @@ class Machine:
                 temps[number] = len(temps)
                 events.append(("temp", nbytes))
         return events
-
-
-def _is_loop(node: Node) -> bool:
-    kind = control_flow(node.op)
-    return kind is not None and kind.is_loop
 
 
 def _deciding(node: Node, branch: int) -> Values:

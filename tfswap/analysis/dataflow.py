@@ -229,12 +229,8 @@ class Dataflow:
     def extremes(self) -> tuple[Dataflow, ...]:
         """These facts, and where some temporaries or tensors are bounds, the facts without those.
 
-        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it. And where
-        a loop takes now this branch and now that, each leaves holes that another's tensors need not fit.
+        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
         """
-        return (*self._bounds(), *(extreme for flow in self.sequences for extreme in flow._bounds()))
-
-    def _bounds(self) -> tuple[Dataflow, ...]:
         if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
         events, rest = list(self.events), dict(self.temp_forwards)

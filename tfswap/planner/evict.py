@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -372,7 +371,8 @@ class _Sweep:
     def _note_stuck(self, wanted: list[int]) -> None:
         """The first of `wanted` was dropped and can't be made; what it is made from may well be, for something else."""
         waits = (self.waiting[self.uses.slot[v]] for v in wanted if self.gone[v])
-        self.stuck = {(wait.value, wait.end) for wait in islice(filter(None, waits), 1)}
+        wait = next(filter(None, waits), None)
+        self.stuck = set() if wait is None else {(wait.value, wait.end)}
 
     def _is_there(self, v: int) -> bool:
         if self.gone[v] or self.away[v]:

@@ -49,10 +49,10 @@ class Program:
             gap_share: the search ends when no better values are left by more than this share of the cost.
         """
         try:
-            import scipy  # pyright: ignore[reportMissingTypeStubs]
+            import scipy  # pyright: ignore[reportMissingTypeStubs] it has none, here and below
         except ImportError as error:
             raise TfswapError("the exact solver needs SciPy, which is missing: pip install 'tfswap[exact]'") from error
-        optimize: Any = scipy.optimize  # it has no types
+        optimize: Any = scipy.optimize
         rows, columns, factors = zip(*self.entries, strict=True)
         shape = len(self.limits), len(self.costs)
         matrix: Any = scipy.sparse.csr_array((factors, (rows, columns)), shape=shape)

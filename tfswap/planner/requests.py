@@ -27,7 +27,7 @@ class Requests:
     """A step's requests and releases.
 
     Attributes:
-        extremes: of each of `Dataflow.extremes` the events: a request's bytes; or, negative, `-1 - n` for the
+        extremes: of each of `at_extremes` the events: a request's bytes; or, negative, `-1 - n` for the
             release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
             get chunks of their own size; SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
             parts the latest of those that are parted.

@@ -113,16 +113,16 @@ def build_schedule(
 
 
 def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflow, Sequence[Step]]]:
-    """Each of `flow.extremes`, with a schedule of `flow` as one of it: values have other numbers there."""
-    for extreme in flow.extremes:
-        if extreme is flow or len(extreme.values) == len(flow.values):
-            yield extreme, steps
-        else:
-            values, named = flow.values, extreme.value_named
-            yield (
-                extreme,
-                [s._replace(subject=named[values[s.subject].tensor.name]) if s.kind in COPIES else s for s in steps],
-            )
+    """All extremes of what is known only by a bound: facts, and `steps`, of `flow`, as a schedule of theirs.
+
+    Where a loop takes now this branch and now that, each leaves holes that another's tensors need not fit: so each
+    sequence of branches is an extreme too. Its values have numbers of their own.
+    """
+    yield from ((extreme, steps) for extreme in flow.extremes)
+    for other in flow.sequences:
+        number = {s.subject: other.value_named[flow.values[s.subject].tensor.name] for s in steps if s.kind in COPIES}
+        its = [s._replace(subject=number[s.subject]) if s.kind in COPIES else s for s in steps]
+        yield from ((extreme, its) for extreme in other.extremes)
 
 
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:

@@ -5,6 +5,8 @@ Each is a function that makes a compiled model, and one that trains it and retur
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 from collections.abc import Callable
 from typing import Any
 
@@ -438,6 +440,9 @@ def main(name: str, limit: str) -> dict[str, Any]:
     """Train with tfswap, then without, and compare."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # evaluation has it otherwise
     settle()
+    made = logging.getLogger("tfswap")
+    made.setLevel(logging.INFO)
+    made.addHandler(headlines := logging.handlers.BufferingHandler(1000))
     build, fit = PROGRAMS[name]()
     keras.utils.set_random_seed(0)
     model = tfswap.keras.optimize(build(), memory_limit=limit, on_exceeded="raise")
@@ -456,4 +461,5 @@ def main(name: str, limit: str) -> dict[str, Any]:
         "baseline": report.baseline_peak_bytes,
         "moved": len(report.swapped) + len(report.recomputed),
         "plans": model.make_train_function.plans,
+        "plannings": sum(": peak " in record.getMessage() for record in headlines.buffer),
     }

@@ -58,6 +58,10 @@ def test_the_last_batch_needs_no_plan_of_its_own(program):
     assert run(program)["plans"] == 1
 
 
+def test_an_epoch_whose_pipeline_holds_more_batches_needs_no_new_plan():
+    assert run("told_much")["plannings"] == 1  # its batches are large beside its step
+
+
 def test_one_plan_serves_fit_and_batches_of_any_smaller_size():
     assert run("on_batches")["plans"] <= 2  # fit gives a weight to every sample, train_on_batch does not
 

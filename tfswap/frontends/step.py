@@ -109,6 +109,7 @@ class Step:
         self._batches_beside = batches_beside
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
+        self._growth_bytes = 0  # by which the buffers of who makes the batches may grow between steps
         # Of all functions made and still in use, by number of their gates: a trace of the user's may call an earlier
         # one.
         self._audits: dict[int, Audit] = {}
@@ -151,6 +152,7 @@ class Step:
             if self.planned:
                 return
             self._margin_bytes = self._batches_beside * _batch_bytes(inputs)
+            self._growth_bytes = self._margin_bytes // 2
             try:
                 self._plan(inputs, ordered=self.instead_of is not None)
             finally:
@@ -284,7 +286,7 @@ class Step:
         report = optimizer.report(plan, resident)
         self.report = dataclasses.replace(report, step=self.name, _floor=self._floor_bytes)
         self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
-        self._live, self._resident_bytes, self._peaks = live, resident.total_bytes, {}
+        self._live, self._resident_bytes, self._peaks, self._expected_bytes = live, resident.total_bytes, {}, peak
         self.planned = True
         if live and gate is not None:
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
@@ -365,14 +367,15 @@ class Step:
             self.limit_bytes = min(asked, resident.limit_bytes or asked)
 
     def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
-        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds.
+        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds and
+        for more batches than wait now.
 
         Args:
             lacking: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
         """
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, _device()[0])
-        spare = optimizer.fetched_bytes() + lacking
+        spare = optimizer.fetched_bytes() + self._growth_bytes + lacking
         if spare > promised(0):  # less is in every plan's margin
             optimizer.extra_margin_bytes = self._margin_bytes + spare
             with contextlib.suppress(InfeasibleMemoryLimit):
@@ -598,7 +601,10 @@ class Step:
         self._seen_bytes = after.peak_bytes
         self._audit_what_is_new(after)
         if after.peak_bytes > before.peak_bytes:
-            self.report = dataclasses.replace(self.report, measured_peak_bytes=after.peak_bytes)
+            planned = self._expected_bytes or self.report.planned_peak_bytes
+            self.report = dataclasses.replace(
+                self.report, planned_peak_bytes=planned, measured_peak_bytes=after.peak_bytes
+            )
             limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
             if after.peak_bytes > limit:
                 came = after.current_bytes - before.current_bytes

@@ -79,7 +79,8 @@ class Report:
     """The figures of one planned step, all in bytes where not said otherwise.
 
     Attributes:
-        planned_peak_bytes: predicted peak of the step as planned.
+        planned_peak_bytes: predicted peak of the step as planned; of one that has run, in the arena that the step
+            met whose peak was measured.
         memory_limit_bytes: what the user asked for; None for no limit.
         persistent_bytes: there throughout: variables, slots, arguments, constants, others' tensors.
         seconds: predicted time of a step.

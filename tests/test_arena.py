@@ -182,15 +182,16 @@ print(json.dumps([floor, [runs(limit) for limit in {tried}]]))
 """
 
 
-@pytest.mark.parametrize("settled", ["settle()", ""], ids=["one_region", "growing"])
+@pytest.mark.parametrize("settled", ["settle()", "None"], ids=["one_region", "growing"])
 @pytest.mark.parametrize(("width", "rows"), [(16, 64), (128, 16384)], ids=["tiny", "large"])
 def test_at_the_floor_the_step_runs_and_below_it_is_refused(width, rows, settled):
     """The large step has constants of megabytes, which come into the arena after it was first looked at."""
     case = {"width": width, "rows": rows, "settled": settled}
     floor, ran = run(FLOOR.format(**case, floor=0, tried="(floor, floor - 1, floor)"))
     assert ran == [True, False, True]
-    _, ran = run(FLOOR.format(**case, floor=floor, tried="(floor,)"))
-    assert ran == [True], "in a fresh process"
+    for other in ("", "held = tf.zeros([100])"):
+        _, ran = run(FLOOR.format(**case | {"settled": f"{settled}; {other}"}, floor=floor, tried="(floor,)"))
+        assert ran == [True], f"in a fresh process: {other}"
 
 
 def test_a_floor_holds_though_tracing_again_leaves_something_in_the_arena():

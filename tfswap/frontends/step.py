@@ -49,7 +49,8 @@ PLANNING_TRIES = 4 + MOST_VARIANTS
 """Each variant may have to be made once, to know its constants."""
 MAX_LAYOUTS = 1024
 """So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
-_named_floors: set[tuple[str, int]] = set()  # by fingerprint: what this process has been told to ask for
+
+_named_floors: dict[str, int] = {}  # by fingerprint: the lowest that this process has been told
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -244,7 +245,7 @@ class Step:
             except InfeasibleMemoryLimit as error:
                 fits, plan = False, optimizer.lowest()
                 if not live or optimizer.has_made(plan):
-                    _named_floors.add((optimizer.fingerprint, error.floor_bytes))
+                    _name_floor(optimizer, error.floor_bytes)
                     function = None  # whoever holds the refusal holds this frame, and with it constants in the arena
                     raise self._refusal(error, resident) from None
                 # What a refusal names as the floor has to hold where the step's constants are in the arena too.
@@ -265,7 +266,7 @@ class Step:
             requests = optimizer.requests(plan, resident)
             told = requests.peak_bytes(resident)
             peak = optimizer.peak_bytes(plan, resident) if told is None else told
-            kept = fits and told is not None and self._within(peak if self._asks_for_floor() else promised(peak))
+            kept = fits and told is not None and self._keeps(peak)
             if given or self._request.plan or kept:
                 plan = dataclasses.replace(plan, planned_peak_bytes=peak)
                 break
@@ -381,12 +382,21 @@ class Step:
             with contextlib.suppress(InfeasibleMemoryLimit):
                 return optimizer.plan(self.limit_bytes, ordered=ordered)
         optimizer.extra_margin_bytes = self._margin_bytes
-        if self._asks_for_floor():
+        try:
+            return optimizer.plan(self.limit_bytes, ordered=ordered)
+        except InfeasibleMemoryLimit as refusal:
+            # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
+            # there plans may use up their margin.
+            assert self.limit_bytes is not None, "a plan for no limit is never refused"
+            used = promised(self.limit_bytes) - self.limit_bytes
+            below = self.limit_bytes < _named_floors.get(optimizer.fingerprint, 0)
+            if below or self.limit_bytes + used < refusal.floor_bytes:
+                raise
+            optimizer.extra_margin_bytes = self._margin_bytes - used
             with contextlib.suppress(InfeasibleMemoryLimit):
                 return optimizer.plan(self.limit_bytes, ordered=ordered)
-            assert self.limit_bytes is not None, "it has been asked for"
-            optimizer.extra_margin_bytes += self.limit_bytes - promised(self.limit_bytes)
-        return optimizer.plan(self.limit_bytes, ordered=ordered)
+            optimizer.extra_margin_bytes = self._margin_bytes
+            raise
 
     def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""
@@ -406,20 +416,12 @@ class Step:
             )
         return InfeasibleMemoryLimit(f"{told}.", floor_bytes=error.floor_bytes, limit_bytes=asked_bytes)
 
-    def _asks_for_floor(self) -> bool:
-        """Whether the limit is one that was named as the step's floor: then plans may use up their margin.
-
-        Between the refusal and now the arena has changed a little: tracing a function again leaves constants there.
-        """
-        assert self._optimizer is not None
-        return (self._optimizer.fingerprint, self.limit_bytes) in _named_floors
-
     def _floor_bytes(self) -> int:
         assert self._optimizer is not None
         floor = self._optimizer.floor_bytes() + self._optimizer.unplaced_bytes
         if self._gate is not None and self.plan.keeps_limit:  # what has been planned can be
             floor = min(floor, promised(self.plan.planned_peak_bytes) + self._margin_bytes)
-        _named_floors.add((self._optimizer.fingerprint, floor))
+        _name_floor(self._optimizer, floor)
         return floor
 
     def _make(self, optimizer: Optimizer, plan: Plan, *, closed: bool) -> tuple[Any, int]:
@@ -503,6 +505,13 @@ class Step:
 
         with contextlib.suppress(tf.errors.AbortedError):
             function._call_flat(inputs, captured_inputs=function.captured_inputs)
+
+    def _keeps(self, peak_bytes: int) -> bool:
+        """Whether a plan with this peak keeps the limit, and the margin that it was made with."""
+        if self.limit_bytes is None or self._optimizer is None:
+            return True
+        margin = min(self._optimizer.extra_margin_bytes, self._margin_bytes)
+        return promised(peak_bytes) + margin <= self.limit_bytes
 
     def _within(self, peak_bytes: int) -> bool:
         return self.limit_bytes is None or peak_bytes + self._margin_bytes <= self.limit_bytes
@@ -645,6 +654,11 @@ class Step:
         if self._on_exceeded == "raise":
             raise TfswapError(f"tfswap: {message}")
         log.warning("tfswap: %s", message)
+
+
+def _name_floor(optimizer: Optimizer, floor_bytes: int) -> None:
+    named = _named_floors.get(optimizer.fingerprint, floor_bytes)
+    _named_floors[optimizer.fingerprint] = min(named, floor_bytes)
 
 
 def _batch_bytes(inputs: Sequence[Any]) -> int:

@@ -374,7 +374,8 @@ class _Builder:
         inputs = [flow.value_of.get(t, -1) for t in node.inputs]
         if reads_variable(node.op) and not memory.events and inputs and inputs[0] in self.copied_on_read:
             memory = memory._replace(alias=(), events=(("out", 0),))
-        works = memory.events or memory.updates or memory.retains or memory.held_bytes or record_ is not None
+        works = memory.events or memory.updates or memory.retains or memory.held_bytes or memory.writes
+        works = works or record_ is not None
         free = node in self.feeds or not works
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then

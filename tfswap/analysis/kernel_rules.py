@@ -40,6 +40,7 @@ class KernelMemory(NamedTuple):
         temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
             buffer of a dying input, if there is one, and its "temp" event then asks for nothing.
         held_bytes: what the kernel holds from when it is made; its output lies there, and asks for nothing.
+        writes: whether it writes over what it aliases: it asks for nothing, and is no view all the same.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -50,6 +51,7 @@ class KernelMemory(NamedTuple):
     exact: bool = True
     temp_forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
     held_bytes: int = 0
+    writes: bool = False
 
 
 Rule = Callable[[Facts], KernelMemory]
@@ -95,6 +97,10 @@ def fresh(facts: Facts) -> KernelMemory:
 
 def alias_first(facts: Facts) -> KernelMemory:
     return KernelMemory(alias=((0, 0),))
+
+
+def writes_first(facts: Facts) -> KernelMemory:
+    return KernelMemory(alias=((0, 0),), writes=True)
 
 
 def bitcast(facts: Facts) -> KernelMemory:

@@ -51,11 +51,13 @@ _BINARY = _Entry(rules.forwarding(0, 1))
 _FRESH = _Entry(rules.fresh)
 _VIEW = _Entry(rules.alias_first)
 _FREE = _Entry(rules.nothing)
+_IN_PLACE = _Entry(rules.writes_first)
 
 _RULES: dict[str, _Entry] = {
     # Hand their input on (identity_op.h, reshape_op.h, shape_ops.h, bitcast_op.cc).
     "Bitcast": _Entry(rules.bitcast),
     "CheckNumerics": _VIEW,
+    "DestroyTemporaryVariable": _VIEW,
     "EnsureShape": _VIEW,
     "ExpandDims": _VIEW,
     "Identity": _VIEW,
@@ -63,13 +65,17 @@ _RULES: dict[str, _Entry] = {
     "PlaceholderWithDefault": _VIEW,
     "PreventGradient": _VIEW,
     "Reshape": _VIEW,
-    "InplaceAdd": _VIEW,  # inplace_ops.cc: whoever else holds the input, it is written over
-    "InplaceSub": _VIEW,
-    "InplaceUpdate": _VIEW,
     "Squeeze": _VIEW,
     "StopGradient": _VIEW,
     "Tfswap>Defer": _VIEW,  # ops/csrc/core/arena_ops.cc
     "_EagerConst": _VIEW,
+    # Write over their first input, whoever else holds it (inplace_ops.cc, assign_op.h, dense_update_ops.cc).
+    "Assign": _IN_PLACE,
+    "AssignAdd": _IN_PLACE,
+    "AssignSub": _IN_PLACE,
+    "InplaceAdd": _IN_PLACE,
+    "InplaceSub": _IN_PLACE,
+    "InplaceUpdate": _IN_PLACE,
     # Produced once, or by the caller: nothing is allocated in the step (constant_op.cc keeps its tensor).
     "Const": _FREE,
     "HostConst": _FREE,

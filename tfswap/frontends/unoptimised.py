@@ -4,8 +4,8 @@ Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's
 traced graph doesn't tell it. So Grappler is asked, as TensorFlow asks it before a function's first call: for the same
 device, with the function's arguments and results as they are there.
 
-Its nodes come in the order that Grappler has put them in, by which the executor goes. From process to process nothing
-differs but which of several equal constants is left.
+Its nodes come in the order that Grappler has put them in, by which the executor goes: what Grappler is given is named
+and kept as it is there, since it goes by names.
 
 Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
 each body on its own.
@@ -13,7 +13,9 @@ each body on its own.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
@@ -41,11 +43,10 @@ GATHER = "ResourceGather"
 log = logging.getLogger("tfswap")
 
 HOST = "CPU:0"
+CPU_DEVICE_BYTES = 256 << 20
+"""What TensorFlow says that any CPU's memory is (threadpool_device_factory.cc)."""
 ROUNDED_UP = 2
 """A chunk can be as many times as large as what is asked for."""
-
-RESULT = "tfswap_result_"
-TARGET = "tfswap_unoptimised"
 
 
 def as_executed(graph: Graph, device: DeviceModel) -> Graph:
@@ -80,26 +81,41 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
             fed[node.name] = type(node)(name=node.name, op="Placeholder")
             fed[node.name].attr["dtype"].type = arguments[node.name].dtype
             _make_argument(node, feeds[node.name], arguments[node.name])
-    for number, fetch in enumerate(graph.fetches):
-        result = nodes.add(name=f"{RESULT}{number}", op="_Retval", input=[fetch.name], device=place)
+    results = _result_names(graph)
+    for number, (name, fetch) in enumerate(zip(results, graph.fetches, strict=True)):
+        result = nodes.add(name=name, op="_Retval", input=[fetch.name], device=place)
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
-    if graph.targets:
-        nodes.add(name=TARGET, op="NoOp", input=[f"^{target.name}" for target in graph.targets], device=place)
-    kept = [node.name for node in nodes if node.name in fed or node.name.startswith((RESULT, TARGET))]
-    made = run_grappler(graph_def, kept, options, _cluster(device))
-    results = {node.attr["index"].i: node.input[0] for node in made.node if node.name.startswith(RESULT)}
-    ordered = [fed.get(node.name, node) for node in made.node if not node.name.startswith(RESULT)]
+    targets = [target.name for target in graph.targets]
+    made = run_grappler(graph_def, [*results, *targets], options, _cluster(device))
+    fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
+    left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
-    made.node.extend(ordered)
-    fetches = [results[number] for number in range(len(graph.fetches))]
-    result = import_with_bodies(made, arguments, list(feeds), fetches, [TARGET] if graph.targets else [])
+    made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
+    fetches = [fetched[number] for number in range(len(graph.fetches))]
+    result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
     for node in result:
         if any(kind.nbytes is None for kind in node.outputs) and node.name in graph:
             traced = graph[node.name]
             if traced.op == node.op:  # what set_shape has said is in no op
                 node.outputs = traced.outputs
     return result
+
+
+def _result_names(graph: Graph) -> list[str]:
+    """What TensorFlow calls the nodes that a function's results leave by, of which there may be none in `graph`.
+
+    Grappler puts nodes in order from the ends of the graph, which it takes by name (model_pruner.cc), and no later
+    optimizer undoes that. Follows NodeNameMapping in graph_to_functiondef.cc.
+    """
+    taken = {node.name for node in graph}
+    names: list[str] = []
+    for fetch in graph.fetches:
+        base = re.sub("[^a-z0-9]", "_", fetch.node.name.lower()).lstrip("_0123456789") or "unknown"
+        tried = itertools.chain([base], (f"{base}_{k}" for k in itertools.count()))
+        names.append(next(name for each in tried if (name := f"{each}_RetVal") not in taken))
+        taken.add(names[-1])
+    return names
 
 
 def _arguments(graph: Graph) -> dict[str, Argument]:
@@ -163,12 +179,17 @@ def _device_name(device: DeviceModel) -> str:
 
 
 def _cluster(device: DeviceModel) -> Any:
-    """`device` as Grappler knows devices; what only its estimates of time use is made up."""
+    """`device` as Grappler knows devices; what only its estimates of time use is made up.
+
+    Where it believes that a step takes four fifths of the device's memory, it makes sums that need less, and more of
+    them (memory_optimizer.cc, SchedulingPass).
+    """
     from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster
 
+    memory_bytes = CPU_DEVICE_BYTES if device.kind == "cpu" else machine.device_limit_bytes("GPU:0") or 0
     made = device_properties_pb2.DeviceProperties(
-        type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=1 << 30
+        type=device.kind.upper(), frequency=2000, num_cores=device.intra_op_threads, memory_size=memory_bytes
     )
     if device.kind == "gpu":
         made.environment["architecture"] = "8.0"

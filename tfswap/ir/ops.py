@@ -203,7 +203,7 @@ _TRAITS: dict[str, Trait] = {
     "ResourceSparseApplyFtrlV2": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyProximalAdagrad": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyProximalGradientDescent": _SPARSE_WRITES,  # in place
-    "TemporaryVariable": _EFFECT,  # Grappler's sums in any order; tfswap turns that off
+    "TemporaryVariable": _EFFECT,  # Grappler's, for sums in any order
     "DestroyTemporaryVariable": _EFFECT,  # the same
     "Variable": _READS,  # TensorFlow 1: a reference
     "VariableV2": _READS,  # TensorFlow 1: a reference

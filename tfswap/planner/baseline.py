@@ -45,6 +45,8 @@ from tfswap.planner.simulate import NOTHING_KNOWN, Buffer, Replay, Resident, fil
 MOST_RUNS = 25
 MOST_KERNELS = 50_000
 """Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
+EVENTS = 8
+"""Of a loop so many of its dealings with the allocator count as a kernel."""
 STEPS = 4
 """Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
 COST_ERROR = 1.5
@@ -96,7 +98,9 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
 
 def _peaks(program: _Program, resident: Resident) -> list[int]:
     """Of each run, by the seed of its chances."""
-    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, sum(program.flow.is_kernel)))))
+    flow = program.flow
+    kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
+    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, kernels))))
     runs -= 1 - runs % 2  # of an odd number there is a middle one
     return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs)]
 

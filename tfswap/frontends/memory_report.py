@@ -23,7 +23,7 @@ class EpochMemory:
 
     Attributes:
         epoch: counted from 0, as callbacks do.
-        planned_peak_bytes: of the step that ran last.
+        planned_peak_bytes: of the step that ran last, in the arena in which it was measured.
         measured_peak_bytes: the allocator's own; None where it keeps none.
         limit_bytes: what it may take.
     """

@@ -380,6 +380,28 @@ def test_errors_have_their_exit_status(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("optimize", "MODEL", "MODEL", "--memory_limit=60%"),
+        ("trace", "MODEL", "OUT/x.trace.json"),
+        ("simulate", "MODEL", "--png=OUT/x.png"),
+        ("analyze", "MODEL", "--save=OUT/x.html"),
+    ],
+)
+def test_what_can_t_be_written_is_told_before_tensorflow_is_loaded(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Sequence[str],
+) -> None:
+    monkeypatch.setattr(cli, "_load_tensorflow", lambda: pytest.fail("it takes seconds"))
+    status, _, err = run(capsys, *(a.replace("MODEL", model).replace("OUT", str(tmp_path / "out")) for a in arguments))
+    assert status == 1
+    assert "the output folder" in err or "can't be written" in err
+
+
 def test_errors_are_json_too(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--memory_limit=1KiB", *FLAGS, "--json")
     status, out, _ = run(capsys, "optimize", model, str(tmp_path / "out"), *flags)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfswap.errors import TfswapError
-from tfswap.files import write_whole
+from tfswap.files import require_new_folder, write_whole
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -38,3 +38,15 @@ def test_what_can_t_be_written_is_named(tmp_path: Path, name: str, why: str) -> 
 def test_no_path_is_no_file() -> None:
     with pytest.raises(TfswapError, match="'' can't be written"):
         write_whole("", "content")
+
+
+def test_a_folder_is_refused_inside_of_what_it_is_made_of_also_by_a_link(tmp_path: Path) -> None:
+    model, link = tmp_path / "model", tmp_path / "link"
+    (model / "assets").mkdir(parents=True)
+    link.symlink_to(model)
+    for source in (model, link):
+        for place in (model / "out", link / "out", link / "assets" / "out"):
+            with pytest.raises(TfswapError, match="lies inside the model's own"):
+                require_new_folder(place, source)
+        require_new_folder(tmp_path / "out", source)
+    assert [f.name for f in model.iterdir()] == ["assets"]

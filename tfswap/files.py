@@ -38,6 +38,28 @@ def require_place(path: str | os.PathLike[str]) -> None:
         raise _unwritable(path, f"there is no folder {str(target.parent)!r}")
 
 
+def require_new_folder(path: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
+    """Raise TfswapError where no folder can be made of the model at `source`: worth asking before long work."""
+    shown, final = os.fspath(path), Path(os.path.abspath(path))
+    if not shown:
+        raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
+    try:
+        str(final).encode()
+    except UnicodeEncodeError as error:
+        raise unwritable_folder(path, "its path is not UTF-8, and TensorFlow takes no other") from error
+    if os.path.lexists(final):
+        raise TfswapError(f"the output folder {shown!r} exists: give another, or remove it first")
+    if not os.path.isdir(final.parent):
+        raise TfswapError(f"the output folder {shown!r} can't be made: there is no folder {str(final.parent)!r}")
+    # By what links lead to: a folder can't be copied into itself.
+    if os.path.isdir(source) and final.parent.resolve().is_relative_to(Path(source).resolve()):
+        raise TfswapError(f"the output folder {shown!r} lies inside the model's own: give another")
+
+
+def unwritable_folder(path: str | os.PathLike[str], why: str) -> TfswapError:
+    return TfswapError(f"the output folder {os.fspath(path)!r} can't be written: {why}. Nothing was left there.")
+
+
 def _unwritable(path: str | os.PathLike[str], why: str) -> TfswapError:
     return TfswapError(f"{os.fspath(path)!r} can't be written: {why}. Give the path of a file in an existing folder.")
 

@@ -24,7 +24,7 @@ from absl.flags import argparse_flags
 
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.files import require_place
+from tfswap.files import require_new_folder, require_place
 from tfswap.frontends.progress import Progress
 from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import DEFAULT_TACTICS
@@ -94,6 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"Try: {error.command} --help", file=sys.stderr)
         return status
     try:
+        _require_places(options)
         with Progress() as progress:
             progress.stage("loading TensorFlow")
             _load_tensorflow()
@@ -117,6 +118,19 @@ def _fail(as_json: bool, error: TfswapError) -> int:
         print(json.dumps(content, indent=1, sort_keys=True))
     print(f"tfswap: {error}", file=sys.stderr)
     return status
+
+
+def _require_places(options: argparse.Namespace) -> None:
+    """Raise TfswapError where what a command writes can't be written, before anything that takes long."""
+    given = vars(options)
+    for path in given.get("save", ()):
+        require_kind(path)
+    if "trace_file" in given:
+        require_kind(options.trace_file, (TRACE,))
+    for path in filter(None, (given.get("png"), given.get("html"))):
+        require_place(path)
+    if "output_dir" in given:
+        require_new_folder(options.output_dir, options.saved_model_dir)
 
 
 def _load_tensorflow() -> None:
@@ -153,7 +167,6 @@ def _analyze(options: argparse.Namespace, progress: Progress) -> Result:
 
 
 def _trace(options: argparse.Namespace, progress: Progress) -> Result:
-    require_kind(options.trace_file, (TRACE,))
     report = _plan(options, progress, mode="analyze")
     text = f"{options.function}: {report.headline()}{_saved(report, [options.trace_file], progress)}"
     return {**_analysis(report), "trace_file": options.trace_file}, f"{text} https://ui.perfetto.dev shows it."
@@ -204,8 +217,6 @@ def _explain(options: argparse.Namespace, progress: Progress) -> Result:
 def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
     from tfswap.frontends.simulate import simulate
 
-    for path in filter(None, (options.png, options.html)):
-        require_place(path)
     progress.stage(f"simulating {options.function} of {options.saved_model_dir}")
     curve = simulate(
         options.saved_model_dir,
@@ -273,8 +284,6 @@ def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
 
 
 def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir: str | None = None) -> Any:
-    for path in options.save:
-        require_kind(path)
     from tfswap.oplib.build import tensorflow_facts
 
     tensorflow_facts()  # one clear error when TensorFlow is missing

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfswap.errors import InvalidModel, TfswapError
+from tfswap.errors import InvalidModel
+from tfswap.files import require_new_folder, unwritable_folder
 from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import called_functions, reachable
@@ -320,36 +321,21 @@ def new_folder(source: Path, target: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         TfswapError: `target` exists, lies inside `source`, or can't be written.
     """
-    final = Path(os.path.abspath(os.fspath(target)))
-    try:
-        str(final).encode()
-    except UnicodeEncodeError as error:
-        raise _unwritable(target, "its path is not UTF-8, and TensorFlow takes no other") from error
-    if os.path.lexists(final):
-        raise TfswapError(f"the output folder {os.fspath(target)!r} exists: give another, or remove it first")
-    if final.is_relative_to(source.resolve()):
-        raise TfswapError(f"the output folder {os.fspath(target)!r} lies inside the model's own: give another")
-    if not final.parent.is_dir():
-        raise TfswapError(
-            f"the output folder {os.fspath(target)!r} can't be made: there is no folder {str(final.parent)!r}"
-        )
+    require_new_folder(target, source)
+    final = Path(os.path.abspath(target))
     # Named before it is made: a signal that comes right after that finds it too.
     working = final.with_name(f".{final.name}.{uuid.uuid4().hex[:16]}.tmp")
     try:
         try:
             working.mkdir(mode=0o700)
         except ValueError as error:  # a name that no file can have
-            raise _unwritable(target, _reason(error)) from error
+            raise unwritable_folder(target, _reason(error)) from error
         yield working / "model"
         os.rename(working / "model", final)
     except OSError as error:
-        raise _unwritable(target, _reason(error)) from error
+        raise unwritable_folder(target, _reason(error)) from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
-
-
-def _unwritable(target: str | os.PathLike[str], why: str) -> TfswapError:
-    return TfswapError(f"the output folder {os.fspath(target)!r} can't be written: {why}. Nothing was left there.")
 
 
 def _reason(error: Exception) -> str:

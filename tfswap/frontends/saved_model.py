@@ -18,6 +18,7 @@ from typing import Any
 
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.files import require_new_folder
 from tfswap.frontends.arguments import Precision, Request, check, names
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
@@ -129,8 +130,6 @@ def optimize_graph(
         return _largest(_plan_file(ModelFile.load(model), function, request, sizes)).report
     if output_dir is None:
         raise TfswapError("output_dir is not given: say where the rewritten SavedModel goes")
-    if output_dir == "":
-        raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
     if not isinstance(output_dir, (str, os.PathLike)):
         raise TfswapError(f"output_dir is {output_dir!r}, of type {type(output_dir).__name__}: give a path")
     return _optimize_file(model, output_dir, function, request, sizes)
@@ -241,6 +240,7 @@ def _optimize_file(
     request: Request,
     sizes: ArgumentSizes,
 ) -> Report:
+    require_new_folder(output_dir, model)  # asked again where it is made: to read a large model takes long
     file = ModelFile.load(model)
     file.check_variables()
     file.check_assets()

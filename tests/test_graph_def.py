@@ -371,6 +371,23 @@ def test_nothing_lies_beside_what_has_moved_into_the_step() -> None:
         tf.graph_util.import_graph_def(made, name="")
 
 
+def test_tensorflow_s_optimizers_are_asked_of_a_step_that_writes_references(caplog: pytest.LogCaptureFixture) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    peaks = []
+    for is_resource in (False, True):
+        with tf.Graph().as_default() as graph:
+            h = v1.placeholder(tf.float32, [BATCH, WIDTH], name="x")
+            for i in range(LAYERS):
+                h = tf.tanh(h @ v1.get_variable(f"w{i}", [WIDTH, WIDTH], use_resource=is_resource))
+            v1.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(h, name="loss"), name="train")
+        made = optimize(graph.as_graph_def(), feeds=["x"], mode="analyze", memory_limit=None)
+        peaks.append(made.report.baseline_peak_bytes)
+    assert caplog.messages == []
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
 def test_a_rewritten_graph_is_not_rewritten_again(graph_def: Any) -> None:
     with pytest.raises(InvalidModel, match="already"):
         optimize(optimize(graph_def).graph_def)

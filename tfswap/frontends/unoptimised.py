@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
@@ -23,6 +24,7 @@ from tfswap.analysis.folding import most_folded_bytes
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
+from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, reference_variables
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
@@ -72,8 +74,10 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
     graph_def = export_graph_def(graph)
     nodes = graph_def.node
     place = _device_name(device)
-    feeds = {feed.name: number for number, feed in enumerate(graph.feeds)}
-    arguments = _arguments(graph)
+    # TensorFlow 1's reference variables stay nodes: what writes them takes nothing else.
+    given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
+    feeds = {feed.name: number for number, feed in enumerate(given)}
+    arguments = _arguments(graph, given)
     fed: dict[str, node_def_pb2.NodeDef] = {}
     for node in nodes:
         node.device = node.device or place
@@ -94,6 +98,7 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
     fetches = [fetched[number] for number in range(len(graph.fetches))]
     result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
+    result.feeds += reference_variables(result)
     for node in result:
         if any(kind.nbytes is None for kind in node.outputs) and node.name in graph:
             traced = graph[node.name]
@@ -118,12 +123,12 @@ def _result_names(graph: Graph) -> list[str]:
     return names
 
 
-def _arguments(graph: Graph) -> dict[str, Argument]:
+def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:
     """What the step is given, by name; for variables with what is in them, as far as the step's own ops tell."""
     held: dict[str, list[HandleType]] = {
         node.name: [(enum_of(kind.dtype), _shape(kind.shape))] for node, kind in _held(graph).items()
     }
-    types = ((feed.name, feed.outputs[0]) for feed in graph.feeds)
+    types = ((feed.name, feed.outputs[0]) for feed in given)
     return {n: Argument(enum_of(kind.dtype), kind.shape, held.get(n, []), bound=kind.bound) for n, kind in types}
 
 

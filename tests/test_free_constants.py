@@ -1,4 +1,4 @@
-"""Constants that wait for nothing: what they waited for does not run for that alone."""
+"""Constants that nothing waits for: they do not run for that alone."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ body %loop
 """
 
 
-def test_a_constant_waits_for_no_constants_but_for_what_they_wait_for():
+def test_nothing_waits_for_constants_but_for_what_they_wait_for():
     graph = parse_graph(TEXT)
-    assert apply_free_constants(graph) == 4
+    assert apply_free_constants(graph) == 6
     waiting = {node.name: {c.name for c in node.controls} for node in graph if node.controls}
     assert waiting == {
         "one": {"loop"},
         "half": {"loop"},
         "scaled": {"x"},
-        "added": {"scaled"},
-        "write": {"tile"},
+        "added": {"loop", "x"},
+        "write": {"loop"},
         "done": {"write"},
         "step": {"done", "loop"},  # else nothing would keep the first write in the step
     }

@@ -10,7 +10,7 @@ from tfswap.analysis.bodies import Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.integers import Integers, Values
+from tfswap.analysis.integers import LOOKED_AHEAD, Integers, Values
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
@@ -123,15 +123,29 @@ def test_a_loop_that_keeps_something_needs_a_bound():
         of(LOOP, "loop", {2: ()}, i=(0,))
 
 
-def test_a_bound_is_enough():
-    bounded = LOOP.replace("fetches %less\n", "fetches %both\n").replace(
+def bounded(most: int) -> str:
+    """The loop, which ends after so many iterations at most."""
+    return LOOP.replace("fetches %less\n", "fetches %both\n").replace(
         "  %less = Less(%i, %n) -> bool[]\n",
-        "  %max = Const() -> int32[] = (3,)\n  %goes = All(%h) -> bool[]\n  %less = Less(%i, %max) -> bool[]\n"
+        f"  %max = Const() -> int32[] = ({most},)\n  %goes = All(%h) -> bool[]\n  %less = Less(%i, %max) -> bool[]\n"
         "  %both = LogicalAnd(%goes, %less) -> bool[]\n",
     )
-    found = of(bounded, "loop", {2: ()}, i=(0,))
+
+
+@pytest.mark.parametrize("most", [3, LOOKED_AHEAD + 100])
+def test_a_bound_is_enough(most: int):
+    found = of(bounded(most), "loop", {2: ()}, i=(0,))
     assert not found.exact
-    assert len(found.keeps[2][0]) == 3
+    assert len(found.keeps[2][0]) == most
+
+
+def test_a_loop_whose_counter_never_ends_it_is_not_followed_for_long(monkeypatch: pytest.MonkeyPatch):
+    followed: list[Integers] = []
+    follow = Integers.follow
+    monkeypatch.setattr(Integers, "follow", lambda self, given: (followed.append(self), follow(self, given))[1])
+    with pytest.raises(UnboundedLoop):
+        of(LOOP, "loop", {2: ()}, i=(0,))
+    assert len(followed) < 3 * LOOKED_AHEAD
 
 
 def test_a_loop_that_keeps_nothing_needs_none():

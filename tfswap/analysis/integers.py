@@ -240,6 +240,8 @@ def rule_of(node: Node) -> Rule | None:
 
 MOST_TRIPS = 1 << 17
 """Iterations up to which a loop is followed to find out how many there are."""
+LOOKED_AHEAD = 256
+"""After so many, those of a loop that may end before are followed on only if its counters end it at some time."""
 
 
 class Loop(NamedTuple):
@@ -273,8 +275,20 @@ class Loop(NamedTuple):
                 certain = False
                 if after == found[-1] or not bound:
                     break
+                if len(found) == LOOKED_AHEAD and not self._ends(found[-1], after, asked):
+                    break
             found.append(after)
         return None, certain
+
+    def _ends(self, before: Sequence[Values | None], after: Sequence[Values | None], asked: tuple[Node, int]) -> bool:
+        """Whether the test says no once counters have gone on for long as they do from `before` to `after`."""
+        far = [
+            tuple(a + (b - a) * MOST_TRIPS for a, b in zip(one, other, strict=True))
+            if one is not None and other is not None and len(one) == len(other)
+            else None
+            for one, other in zip(before, after, strict=True)
+        ]
+        return self.test.follow(as_feeds(self.condition, far)).get(asked) == (0,)
 
 
 def as_feeds(graph: Graph, integers: Sequence[Values | None]) -> dict[tuple[Node, int], Values]:

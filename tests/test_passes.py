@@ -85,6 +85,23 @@ def test_order(name, added, gate):
     assert places == sorted(places)
 
 
+def test_what_onednn_would_join_across_the_order_is_told_apart():
+    graph = parse_graph("""\
+%x = Placeholder() -> float32[2,4,4,3]
+%size = Const() -> int32[4]
+%g = Neg(%x) -> float32[2,4,4,3]
+%bias = BiasAddGrad(%g) -> float32[3]
+%between = Neg(%bias) -> float32[3]
+%again = Abs(%x) -> float32[2,4,4,3]
+%filter = Conv2DBackpropFilter(%again, %size, %g) -> float32[1,1,3,3]
+feeds %x
+fetches %filter, %between
+""")
+    apply_order(graph, [graph[name] for name in ("g", "bias", "between", "again", "filter")])
+    controls = {name: {node.name for node in graph[name].controls} for name in ("bias", "filter")}
+    assert controls == {"bias": {"g"}, "filter": set()}
+
+
 def test_settle():
     golden = Golden("settle")
     before = edges(golden.graph), len(golden.graph)

@@ -88,6 +88,9 @@ class Trait(Flag):
     """Makes a smaller form of its input, to be kept in place of it."""
     DECODES = auto()
     """Makes a tensor of such a form."""
+    JOINED = auto()
+    """oneDNN's graph pass makes one kernel of it and of another that reads the same tensor, however far apart the two
+    are, where they have the same control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
     INLINE = auto()
     """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
     thread."""
@@ -429,7 +432,7 @@ _TRAITS: dict[str, Trait] = {
     "BesselY1": _PURE,
     "Betainc": _PURE,
     "BiasAdd": _PURE,
-    "BiasAddGrad": _PURE,
+    "BiasAddGrad": _PURE | Trait.JOINED,  # with Conv2DBackpropFilter
     "BiasAddV1": _PURE,
     "Bincount": _PURE | Trait.SIZED_BY_VALUE,
     "BitwiseAnd": _PURE,
@@ -995,6 +998,12 @@ def sized_by_value(op: str) -> bool:
 def has_small_extras(op: str) -> bool:
     """Whether outputs of unknown size may be taken to be small."""
     return Trait.SMALL_EXTRAS in traits(op)
+
+
+@cache
+def is_joined(op: str) -> bool:
+    """Whether oneDNN may make one kernel of the op and another, unless control edges tell them apart."""
+    return Trait.JOINED in traits(op)
 
 
 @cache

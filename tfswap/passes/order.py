@@ -2,7 +2,7 @@
 
 Requires: the chain agrees with the graph's own dependencies. Ensures: each node of the chain starts after the
 one before it has ended, and nothing that can be noticed runs before the gate. An edge is added only where no data or
-control edge says the same already.
+control edge says the same already, or where it keeps oneDNN from joining kernels with others between them: a cycle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import acts
+from tfswap.ir.ops import acts, is_joined
 from tfswap.oplib import names
 from tfswap.passes.nodes import add_gate
 
@@ -31,7 +31,7 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     for before, node in pairwise(chain):
         if node.op == names.AWAIT_ALLOCATION:
             continue  # it waits for a kernel to start, not for the one before it to end
-        if not any(t.node is before for t in node.inputs):
+        if is_joined(node.op) or not any(t.node is before for t in node.inputs):
             added += graph.add_control(node, before)
     if chain and chain[-1] not in graph.targets:
         graph.targets.append(chain[-1])

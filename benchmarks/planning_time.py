@@ -97,7 +97,7 @@ def staged(
     from tfswap.frontends import machine
     from tfswap.frontends.pipeline import Optimizer, Options
     from tfswap.importers.function import import_function
-    from tfswap.planner.planner import DEFAULT_TACTICS
+    from tfswap.planner.planner import TACTICS
 
     seconds: dict[str, float] = {}
     device, model = machine.current_device()
@@ -110,7 +110,7 @@ def staged(
 
     graph = timed("import", lambda: import_function(concrete, arguments))
     optimizer = timed(
-        "facts and order", lambda: Optimizer(graph, model, Options(DEFAULT_TACTICS), resident=machine.resident(device))
+        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), resident=machine.resident(device))
     )
     plan = timed("plan", lambda: optimizer.plan(limit_bytes))
     rewritten = timed("rewrite", lambda: optimizer.rewrite(plan))

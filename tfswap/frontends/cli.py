@@ -27,7 +27,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.files import require_new_folder, require_place
 from tfswap.frontends.progress import Progress
 from tfswap.frontends.signals import ended_by_signals
-from tfswap.planner.planner import DEFAULT_TACTICS
+from tfswap.planner.planner import TACTICS
 from tfswap.report.report import TRACE, alive_lines, require_kind
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
@@ -520,8 +520,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tactics",
         type=_tactics,
-        default=",".join(DEFAULT_TACTICS),
-        help='of "swap,recompute,encode"; "" for order alone; encode is left out where nothing is said',
+        default=",".join(TACTICS),
+        help='of "swap,recompute,encode", all by default; "" for order alone',
     )
     parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
     parser.add_argument(

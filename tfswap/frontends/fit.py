@@ -24,7 +24,7 @@ from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.profile import restored
 from tfswap.frontends.simulate import target
 from tfswap.frontends.training_step import TrainingStep, find_step, sized_arguments
-from tfswap.planner.planner import DEFAULT_TACTICS, Candidate
+from tfswap.planner.planner import TACTICS, Candidate
 from tfswap.report.fit import Fit
 from tfswap.sizes import format_bytes, parse_limit
 
@@ -48,7 +48,7 @@ def max_batch(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,

@@ -36,7 +36,7 @@ from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
 from tfswap.planner.plan import Plan
-from tfswap.planner.planner import DEFAULT_TACTICS
+from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
 
 if TYPE_CHECKING:
@@ -520,7 +520,7 @@ def optimize(
     function: Any = None,
     *,
     memory_limit: int | str | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
@@ -542,7 +542,6 @@ def optimize(
             for what the device's allocator may have. It bounds the allocator's whole peak
             (`tf.config.experimental.get_memory_info(device)["peak"]`).
         tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
-            Encodings are left out by default.
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         spill_dir: a folder on a local disk for the swapped tensors that host memory has no room for; None, and a step
             that swaps more than `host_memory_limit` is planned otherwise. The file has no name there, only this user

@@ -30,7 +30,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
-from tfswap.planner.planner import DEFAULT_TACTICS
+from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
 from tfswap.sizes import format_bytes, is_share, parse_limit
 
@@ -50,7 +50,7 @@ def optimize_graph(
     signature: str | None = None,
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     mode: str = "optimize",
@@ -82,7 +82,6 @@ def optimize_graph(
         batch_size: size of the leading dimension of every argument that leaves it open.
         input_shapes: full shapes by argument name, for arguments with open dimensions.
         tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
-            Encodings are left out by default.
         host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
         spill_dir, spill_limit: as in `optimize`, of the machine that the step will run on.
         plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or

@@ -16,7 +16,7 @@ from tfswap.frontends.arguments import Precision, as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.training_step import find_step
-from tfswap.planner.planner import DEFAULT_TACTICS, Candidate
+from tfswap.planner.planner import TACTICS, Candidate
 from tfswap.report.curve import Curve, Point
 
 LIMITS = 20
@@ -31,7 +31,7 @@ def simulate(
     function: str = "train_step",
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    tactics: Sequence[str] = DEFAULT_TACTICS,
+    tactics: Sequence[str] = TACTICS,
     host_memory_limit: int | str | None = None,
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,

@@ -39,8 +39,6 @@ from tfswap.planner.splits import LEAST_SHARES, choose_splits
 from tfswap.planner.tiers import ANYTHING, Tiers
 
 TACTICS = ("swap", "recompute", "encode")
-DEFAULT_TACTICS = ("swap", "recompute")
-"""Encodings are for who asks for them: planning takes a quarter longer, and their ops build for a minute."""
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
 BOTH: tuple[Solver, ...] = (

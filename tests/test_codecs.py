@@ -524,10 +524,11 @@ def test_wrong_groups_are_refused():
         codecs.encode_groups(tf.ones([8]), group_size=2**61)  # whose bytes count to none in 64 bits
 
 
-def test_the_gpu_kernels_compile():
+@pytest.mark.parametrize("architecture", [b"sm_80", b"sm_90"])
+def test_the_gpu_kernels_compile(architecture):
     """With the compiler that a user's machine has, TensorFlow's NVRTC; needs no GPU."""
     message = ctypes.create_string_buffer(10_000)
-    compiled = load_codecs().c.tfswap_compile_gpu_pieces(b"sm_80", message, len(message))
+    compiled = load_codecs().c.tfswap_compile_gpu_pieces(architecture, message, len(message))
     if b"not installed" in message.value:
         assert b"tensorflow[and-cuda]" in message.value
         pytest.skip("needs libnvrtc")

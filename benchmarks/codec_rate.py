@@ -1,6 +1,7 @@
 """Measure how fast the codec ops run on this machine's CPU, beside TensorFlow's kernels that they stand in for.
 
     python benchmarks/codec_rate.py [--mib N] [--rounds N] [--threads N]
+    python benchmarks/codec_rate.py --shares        # one core's rates over memcpy's, from 64 KiB to 256 MiB
 
 Prints one row per op: its time, the rate in GB/s (10^9 bytes) of the tensor that is encoded, decoded or
 made from an encoding, and the size of the encoding as a share of that tensor. The first rows are
@@ -21,6 +22,7 @@ and back 6.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import sys
 import time
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
 os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", "4096")
 
+import numpy as np
 import tensorflow as tf
 
 import tfswap.ops.codecs as codecs
@@ -146,14 +149,79 @@ def best_seconds(row: Row, rounds: int) -> float:
     return min(seconds)
 
 
+def compared(size_bytes: int) -> list[Row]:
+    """The ops whose rates are set beside memcpy's."""
+    x = tf.random.stateless_normal([size_bytes // 4], seed=(1, 2))
+    mask = codecs.encode_mask(x, "positive")
+    bools = tf.tile(tf.random.stateless_uniform([65536], seed=(3, 4)) < 0.5, [size_bytes // 65536])
+    bits = codecs.encode_mask(bools, "true")
+    zeros = tf.where(tf.random.stateless_uniform(x.shape, seed=(5, 6)) < 0.8, 0.0, x)
+    return [
+        Row("encode mask", lambda x: codecs.encode_mask(x, "positive"), (x,), size_bytes),
+        Row("encode mask of bools", lambda x: codecs.encode_mask(x, "true"), (bools,), size_bytes),
+        Row("decode mask to bools", lambda m: codecs.decode_mask(m, [size_bytes]), (bits,), size_bytes),
+        Row("gradient from mask", codecs.multiply_by_mask, (x, mask), size_bytes),
+        *(row for format in ("float16", "gist_float8", "float8_e4m3fn") for row in format_rows(x, format)),
+        *sparse_rows(zeros, 0.2),
+    ]
+
+
+def repeated_seconds(row: Row, calls: int, rounds: int) -> float:
+    """Of one call among `calls` in one function, so that small tensors do not measure what calling one takes."""
+
+    def work(*arguments: Any) -> Any:
+        last: list[Any] = []
+        for _ in range(calls):
+            with tf.control_dependencies(last):
+                last = tf.nest.flatten(row.call(*arguments))[:1]
+        with tf.control_dependencies(last):
+            return tf.constant(0)
+
+    return best_seconds(row._replace(call=work), rounds) / calls
+
+
+def memcpy_seconds(size_bytes: int, calls: int, rounds: int) -> float:
+    source, target = (np.full(size_bytes, value, np.uint8) for value in (1, 2))
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            ctypes.memmove(target.ctypes.data, source.ctypes.data, size_bytes)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) / calls
+
+
+def print_shares(sizes: list[int], rounds: int) -> None:
+    """Each op's rate as a share of memcpy's, of the same bytes."""
+    columns: dict[str, list[float]] = {}
+    rates = []
+    for size in sizes:
+        calls = max(1, min(64, 16 * MIB // size))
+        copy_s = memcpy_seconds(size, calls, rounds)
+        rates.append(size / copy_s / 1e9)
+        for number, row in enumerate(compared(size)):
+            # What others do on the machine meanwhile should be in both.
+            taken_s = repeated_seconds(row, calls, rounds)
+            copy_s = min(copy_s, memcpy_seconds(size, calls, rounds))
+            columns.setdefault(f"{number:02}{row.name}", []).append(copy_s / taken_s)
+    print(f"{'of memcpy':<32}" + "".join(f"{size // 1024:>9} KiB"[-9:] for size in sizes))
+    print(f"{'memcpy, GB/s':<32}" + "".join(f"{rate:>9.1f}" for rate in rates))
+    for name, shares in columns.items():
+        print(f"{name[2:]:<32}" + "".join(f"{share:>9.2f}" for share in shares))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how fast the codec ops run.")
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor that is encoded")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="threads of each op; 0 for one per core")
+    parser.add_argument("--shares", action="store_true", help="rates of one core over memcpy's, from 64 KiB to 256 MiB")
     arguments = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(arguments.threads)
+    tf.config.threading.set_intra_op_parallelism_threads(1 if arguments.shares else arguments.threads)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    if arguments.shares:
+        print_shares([64 * 1024 * 4**n for n in range(7)], arguments.rounds)
+        return
 
     print(f"{'op':<32} {'ms':>8} {'GB/s':>8} {'size':>8}")
     for row in rows(arguments.mib * MIB):

@@ -49,6 +49,7 @@ COMPILE_FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
     "-DNDEBUG",
+    "-ffp-contract=off",
     "-Wall",
     "-Wextra",
 )

@@ -249,7 +249,12 @@ struct EncodeMask {
   TFSWAP_HD void operator()(int64_t byte) const {
     const T* const at = values + 8 * byte;
     uint32_t bits = 0;
-    if (8 * byte + 8 <= count) {
+    if (sizeof(T) == 1 && 8 * byte + 8 <= count) {
+      // The product has byte k of eight bools as bit 56 + k, and no two terms meet.
+      uint64_t bools;
+      memcpy(&bools, at, 8);
+      bits = static_cast<uint32_t>(bools * 0x0102040810204080u >> 56);
+    } else if (8 * byte + 8 <= count) {
       for (int k = 0; k < 8; ++k) bits |= static_cast<uint32_t>(Predicate::Holds(at[k])) << k;
     } else {
       for (int k = 0; k < count - 8 * byte; ++k) {
@@ -278,7 +283,14 @@ struct DecodeMask {
 
   TFSWAP_HD void operator()(int64_t byte) const {
     bool* const to = values + 8 * byte;
-    ForEachBit(mask[byte], count - 8 * byte, [to](int k, int32_t bit) { to[k] = bit != 0; });
+    // Byte k of the product keeps bit k alone, which a sum without carries takes to its top.
+    const uint64_t bits = mask[byte] * uint64_t{0x0101010101010101} & 0x8040201008040201u;
+    const uint64_t bools = (bits + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
+    if (8 * byte + 8 <= count) {
+      memcpy(to, &bools, 8);
+    } else {
+      for (int k = 0; k < count - 8 * byte; ++k) to[k] = (bools >> 8 * k & 1) != 0;
+    }
   }
 };
 

@@ -45,19 +45,59 @@ Element<T>* MutableElements(tensorflow::Tensor* tensor) {
   return static_cast<Element<T>*>(tensor->data());
 }
 
+// Runs piece(begin) ... piece(end - 1).
+template <typename Piece>
+__attribute__((always_inline)) inline void RunRange(const Piece& piece, int64_t begin,
+                                                    int64_t end) {
+  // A copy that nothing points at: its fields stay in registers, though stores of bytes
+  // might reach `piece` itself.
+  const Piece own = piece;
+  for (int64_t i = begin; i < end; ++i) own(i);
+}
+
+// It is compiled for several widths of vectors and chosen when it runs, since the library may have
+// been built on another machine. Bits are the same: products and sums are not fused (COMPILE_FLAGS
+// in oplib/build.py).
+template <typename Piece>
+void RunRangeAnywhere(const Piece& piece, int64_t begin, int64_t end) {
+  RunRange(piece, begin, end);
+}
+
+#ifdef __x86_64__
+template <typename Piece>
+__attribute__((target("avx2"), flatten)) void RunRangeAvx2(const Piece& piece, int64_t begin,
+                                                           int64_t end) {
+  RunRange(piece, begin, end);
+}
+
+template <typename Piece>
+__attribute__((target("avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), flatten)) void
+RunRangeAvx512(const Piece& piece, int64_t begin, int64_t end) {
+  RunRange(piece, begin, end);
+}
+#endif
+
+template <typename Piece>
+auto RangeForThisProcessor() {
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return RunRangeAvx512<Piece>;
+  }
+  if (__builtin_cpu_supports("avx2")) return RunRangeAvx2<Piece>;
+#endif
+  return RunRangeAnywhere<Piece>;
+}
+
 // Runs piece(0) ... piece(count - 1), on TensorFlow's worker threads where that pays, and
 // returns when all have run. `cycles` is what one piece takes.
 template <typename Piece>
 void RunOnThreads(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
                   const Piece& piece) {
+  static const auto range = RangeForThisProcessor<Piece>();
   const auto* const threads = ctx->device()->tensorflow_cpu_worker_threads();
   tensorflow::Shard(threads->num_threads, threads->workers, count, cycles,
-                    [&piece](int64_t begin, int64_t end) {
-                      // A copy that nothing points at: its fields stay in registers,
-                      // though stores of bytes might reach `piece` itself.
-                      const Piece own = piece;
-                      for (int64_t i = begin; i < end; ++i) own(i);
-                    });
+                    [&piece](int64_t begin, int64_t end) { range(piece, begin, end); });
 }
 
 // Kernels are templates of the device that they run on: how it runs pieces, and how much of

@@ -221,7 +221,7 @@ TFSWAP_HD void Store(const Arithmetic<T>* values, int n, T* to) {
 
 // ---------------------------------------------------------------------------
 // Masks of one bit a value: value i is bit i % 8 of byte i / 8. The bits after the last
-// value are zero. One piece of work is one byte.
+// value are zero. One piece of work is one byte, or kBytes.
 
 struct IsPositive {
   template <typename T>
@@ -240,28 +240,42 @@ struct IsTrue {
   TFSWAP_HD static bool Holds(bool value) { return value; }
 };
 
-template <typename Predicate, typename T>
+// Eight bools as one byte: the product has byte k as bit 56 + k, and no two terms meet.
+TFSWAP_HD uint8_t PackedBools(const bool* bools) {
+  uint64_t word;
+  memcpy(&word, bools, 8);
+  return static_cast<uint8_t>(word * 0x0102040810204080u >> 56);
+}
+
+// One byte as eight bools: byte k of the product keeps bit k alone, and the sum, which carries
+// nothing on, takes it to the top.
+TFSWAP_HD uint64_t SpreadBits(uint8_t bits) {
+  const uint64_t kept = bits * uint64_t{0x0101010101010101} & 0x8040201008040201u;
+  return (kept + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
+}
+
+template <typename Predicate, typename T, int kBytes>
 struct EncodeMask {
   const T* values;
   int64_t count;
   uint8_t* mask;
 
-  TFSWAP_HD void operator()(int64_t byte) const {
-    const T* const at = values + 8 * byte;
-    uint32_t bits = 0;
-    if (sizeof(T) == 1 && 8 * byte + 8 <= count) {
-      // The product has byte k of eight bools as bit 56 + k, and no two terms meet.
-      uint64_t bools;
-      memcpy(&bools, at, 8);
-      bits = static_cast<uint32_t>(bools * 0x0102040810204080u >> 56);
-    } else if (8 * byte + 8 <= count) {
-      for (int k = 0; k < 8; ++k) bits |= static_cast<uint32_t>(Predicate::Holds(at[k])) << k;
+  TFSWAP_HD void operator()(int64_t piece) const {
+    constexpr int kValues = 8 * kBytes;
+    const int64_t left = count - kValues * piece;
+    // Of known length where it can be.
+    if (left >= kValues) {
+      Encode(values + kValues * piece, kValues, mask + kBytes * piece);
     } else {
-      for (int k = 0; k < count - 8 * byte; ++k) {
-        bits |= static_cast<uint32_t>(Predicate::Holds(at[k])) << k;
-      }
+      Encode(values + kValues * piece, static_cast<int>(left), mask + kBytes * piece);
     }
-    mask[byte] = static_cast<uint8_t>(bits);
+  }
+
+ private:
+  TFSWAP_HD static void Encode(const T* from, int n, uint8_t* to) {
+    bool holds[8 * kBytes] = {};
+    for (int k = 0; k < n; ++k) holds[k] = Predicate::Holds(from[k]);
+    for (int byte = 0; 8 * byte < n; ++byte) to[byte] = PackedBools(holds + 8 * byte);
   }
 };
 
@@ -276,20 +290,24 @@ TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
   }
 }
 
+template <int kBytes>
 struct DecodeMask {
   const uint8_t* mask;
   int64_t count;
   bool* values;
 
-  TFSWAP_HD void operator()(int64_t byte) const {
-    bool* const to = values + 8 * byte;
-    // Byte k of the product keeps bit k alone, which a sum without carries takes to its top.
-    const uint64_t bits = mask[byte] * uint64_t{0x0101010101010101} & 0x8040201008040201u;
-    const uint64_t bools = (bits + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
-    if (8 * byte + 8 <= count) {
-      memcpy(to, &bools, 8);
+  TFSWAP_HD void operator()(int64_t piece) const {
+    constexpr int kValues = 8 * kBytes;
+    const uint8_t* const from = mask + kBytes * piece;
+    bool* const to = values + kValues * piece;
+    const int64_t left = count - kValues * piece;
+    if (left >= kValues) {
+      for (int byte = 0; byte < kBytes; ++byte) {
+        const uint64_t bools = SpreadBits(from[byte]);
+        memcpy(to + 8 * byte, &bools, 8);
+      }
     } else {
-      for (int k = 0; k < count - 8 * byte; ++k) to[k] = (bools >> 8 * k & 1) != 0;
+      for (int k = 0; k < left; ++k) to[k] = (from[k / 8] >> k % 8 & 1) != 0;
     }
   }
 };

@@ -106,6 +106,7 @@ void RunOnThreads(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycle
 struct Cpu {
   static constexpr int kDepthBlock = 64;
   static constexpr int kFloatsBlock = 192;
+  static constexpr int kMaskBytes = 8;
 
   template <typename Piece>
   static void Run(tensorflow::OpKernelContext* ctx, int64_t count, int64_t cycles,
@@ -117,6 +118,7 @@ struct Cpu {
 struct Gpu {
   static constexpr int kDepthBlock = 2;
   static constexpr int kFloatsBlock = 3;
+  static constexpr int kMaskBytes = 1;
 
   template <typename Piece>
   static void Run(tensorflow::OpKernelContext* ctx, int64_t count, int64_t /*cycles*/,

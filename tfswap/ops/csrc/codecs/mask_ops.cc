@@ -29,6 +29,13 @@ using tensorflow::shape_inference::InferenceContext;
 // What eight values take, roughly: the memory they come from is the limit.
 constexpr int64_t kCyclesPerByte = 16;
 
+// Runs pieces of kMaskBytes bytes of a mask.
+template <typename Device, typename Piece>
+void RunByBytes(OpKernelContext* ctx, int64_t bytes, const Piece& piece) {
+  Device::Run(ctx, codec::CeilDiv(bytes, Device::kMaskBytes), Device::kMaskBytes * kCyclesPerByte,
+              piece);
+}
+
 REGISTER_OP("Tfswap>EncodeMask")
     .Input("tensor: T")
     .Output("mask: uint8")
@@ -126,9 +133,10 @@ class EncodeMaskOp : public OpKernel {
   template <typename Predicate>
   static void Encode(OpKernelContext* ctx, Tensor* mask) {
     const Tensor& tensor = ctx->input(0);
-    Device::Run(ctx, mask->NumElements(), kCyclesPerByte,
-              codec::EncodeMask<Predicate, Element<T>>{
-                  Elements<T>(tensor), tensor.NumElements(), MutableElements<uint8_t>(mask)});
+    RunByBytes<Device>(ctx, mask->NumElements(),
+                       codec::EncodeMask<Predicate, Element<T>, Device::kMaskBytes>{
+                           Elements<T>(tensor), tensor.NumElements(),
+                           MutableElements<uint8_t>(mask)});
   }
 
   std::string predicate_;
@@ -144,9 +152,10 @@ class DecodeMaskOp : public OpKernel {
     OP_REQUIRES_OK(ctx, AllocateDecoded(
                             ctx, [](int64_t count) { return codec::CeilDiv(count, 8); }, &tensor));
     const Tensor& mask = ctx->input(0);
-    Device::Run(ctx, mask.NumElements(), kCyclesPerByte,
-              codec::DecodeMask{Elements<uint8_t>(mask), tensor->NumElements(),
-                                MutableElements<bool>(tensor)});
+    RunByBytes<Device>(ctx, mask.NumElements(),
+                       codec::DecodeMask<Device::kMaskBytes>{Elements<uint8_t>(mask),
+                                                             tensor->NumElements(),
+                                                             MutableElements<bool>(tensor)});
   }
 };
 

@@ -13,10 +13,7 @@ Memory comes from the capped arena that stands in for a GPU's, so that no op wai
 pages. Tensors are warm in the caches as far as they fit: take one several times as large as the last-level
 cache (64 MiB by default, 32 MiB of cache on most servers).
 
-On two cores of an AMD EPYC that four times as many processes shared, 64 MiB of float32, in ms: ReluGrad 11, encode
-mask 7, from mask 7; MaxPoolGrad 258 (2x2 windows), 517 (3x3) and 685 (5x5), encode positions 24, 40 and 75, from
-positions 29, 69 and 69; sparse rows of 10% of the values 30 and back 8; float16 16 and back 23; groups of 8 bits 193
-and back 6.
+docs/measurements.md has what `--shares` printed.
 """
 
 from __future__ import annotations

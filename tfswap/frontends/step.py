@@ -390,7 +390,7 @@ class Step:
             assert self.limit_bytes is not None, "a plan for no limit is never refused"
             used = promised(self.limit_bytes) - self.limit_bytes
             below = self.limit_bytes < _named_floors.get(optimizer.fingerprint, 0)
-            if below or self.limit_bytes + used < refusal.floor_bytes:
+            if not _has_arena() or below or self.limit_bytes + used < refusal.floor_bytes:
                 raise
             optimizer.extra_margin_bytes = self._margin_bytes - used
             with contextlib.suppress(InfeasibleMemoryLimit):

@@ -48,11 +48,11 @@ def test_arguments_of_any_rank_are_planned_for_as_they_come():
 def test_a_share_leaves_a_small_last_batch_what_the_others_have():
     """A trace of its own, that takes little more than its variables: a share of that would never do."""
     net, twin = Net(layers=3), Net(layers=3)
-    step, reference = tfswap.optimize(tf.function(net.step), memory_limit="70%"), tf.function(twin.step)
+    step, reference = tfswap.optimize(tf.function(net.step), memory_limit="62%"), tf.function(twin.step)
     for rows in (1500, 3, 1500):
         assert bits(step(batch(rows))) == bits(unoptimised(reference, batch(rows)))
     with pytest.raises(tfswap.InfeasibleMemoryLimit):
-        tfswap.optimize(tf.function(net.step), memory_limit="70%")(batch(3))
+        tfswap.optimize(tf.function(net.step), memory_limit="62%")(batch(3))
 
 
 def drawing(optimized):

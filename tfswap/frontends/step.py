@@ -508,10 +508,9 @@ class Step:
 
     def _keeps(self, peak_bytes: int) -> bool:
         """Whether a plan with this peak keeps the limit, and the margin that it was made with."""
-        if self.limit_bytes is None or self._optimizer is None:
-            return True
+        assert self._optimizer is not None, "it has made the plan"
         margin = min(self._optimizer.extra_margin_bytes, self._margin_bytes)
-        return promised(peak_bytes) + margin <= self.limit_bytes
+        return self.limit_bytes is None or promised(peak_bytes) + margin <= self.limit_bytes
 
     def _within(self, peak_bytes: int) -> bool:
         return self.limit_bytes is None or peak_bytes + self._margin_bytes <= self.limit_bytes

@@ -304,7 +304,8 @@ class Optimizer:
         if "encode" not in self.options.tactics or self.options.solver != "default":
             return self._stages
         encoded = self.variants.encoded(self.planner_of)
-        return self._stages if encoded is None else [*self._stages, encoded]
+        packed = self.variants.packed(self.planner_of, encoded or self.variants.base)
+        return [*self._stages, *(rewriting for rewriting in (encoded, packed) if rewriting is not None)]
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
@@ -604,6 +605,7 @@ class Optimizer:
             inside=variant.rewriting.inside,
             encoded=variant.rewriting.encoded,
             reduced=variant.rewriting.reduced,
+            packed=variant.rewriting.packed,
             remade=variant.rewriting.remade,
             disk_bytes=candidate.memory.disk_peak_bytes,
         )
@@ -643,7 +645,7 @@ class Optimizer:
         again = plan.remade or any(len(p.order) > len(set(p.order)) for p in parts)
         if again and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
-        if plan.encoded and not plan.reduced and "encode" not in self.options.tactics:
+        if (plan.packed or (plan.encoded and not plan.reduced)) and "encode" not in self.options.tactics:
             raise InvalidModel('this plan encodes, and tactics leaves "encode" out: allow it, or plan again')
         for reduction in plan.reduced:
             node = reduction.tensor.rpartition(":")[0]
@@ -712,7 +714,7 @@ class Optimizer:
 
 
 def _rewriting(plan: Plan) -> Rewriting:
-    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside)
+    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside, plan.packed)
 
 
 def _faster(

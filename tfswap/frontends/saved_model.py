@@ -384,7 +384,7 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
             f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
             f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
-            f"  encoded        for {len(plan.encoded)} kernels",
+            f"  encoded        for {len(plan.encoded)} kernels, and {len(plan.packed)} tensors",
             f"  host memory    {format_bytes(plan.host_bytes)}",
             f"  disk           {format_bytes(plan.disk_bytes)}",
         ]

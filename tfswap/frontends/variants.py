@@ -23,7 +23,9 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
 from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
+from tfswap.analysis.packings import Packing, smaller_form
 from tfswap.analysis.precision import Reduction
+from tfswap.analysis.ranges import Ranges
 from tfswap.errors import InvalidModel
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Node, Output
@@ -34,6 +36,7 @@ from tfswap.passes.encode import apply_encodings
 from tfswap.passes.inside import apply_inside, tell_effects
 from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap
+from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
 from tfswap.planner.fit import REMEDY, require_fit
 from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
@@ -46,8 +49,9 @@ STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
-MOST_VARIANTS = 1 + STAGES + 4 + 1
-"""Of a step: as it is, with what loops save swapped, with what they need not save made again, and with encodings."""
+MOST_VARIANTS = 1 + STAGES + 4 + 2
+"""Of a step: as it is, with what loops save swapped, with what they need not save made again, with kernels that take
+encodings, and with whole tensors in a smaller form besides."""
 LONG_SHARE = 0.02
 """Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
 LEAST_SHARE = 0.02
@@ -65,6 +69,7 @@ class Rewriting(NamedTuple):
         reduced: what waits for the backward pass in fewer bits.
         remade: names of the accumulators whose elements are made again in place of being saved.
         inside: what is planned inside of bodies.
+        packed: what waits in a smaller form that gives back every bit.
     """
 
     accumulators: tuple[str, ...] = ()
@@ -72,6 +77,7 @@ class Rewriting(NamedTuple):
     reduced: tuple[Reduction, ...] = ()
     remade: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
+    packed: tuple[Packing, ...] = ()
 
     @property
     def outside(self) -> Rewriting:
@@ -145,6 +151,7 @@ class Variants:
             apply_loop_swap(graph, chains, rewriting.accumulators)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
+            apply_packings(graph, rewriting.packed, self._device)
             planned = self._carry_out(graph, rewriting.inside)
             graph.prune()
             flow = self._facts(graph)
@@ -208,6 +215,12 @@ class Variants:
         problem = planner_of(self.plain).problems[0]
         chosen = _worth_encoding(problem, find_encodings(self.plain.graph, self._device))
         return self.base._replace(encoded=(*self.base.encoded, *chosen)) if chosen else None
+
+    def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> Rewriting | None:
+        """`encoded` with every packing besides that gains something; None where none does."""
+        problem = planner_of(self.plain).problems[0]
+        packed = _worth_packing(problem, self.plain.graph, self._device, encoded.encoded)
+        return encoded._replace(packed=packed) if packed else None
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
@@ -327,6 +340,48 @@ def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[
     if sum(flow.values[v].nbytes for v in matter) < LEAST_SHARE * problem.live_peak_bytes:
         return ()
     return tuple(e.kernel.name for e, _ in chosen)
+
+
+def _worth_packing(
+    problem: Problem, graph: Graph, device: DeviceModel, encoded: Collection[str]
+) -> tuple[Packing, ...]:
+    """What waits long in full and could wait in a smaller form; nothing where all of it together hardly matters.
+
+    Args:
+        problem: the step as it is, in the order that is planned first.
+        encoded: names of kernels that take an encoding, and read no tensor for it.
+    """
+    flow, uses, ranges = problem.flow, problem.uses, Ranges(graph)
+    found: list[Packing] = []
+    freed = 0
+    for v, positions in sorted(uses.positions.items()):
+        tensor = flow.values[v].tensor
+        form = None if v in problem.refusals else smaller_form(tensor, ranges, device)
+        if form is None:
+            continue
+        names = {p: flow.nodes[problem.order[p]].name for p in positions[1:]}
+        if not readers_of(graph, tensor).keys() <= {*names.values()}:
+            continue  # of some it is not known when they run
+        groups = _late(problem, v, [positions[0], *(p for p in names if names[p] not in encoded)])
+        if groups:
+            readers = tuple(tuple(names[p] for p in group) for group in groups)
+            found.append(Packing(tensor.name, form.name, readers, form.minimum))
+            freed += flow.values[v].nbytes - form.nbytes
+    return tuple(found) if freed >= LEAST_SHARE * problem.live_peak_bytes else ()
+
+
+def _late(problem: Problem, v: int, positions: Collection[int]) -> list[list[int]]:
+    """Of the uses of a tensor those that come when it has waited long, together that follow each other."""
+    groups: list[list[int]] = []
+    starts, nbytes = problem.uses.starts, problem.flow.values[v].nbytes
+    for before, after in pairwise(positions):
+        wait_s = starts[after] - starts[before + 1]
+        long = waits_long(wait_s, nbytes, problem.rates)
+        if long and (groups or wait_s >= LONG_SHARE * starts[-1]):
+            groups.append([])
+        if groups:
+            groups[-1].append(after)
+    return groups
 
 
 def _waits_for_takers(problem: Problem, v: int, takers: Collection[int]) -> bool:

@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.kernels import kernel_memory
 from tfswap.analysis.phases import backward_nodes
 from tfswap.analysis.precision import FORMATS, Reduction, Saved, saved_tensors
 from tfswap.errors import InvalidModel
-from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.ops import passes_on
+from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.types import TensorType
-from tfswap.ir.views import origin
 from tfswap.oplib import names
-from tfswap.passes.encode import add_shape
+from tfswap.passes.pack import decode_for, encode_after
 
 
 def apply_precision(graph: Graph, reductions: Sequence[Reduction], device: DeviceModel) -> int:
@@ -47,17 +44,15 @@ def _reduce(
     graph: Graph, saved: Saved, reduction: Reduction, seed: int, device: DeviceModel, backward: set[Node]
 ) -> None:
     tensor, precision = saved.tensor, FORMATS[reduction.precision]
-    stem = f"{names.ENCODED}{tensor.node.name}_{tensor.index}/"
-    on = tensor.node.device
     attrs = {"T": Dtype(tensor.type.dtype), **precision.attrs}
-    encode = graph.add(
+    encode = encode_after(
+        graph,
+        tensor,
         precision.encode,
-        graph.unique_name(f"{stem}{precision.encode.rpartition('>')[2]}"),
-        (tensor,),
-        controls=[node for node in saved.forward if not _may_take_over(node, tensor, device)],
-        attrs={**attrs, "seed": seed} if precision.encode == names.ENCODE_GROUPS else attrs,
-        outputs=(TensorType("uint8", (precision.nbytes(tensor.type.num_elements or 0),)),),
-        device=on,
+        {**attrs, "seed": seed} if precision.encode == names.ENCODE_GROUPS else attrs,
+        [TensorType("uint8", (precision.nbytes(tensor.type.num_elements or 0),))],
+        saved.forward,
+        device,
     )
     readers = {node.name: node for node in saved.backward}
     for group in reduction.readers:
@@ -67,42 +62,13 @@ def _reduce(
                 f"this plan lets {strange!r} read {reduction.tensor!r} in {reduction.precision}, and that is no kernel "
                 "of the backward pass that reads it. Plan again for this graph."
             )
-        first = readers[group[0]]
-        decode = graph.add(
+        decode_for(
+            graph,
+            tensor,
+            [readers[name] for name in group],
             precision.decode,
-            graph.unique_name(f"{stem}{precision.decode.rpartition('>')[2]}"),
-            (encode.out(), add_shape(graph, tensor, on)),
-            controls=dict.fromkeys(read.node for read in first.inputs if read.node in backward),
-            attrs={**attrs, "Tshape": Dtype("int32")},
-            outputs=(tensor.type,),
-            device=on,
+            {**attrs, "Tshape": Dtype("int32")},
+            [encode.out()],
+            wants_shape=True,
+            awaits=backward.__contains__,
         )
-        views = {tensor: decode.out()}
-        for name in group:
-            node = readers[name]
-            node.inputs = tuple(_on(graph, t, views) if origin(t) == tensor else t for t in node.inputs)
-
-
-def _may_take_over(node: Node, tensor: Output, device: DeviceModel) -> bool:
-    """Whether `node` may write over the tensor where it reads it last: then what encodes must not come after it."""
-    types = [t.type for t in node.inputs]
-    forward = kernel_memory(node.op, node.attrs, types, node.outputs, device).forward
-    return any(origin(node.inputs[position]) == tensor for _, candidates in forward for position in candidates)
-
-
-def _on(graph: Graph, tensor: Output, views: dict[Output, Output]) -> Output:
-    """`tensor`, on the buffer that was decoded.
-
-    Args:
-        views: what is on it so far.
-    """
-    if tensor not in views:
-        view = tensor.node
-        if passes_on(view.op):
-            views[tensor] = _on(graph, view.inputs[tensor.index], views)
-        else:
-            name = graph.unique_name(f"tfswap/{view.name}")
-            inputs = (_on(graph, view.inputs[0], views), *view.inputs[1:])
-            twin = graph.add(view.op, name, inputs, attrs=view.attrs, outputs=view.outputs, device=view.device)
-            views[tensor] = twin.out(tensor.index)
-    return views[tensor]

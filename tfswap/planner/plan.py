@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
+from tfswap.analysis.packings import Packing
 from tfswap.analysis.precision import Reduction
 from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
@@ -111,6 +112,7 @@ class Plan:
         encoded: names of the kernels that take an encoding in place of a tensor. The order and the absences are of the
             graph with these encodings in it, and with what is reduced.
         reduced: tensors that wait for the backward pass in fewer bits.
+        packed: tensors that wait in a smaller form that gives back every bit.
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
         remade: lists that loops would save in whose elements are made again instead, by name.
@@ -135,6 +137,7 @@ class Plan:
     splits: tuple[Split, ...] = ()
     remade: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
+    packed: tuple[Packing, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -150,12 +153,13 @@ class Plan:
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
         lists = self.accumulators, self.remade
-        return self.order, self.absences, self.beside, self.splits, *lists, self.encoded, self.reduced, self.inside
+        smaller = self.encoded, self.reduced, self.packed
+        return self.order, self.absences, self.beside, self.splits, *lists, *smaller, self.inside
 
     @property
     def needs(self) -> str:
         """The module that a process imports before it loads a graph that carries the plan out."""
-        return "tfswap.ops.codecs" if self.encoded or self.reduced else "tfswap.ops"
+        return "tfswap.ops.codecs" if self.encoded or self.reduced or self.packed else "tfswap.ops"
 
     @property
     def keeps_limit(self) -> bool:
@@ -214,7 +218,7 @@ def _check_form(plan: Plan) -> None:
         _check_moves(inside, f"plan.inside[{i}]")
     if (plan.accumulators or plan.remade or plan.inside) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
-    if (plan.encoded or plan.reduced) and not plan.order:
+    if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
     for before, position in pairwise((-1, *plan.beside)):
         if not max(1, before + 2) <= position < len(plan.order):

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.encodings import Encoding
+from tfswap.analysis.packings import Packing, packed_bytes
 from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
@@ -322,10 +323,11 @@ def make_report(
     for e in encodings:
         encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
     reduced = {flow.value_named[r.tensor]: r for r in plan.reduced}
+    packed = {flow.value_named[p.tensor]: p for p in plan.packed}
     outer = _Moves.of(planner.problems[0], plan)
-    rows = _rows(outer, encoded, reduced, locate)
+    rows = _rows(outer, encoded, reduced, packed, locate)
     inner = [_Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
-    rows += [row for moves in inner for row in _rows(moves, {}, {}, locate)]
+    rows += [row for moves in inner for row in _rows(moves, {}, {}, {}, locate)]
     rows += _saved_rows(saved, plan.accumulators, remade_s, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
@@ -413,6 +415,7 @@ def _rows(
     moves: _Moves,
     encoded: Mapping[int, Sequence[Encoding]],
     reduced: Mapping[int, Reduction],
+    packed: Mapping[int, Packing],
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
     """One row per tensor of a size that matters.
@@ -420,6 +423,7 @@ def _rows(
     Args:
         encoded: by value, what some kernels read in place of it.
         reduced: by value, what it is rounded to for others.
+        packed: by value, in which smaller form it waits for others.
     """
     problem, kernels = moves.problem, moves.kernels
     flow = problem.flow
@@ -430,7 +434,8 @@ def _rows(
             gaps[gap.value] = (gap.start, gap.end)
     rows = []
     for v, value in enumerate(flow.values):
-        if v not in encoded and v not in reduced and (value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES):
+        smaller = v in encoded or v in reduced or v in packed
+        if not smaller and (value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES):
             continue
         away = moves.absences.get(v, ())
         made = moves.again.get(value.producer, ())
@@ -441,6 +446,11 @@ def _rows(
             encoded_bytes = sum({e.codec: e.encoded.nbytes or 0 for e in codings}.values())
             readers = ", ".join(e.kernel.name for e in codings)
             reasons.append(f"{format_bytes(encoded_bytes)} in place of it for {readers}")
+        if v in packed:
+            nbytes = packed_bytes(packed[v], value.tensor.type)
+            encoded_bytes = nbytes + (encoded_bytes or 0)
+            readers = ", ".join(name for group in packed[v].readers for name in group)
+            reasons.append(f"{format_bytes(nbytes)} as {packed[v].form} for {readers}")
         precision = worst_error = None
         if v in reduced:
             precision = reduced[v].precision

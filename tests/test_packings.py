@@ -1,0 +1,275 @@
+"""Tensors that wait in a smaller form that gives back every bit: ranges, the rewrite, plans, and real steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from processes import on_arena
+from test_passes import Golden
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.packings import Packing, smaller_form
+from tfswap.analysis.ranges import Range, Ranges, narrowest
+from tfswap.errors import InvalidModel
+from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.passes.pack import apply_packings
+from tfswap.passes.verify import verify
+from tfswap.planner.plan import Plan
+
+PLAIN = DeviceModel()
+
+
+# --- ranges -----------------------------------------------------------------------------------------------
+
+INTEGERS = """
+%x = Placeholder() {dtype=float32} -> float32[5,300,7]
+%ids = Placeholder() {dtype=int64} -> int64[5,300]
+%bytes = Placeholder() {dtype=uint8} -> uint8[5,300]
+%flags = Placeholder() {dtype=bool} -> bool[5,300]
+%two = Const() -> int64[] = (2,)
+%nine = Const() -> int64[] = (9,)
+%minus = Const() -> int64[] = (-4,)
+%mixed = Const() -> int64[3] = (-2, 6, 1)
+%huge = Const() -> int64[] = (4611686018427387904,)
+"""
+
+
+ANY_INT32, ANY_INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ArgMax(%x, %two) {} -> int64[5,300]", (0, 6)),
+        ("ArgMin(%x, %ids) {} -> int64[5,300]", (0, 299)),
+        ("MaxPoolWithArgmax(%x) {include_batch_in_index=false} -> float32[5,1,1], int64[5,1,1]", (-1, 2099)),
+        ("MaxPoolWithArgmax(%x) {include_batch_in_index=true} -> float32[5,1,1], int64[5,1,1]", (-1, 10499)),
+        ("TopKV2(%x, %two) {} -> float32[5,300,2], int32[5,300,2]", (0, 6)),
+        ("Unique(%ids) {} -> int64[9], int32[1500]", (0, 1499)),
+        ("Cast(%flags) {} -> int64[5,300]", (0, 1)),
+        ("Cast(%bytes) {} -> int32[5,300]", (0, 255)),
+        ("Cast(%x) {} -> int32[5,300,7]", ANY_INT32),
+        ("Cast(%huge) {} -> int32[]", ANY_INT32),
+        ("FloorMod(%ids, %nine) {} -> int64[5,300]", (0, 8)),
+        ("FloorMod(%ids, %minus) {} -> int64[5,300]", ANY_INT64),
+        ("FloorDiv(%mixed, %two) {} -> int64[3]", (-1, 3)),
+        ("Minimum(%ids, %nine) {} -> int64[5,300]", (-(2**63), 9)),
+        ("Maximum(%ids, %nine) {} -> int64[5,300]", (9, 2**63 - 1)),
+        ("AddV2(%mixed, %nine) {} -> int64[3]", (7, 15)),
+        ("Sub(%mixed, %nine) {} -> int64[3]", (-11, -3)),
+        ("Mul(%mixed, %minus) {} -> int64[3]", (-24, 8)),
+        ("Mul(%huge, %nine) {} -> int64[]", ANY_INT64),  # wraps around
+        ("AddV2(%ids, %nine) {} -> int64[5,300]", ANY_INT64),
+        ("ConcatV2(%mixed, %nine, %minus) {} -> int64[4]", (-2, 9)),  # the last is an axis
+        ("OneHot(%ids, %two, %nine, %minus) {} -> int64[5,300,2]", (-4, 9)),
+        ("SelectV2(%flags, %mixed, %nine) {} -> int64[5,300]", (-2, 9)),
+        ("Range(%two, %nine, %two) {} -> int64[4]", (2, 8)),
+        ("Range(%nine, %two, %minus) {} -> int64[2]", ANY_INT64),
+        ("StatelessRandomUniformInt(%x, %x, %minus, %nine) {} -> int64[5,300]", (-4, 8)),
+        ("StatelessRandomUniformIntV2(%x, %x, %x, %x, %minus, %nine) {} -> int64[5,300]", (-4, 8)),
+        ("RandomUniformInt(%x, %minus, %nine) {} -> int64[5,300]", (-4, 8)),
+        ("Cumsum(%mixed, %two) {} -> int64[3]", (-6, 18)),
+        ("Pad(%nine, %two) {} -> int64[9]", (0, 9)),
+        ("Fill(%two, %nine) {} -> int64[9]", (9, 9)),
+        ("Tile(%ids, %two) {} -> int64[10,300]", ANY_INT64),
+        ("Bitcast(%huge) {} -> uint64[]", (0, 2**64 - 1)),
+        ("Identity(%mixed) {} -> int64[3]", (-2, 6)),
+        ("Neg(%x) {} -> float32[5,300,7]", None),
+        ("Max(%mixed, %two) {} -> int64[]", ANY_INT64),  # of nothing it is the least that there is
+    ],
+)
+def test_ranges_follow_from_shapes_and_constants(line, expected):
+    graph = parse_graph(f"{INTEGERS}%y = {line}\nfeeds %x, %ids, %bytes, %flags\nfetches %y\n")
+    node = graph["y"]
+    found = Ranges(graph)[node.out(len(node.outputs) - 1)]
+    assert found == (None if expected is None else Range(*expected))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 255, "uint8"),
+        (-1, 255, "uint16"),
+        (-(2**31), 2**31 - 1, "uint32"),
+        (7, 7, "uint8"),
+        (-(2**63), 2**63 - 1, None),
+    ],
+)
+def test_the_narrowest_type_is_counted_from_the_lowest(low, high, expected):
+    assert narrowest(Range(low, high)) == expected
+
+
+def test_on_a_gpu_only_booleans_are_packed():
+    graph = parse_graph(f"{INTEGERS}%y = FloorMod(%ids, %nine) {{}} -> int64[5,300]\nfeeds %x\nfetches %y\n")
+    gpu = DeviceModel("gpu")
+    ranges = Ranges(graph)
+    assert smaller_form(graph["y"].out(), ranges, gpu) is None
+    assert smaller_form(graph["y"].out(), ranges, PLAIN) is not None
+    assert smaller_form(graph["flags"].out(), ranges, gpu) is not None
+    assert smaller_form(graph["x"].out(), ranges, PLAIN) is None
+
+
+# --- the rewrite ------------------------------------------------------------------------------------------
+
+
+def test_late_readers_read_what_is_decoded():
+    golden = Golden("pack")
+    before = len(golden.graph)
+    packings = [Packing("best:0", "uint8", (("late",),)), Packing("more:0", "bits", (("both",),))]
+    assert apply_packings(golden.graph, packings, PLAIN) == len(golden.graph) - before == 6
+    golden.graph.topological()
+    golden.check()
+
+
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        (Packing("lost:0", "uint8", (("late",),)), "keeps 'lost:0' as uint8 from 0"),
+        (Packing("best:0", "uint16", (("late",),)), "keeps 'best:0' as uint16"),
+        (Packing("best:0", "uint8", (("late",),), minimum=1), "keeps 'best:0' as uint8 from 1"),
+        (Packing("now:0", "bits", (("than",),)), "keeps 'now:0' as bits"),
+        (Packing("best:0", "uint8", (("both",),)), "lets 'both' read 'best:0'"),
+        (Packing("best:0", "uint8", ((),)), "lets None read 'best:0'"),
+    ],
+)
+def test_what_has_no_such_form_or_reader_is_refused(packing, said):
+    with pytest.raises(InvalidModel, match=said):
+        apply_packings(Golden("pack").graph, [packing], PLAIN)
+
+
+# --- plans ------------------------------------------------------------------------------------------------
+
+
+def chosen_by_argmax(depth: int = 12, rows: int = 1 << 15) -> Graph:
+    """Positions that are found at the beginning of a long chain, and read at its end."""
+    lines = [
+        "%x = Placeholder() {dtype=float32} -> float32[ROWS,16,4]",
+        "%axis = Const() {dtype=int32} -> int32[] = (2,)",
+        "%at = ArgMax(%x, %axis) {T=float32, Tidx=int32, output_type=int64} -> int64[ROWS,16]",
+        "%h0 = Tanh(%x) {T=float32} ^at -> float32[ROWS,16,4]",
+        *(f"%h{i + 1} = Tanh(%h{i}) {{T=float32}} -> float32[ROWS,16,4]" for i in range(depth)),
+        "%axes = Const() {dtype=int32} -> int32[3] = (0, 1, 2)",
+        f"%loss = Sum(%h{depth}, %axes) {{T=float32, Tidx=int32, keep_dims=false}} -> float32[]",
+        "%then = Cast(%at) {SrcT=int64, DstT=float32} ^loss -> float32[ROWS,16]",
+        "%all = Const() {dtype=int32} -> int32[2] = (0, 1)",
+        "%sum = Sum(%then, %all) {T=float32, Tidx=int32, keep_dims=false} -> float32[]",
+        "feeds %x",
+        "fetches %sum, %loss",
+    ]
+    return parse_graph("\n".join(lines).replace("ROWS", str(rows)) + "\n")
+
+
+def optimizer_of(**options) -> Optimizer:
+    return Optimizer(chosen_by_argmax(), PLAIN, Options(**options))
+
+
+def floor_plan(optimizer: Optimizer) -> Plan:
+    return optimizer.plan(optimizer.floor_bytes(), ordered=True)  # unordered is nothing to compare with: no constants
+
+
+def test_positions_that_wait_long_wait_as_bytes():
+    optimizer = optimizer_of(tactics=("encode",))
+    plan = floor_plan(optimizer)
+    assert plan.packed == (Packing("at:0", "uint8", (("then",),)),)
+    assert plan.order.index("tfswap/encoded/at_0/EncodeIntegers") == plan.order.index("at") + 1
+    assert plan.order.index("tfswap/encoded/at_0/DecodeIntegers") == plan.order.index("then") - 1
+    verify(optimizer.rewrite(plan))
+    (row,) = optimizer.report(plan).encoded
+    assert (row.name, row.nbytes, row.encoded_bytes) == ("at:0", 8 * 16 << 15, 16 << 15)
+    assert row.reason.startswith("512.0 KiB as uint8 for then")
+
+
+def test_packings_follow_the_tactic_and_what_is_kept():
+    assert floor_plan(optimizer_of(tactics=("swap", "recompute"))).packed == ()
+    assert floor_plan(optimizer_of(tactics=("encode",), keep=frozenset({"at:0"}))).packed == ()
+    plan = floor_plan(optimizer_of(tactics=("encode",)))
+    with pytest.raises(InvalidModel, match='tactics leaves "encode" out'):
+        optimizer_of(tactics=("swap",)).rewrite(plan)
+
+
+def test_a_saved_plan_says_what_is_packed():
+    optimizer = optimizer_of(tactics=("encode",))
+    plan = floor_plan(optimizer)
+    read = Plan.from_json(plan.to_json())
+    assert read == plan
+    assert read.needs == "tfswap.ops.codecs"
+    assert optimizer_of(tactics=("encode",)).adopt(read, None).planned_peak_bytes == plan.planned_peak_bytes
+    content = json.loads(plan.to_json())
+    content["packed"][0]["form"] = "uint16"
+    with pytest.raises(InvalidModel, match="keeps 'at:0' as uint16"):
+        optimizer_of(tactics=("encode",)).rewrite(Plan.from_json(json.dumps(content)))
+    with pytest.raises(InvalidModel, match="plan.order names no kernels, and a plan that encodes"):
+        Plan.from_json(dataclasses.replace(plan, order=(), absences=(), beside=(), splits=()).to_json())
+
+
+# --- real steps -------------------------------------------------------------------------------------------
+
+NET = """
+import json
+import tensorflow as tf
+import tfswap
+from nets import bits, unoptimised
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+weights = [tf.Variable(tf.random.stateless_normal([8], seed=(i, 1))) for i in range(2)]
+start = [w.numpy() for w in weights]
+mixed = tf.Variable(tf.random.stateless_normal([12 * 12 * 2] * 2, seed=(9, 9)) * 0.05)
+
+def forward(x):
+    h, _ = tf.nn.max_pool_with_argmax(x * weights[0], 2, 2, "SAME")
+    some = tf.reduce_any(h > 0.2, -1, keepdims=True)
+    h = tf.where(some, h * weights[1], 0.1 * h)
+    _, best = tf.math.top_k(h, 2)
+    h = tf.reshape(tf.gather(h, best, batch_dims=3), [-1, 12 * 12 * 2])
+    for _ in range(8):  # for so long everything waits
+        h = h @ mixed
+    return tf.reduce_mean(h**2)
+
+def train(x):
+    with tf.GradientTape() as tape:
+        loss = forward(x)
+    for w, g in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * g)
+    return loss
+
+def run(function, *batches):
+    for w, value in zip(weights, start):
+        w.assign(value)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found = [bits(function(x)) for x in batches]
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [found, bits(weights)], peak
+
+x = tf.random.stateless_normal([64, 24, 24, 8], seed=(3, 3))
+signature = [tf.TensorSpec([None, 24, 24, 8])]
+"""
+
+
+def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
+    pytest.importorskip("tensorflow")
+    same, peak, limit, packed, report = on_arena(
+        NET
+        + """
+reference = tf.function(train, input_signature=signature)
+expected, _ = unoptimised(lambda: run(reference, x, x[:5], x))
+asked = {"tactics": ("encode",)}
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, **asked)
+try:
+    step(x)
+except tfswap.InfeasibleMemoryLimit as error:
+    limit = error.floor_bytes + error.floor_bytes // 50  # the arena is another by then
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
+made, peak = run(step, x, x[:5], x)
+packed = {p.tensor: p.form for p in step.plan().packed}
+print(json.dumps([made == expected, peak, limit, packed, str(step.report())]))
+"""
+    )
+    assert same
+    assert peak <= limit, report
+    assert packed["MaxPoolWithArgmax:1"] == "uint16", report
+    assert "uint8" in packed.values(), report

@@ -92,8 +92,8 @@ class Normed:
 """
 
 
-def run(code: str, cap_mib: int = 512) -> Any:
-    return on_arena(f"CAP = {cap_mib * MIB}\n{PRELUDE}{code}", cap_mib)
+def run(code: str, cap_mib: int = 512, **env: str) -> Any:
+    return on_arena(f"CAP = {cap_mib * MIB}\n{PRELUDE}{code}", cap_mib, **env)
 
 
 # --- the first call ---------------------------------------------------------------------------------------
@@ -564,6 +564,37 @@ print(json.dumps([first, peaks, step.plan().limit_bytes, len(step.plan().order)]
     assert peaks[0] > limit
     assert max(peaks[1:]) <= limit
     assert orders
+
+
+def test_an_arena_that_is_another_one_in_each_step_is_not_planned_for_for_ever():
+    """Where kernels side by side race in every other layout, a later plan has none that can."""
+    beside, peaks, limit = run(
+        """
+from tfswap.planner.requests import Requests
+import models
+
+beside, told, plan = [], Requests.peak_bytes, Step._plan
+def planned(self, *args, **kwargs):
+    Requests.peak_bytes = told
+    plan(self, *args, **kwargs)
+    Requests.peak_bytes = lambda requests, resident: None if any(requests.same) else told(requests, resident)
+    beside.append(len(self.plan.beside))
+Step._plan = planned
+
+settle()
+_, function, batch = models.swish()
+step = tfswap.optimize(tf.function(function), memory_limit="70%")
+peaks, held = [], []
+for _ in range(6):
+    peaks.append(peak_of(step, *batch))
+    held.append(tf.zeros([1 << 10], tf.uint8))
+print(json.dumps([beside, peaks, step.plan().limit_bytes]))
+""",
+        TF_ENABLE_ONEDNN_OPTS="0",
+    )  # whose gradients of convolutions run side by side, with temporaries
+    assert beside[0] > beside[-1]
+    assert len(beside) == 3
+    assert max(peaks[1:]) <= limit  # making the step is in the first
 
 
 def test_the_old_function_is_gone_before_the_step_is_planned_again():

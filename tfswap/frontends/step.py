@@ -50,6 +50,12 @@ PLANNING_TRIES = 4 + MOST_VARIANTS
 MAX_LAYOUTS = 1024
 """So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
 
+ONE_SHIFT = 1
+"""An arena that lies otherwise than it was planned for once has been given what came after that; one that does so again
+is another one in each step."""
+MOST_SHIFT = 1 / 16
+"""Of the limit, so much room at most is left for what such an arena takes besides."""
+
 _named_floors: dict[str, int] = {}  # by fingerprint: the lowest that this process has been told
 
 Shapes = tuple[tuple[int, ...] | None, ...]
@@ -123,6 +129,8 @@ class Step:
         self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
         self._hopeless_bytes: int | None = None  # with as much in the arena, no plan fitted
+        self._shifts = 0  # how often it was planned again since the arena lay otherwise
+        self._shift_bytes = 0  # by which the plans were too large for that, all in all
         self._resident_bytes = 0  # in the arena at the latest planning
         self._making_bytes = 0  # the peak while functions of the latest plan were made, if it was the highest so far
 
@@ -309,19 +317,18 @@ class Step:
         if live:
             self._own_buffers(optimizer, inputs)
         _free_functions()
-        resident = machine.resident(_device()[0])
+        resident = self._resident()
         optimizer.suppose(resident)
         return optimizer, resident
 
     def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
         from tfswap.importers.source_lines import SourceLines
 
-        device, model = _device()
         graph, held = self._import(self._planned_for(inputs))
-        resident = machine.resident(device)
+        resident = self._resident()
         made = self._optimizer = Optimizer(
             graph,
-            model,
+            _device()[1],
             self._request.options,
             resident=resident,
             locate=SourceLines(self._concrete),
@@ -376,7 +383,7 @@ class Step:
         """
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, _device()[0])
-        spare = optimizer.fetched_bytes() + self._growth_bytes + lacking
+        spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
         if spare > promised(0):  # less is in every plan's margin
             optimizer.extra_margin_bytes = self._margin_bytes + spare
             with contextlib.suppress(InfeasibleMemoryLimit):
@@ -497,7 +504,7 @@ class Step:
         if after.peak_bytes > before.peak_bytes:
             self._making_bytes = after.peak_bytes
         self.audit()
-        return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
+        return self._resident(instantiated=True)
 
     def _run_closed(self, function: Any, inputs: Sequence[Any]) -> None:
         """Run what is behind closed gates."""
@@ -534,7 +541,7 @@ class Step:
             return int(self._optimizer.unchanged_bytes) + grown <= self.limit_bytes
         layout = now.layout or -now.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
-            peak = self._requests.peak_bytes(self._resident())
+            peak = self._requests.peak_bytes(self._resident(instantiated=True))
             if peak is None or not self._within(peak):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
@@ -543,8 +550,14 @@ class Step:
         self._expected_bytes = self._peaks[layout]
         return True
 
-    def _resident(self) -> Resident:
-        return dataclasses.replace(machine.resident(_device()[0]), instantiated=True)
+    def _resident(self, *, instantiated: bool = False) -> Resident:
+        """What is in the arena now.
+
+        Args:
+            instantiated: whether the step's constants are.
+        """
+        found = machine.resident(_device()[0])
+        return dataclasses.replace(found, instantiated=instantiated, varies=self._shifts > ONE_SHIFT)
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
         """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is.
@@ -553,9 +566,10 @@ class Step:
         """
         before, margin_bytes = self.plan, self._margin_bytes
         margins = [margin_bytes]
+        self._note_shift()
         if self._measured_bytes and self._requests is not None:
             # What is in the arena now is no surprise any more: room is left for the rest.
-            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident()) or 0)
+            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident(instantiated=True)) or 0)
             if self._measured_bytes - known > margin_bytes:
                 margins.insert(0, self._measured_bytes - known)
         self._measured_bytes = 0
@@ -577,6 +591,16 @@ class Step:
         if self._on_exceeded == "raise":
             raise refusals[-1]
         log.warning("tfswap: %s: the limit will not hold any more: %s", self.name, refusals[-1])
+
+    def _note_shift(self) -> None:
+        """Take note if a plan does not fit into an arena that lies otherwise: the next ones are to depend on it less."""
+        if not self._live or self._measured_bytes or self._requests is None or self.limit_bytes is None:
+            return
+        self._shifts += 1
+        if self._shifts > ONE_SHIFT:
+            peak = self._requests.peak_bytes(self._resident(instantiated=True)) or 0
+            lacked = max(0, promised(peak) + self._margin_bytes - self.limit_bytes)
+            self._shift_bytes = min(self._shift_bytes + lacked, int(self.limit_bytes * MOST_SHIFT))
 
     def _watched(self, inputs: Sequence[Any], plain: bool, before: CLook, step: int) -> Any:
         """Run the step, and notice when the allocator's peak passes the limit.

@@ -70,6 +70,7 @@ class Arena:
         chunks: in order of address, each region's side by side (`regions_of`).
         limit_bytes: what all regions may have together; None for an arena in one region without end.
         collects: whether regions that nothing uses are given up when no other can be added.
+        varies: whether a later step finds other chunks: then no two places are expected to be the same.
 
     Attributes:
         in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
@@ -77,7 +78,14 @@ class Arena:
             less than it would have been in a larger arena.
     """
 
-    def __init__(self, chunks: Iterable[Chunk] = (), limit_bytes: int | None = None, collects: bool = False):
+    def __init__(
+        self,
+        chunks: Iterable[Chunk] = (),
+        limit_bytes: int | None = None,
+        collects: bool = False,
+        varies: bool = False,
+    ):
+        self._varies = varies
         self.in_use_bytes = 0
         self._size: dict[int, int] = {}  # chunk sizes by address, free and used
         self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
@@ -230,7 +238,7 @@ class Arena:
 
     def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
         """Whether two series of requests got the same addresses: what asks for both says what that means."""
-        return before == after
+        return before == after and not self._varies
 
     def free(self, address: int) -> None:
         """Take back the chunk at `address`; -1, an empty request's, is ignored."""

@@ -113,6 +113,7 @@ class Resident:
         instantiated: whether the step's constants are among them too.
         limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
         collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
+        varies: whether it is another one in each step: then no place in it is taken to be the same.
     """
 
     total_bytes: int = 0
@@ -120,10 +121,11 @@ class Resident:
     instantiated: bool = False
     limit_bytes: int | None = None
     collects: bool = False
+    varies: bool = False
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""
-        return Arena(self.chunks, self.limit_bytes, self.collects)
+        return Arena(self.chunks, self.limit_bytes, self.collects, self.varies)
 
     def ledger(self) -> Ledger:
         """A fresh ledger with this content."""

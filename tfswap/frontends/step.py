@@ -593,7 +593,7 @@ class Step:
         log.warning("tfswap: %s: the limit will not hold any more: %s", self.name, refusals[-1])
 
     def _note_shift(self) -> None:
-        """Take note if a plan does not fit into an arena that lies otherwise: the next ones are to depend on it less."""
+        """Take note if a plan does not fit into an arena that lies otherwise: later ones are to depend on it less."""
         if not self._live or self._measured_bytes or self._requests is None or self.limit_bytes is None:
             return
         self._shifts += 1

@@ -156,7 +156,7 @@ def test_split_custom_gradient():
 
 def test_share():
     golden = Golden("share")
-    assert apply_share(golden.graph) == 2
+    assert apply_share(golden.graph) == 3
     golden.graph.prune()
     golden.check()
     assert apply_share(golden.graph) == 0

@@ -91,6 +91,8 @@ class Trait(Flag):
     JOINED = auto()
     """oneDNN's graph pass makes one kernel of it and of another that reads the same tensor, however far apart the two
     are, where they have the same control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
+    COMMUTATIVE = auto()
+    """TensorFlow takes it for equal to one with the same inputs in another order."""
     INLINE = auto()
     """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
     thread."""
@@ -115,6 +117,7 @@ _PIPELINE = Trait.PIPELINE
 _FRAME = Trait.FRAME
 _LOOP_FRAME = Trait.FRAME | Trait.LOOP_FRAME
 _LIST = Trait.PURE | Trait.TENSOR_LIST
+_COMMUTATIVE = Trait.PURE | Trait.COMMUTATIVE
 _ENCODE = Trait.PURE | Trait.NOT_FOLDED | Trait.ENCODES
 _DECODE = Trait.PURE | Trait.NOT_FOLDED | Trait.DECODES
 _DECODE_SIZED = _DECODE | Trait.SIZED_BY_VALUE
@@ -391,15 +394,15 @@ _TRAITS: dict[str, Trait] = {
     "Acos": _PURE,
     "Acosh": _PURE,
     "Add": _PURE,
-    "AddN": _PURE | Trait.SUM,
-    "AddV2": _PURE,
+    "AddN": _COMMUTATIVE | Trait.SUM,
+    "AddV2": _COMMUTATIVE,
     "AdjustContrastv2": _PURE,
     "AdjustHue": _PURE,
     "AdjustSaturation": _PURE,
     "All": _PURE,
     "Angle": _PURE,
     "Any": _PURE,
-    "ApproximateEqual": _PURE,
+    "ApproximateEqual": _COMMUTATIVE,
     "ArgMax": _PURE,
     "ArgMin": _PURE,
     "Asin": _PURE,
@@ -435,9 +438,9 @@ _TRAITS: dict[str, Trait] = {
     "BiasAddGrad": _PURE | Trait.JOINED,  # with Conv2DBackpropFilter
     "BiasAddV1": _PURE,
     "Bincount": _PURE | Trait.SIZED_BY_VALUE,
-    "BitwiseAnd": _PURE,
-    "BitwiseOr": _PURE,
-    "BitwiseXor": _PURE,
+    "BitwiseAnd": _COMMUTATIVE,
+    "BitwiseOr": _COMMUTATIVE,
+    "BitwiseXor": _COMMUTATIVE,
     "BlockLSTM": _PURE,
     "BlockLSTMGrad": _PURE,
     "BlockLSTMGradV2": _PURE,
@@ -499,7 +502,7 @@ _TRAITS: dict[str, Trait] = {
     "Einsum": _PURE,
     "Elu": _PURE,
     "EluGrad": _PURE,
-    "Equal": _PURE,
+    "Equal": _COMMUTATIVE,
     "Erf": _PURE,
     "Erfc": _PURE,
     "Erfinv": _PURE,
@@ -581,9 +584,9 @@ _TRAITS: dict[str, Trait] = {
     "Log1p": _PURE,
     "LogMatrixDeterminant": _PURE,
     "LogSoftmax": _PURE,
-    "LogicalAnd": _PURE,
+    "LogicalAnd": _COMMUTATIVE,
     "LogicalNot": _PURE,
-    "LogicalOr": _PURE,
+    "LogicalOr": _COMMUTATIVE,
     "LowerBound": _PURE,
     "Lu": _PURE,
     "MatMul": _PURE,
@@ -622,13 +625,13 @@ _TRAITS: dict[str, Trait] = {
     "MirrorPad": _PURE,
     "MirrorPadGrad": _PURE,
     "Mod": _PURE,
-    "Mul": _PURE,
+    "Mul": _COMMUTATIVE,
     "MulNoNan": _PURE,
     "Ndtri": _PURE,
     "Neg": _PURE,
     "NextAfter": _PURE,
     "NonMaxSuppressionV3": _PURE,
-    "NotEqual": _PURE,
+    "NotEqual": _COMMUTATIVE,
     "NthElement": _PURE,
     "OneHot": _PURE | Trait.SIZED_BY_VALUE,
     "Pack": _PURE,
@@ -742,7 +745,7 @@ _TRAITS: dict[str, Trait] = {
     "Sqrt": _PURE,
     "SqrtGrad": _PURE,
     "Square": _PURE,
-    "SquaredDifference": _PURE,
+    "SquaredDifference": _COMMUTATIVE,
     "StatelessMultinomial": _PURE | Trait.NOT_FOLDED,
     "StatelessParameterizedTruncatedNormal": _PURE | Trait.SIZED_BY_VALUE,
     "StatelessRandomBinomial": _PURE | Trait.SIZED_BY_VALUE,
@@ -1007,6 +1010,11 @@ def is_joined(op: str) -> bool:
 
 
 @cache
+def is_commutative(op: str) -> bool:
+    """Whether TensorFlow takes the op for equal to one with the same inputs in another order."""
+    return Trait.COMMUTATIVE in traits(op)
+
+
 def is_folded(op: str) -> bool:
     """Whether TensorFlow computes the op once when all that it reads is constant."""
     return is_pure(op) and Trait.NOT_FOLDED not in traits(op)

@@ -1,40 +1,55 @@
-"""Constants that are there twice, or computed twice from constants, are made once.
+"""What is there twice, or computed twice from the same, is made once, as TensorFlow does when it makes a step.
 
-TensorFlow shares them when it makes a step (tensorflow/core/graph/optimizer_cse.cc), so that they take their bytes
-once: thousands of a graph's nodes are axes and sizes that are the same. Values are not touched. Nodes that wait for
-others by control inputs are shared where they wait for the same.
+TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges tell them apart. A planned
+step's order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are
+axes and sizes that are the same. And it keeps bits: a sum starts with the first input whose buffer nobody else holds
+(tensorflow/core/kernels/aggregate_ops.cc), so that AddN(a, b, c, d) is c + a + b + d where a and b are one tensor, as
+the two halves of the gradient of x * x are, and a + b + c + d where they are two.
 
-Not handled: inputs of commutative ops in another order.
+Nodes that wait for others by control inputs are shared where they wait for the same.
+
+Not handled: loops, conditionals, and tensor lists, each of which stays one of its own.
 """
 
 from __future__ import annotations
 
-from tfswap.analysis.folding import constant_nodes
+from collections import Counter
+
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import is_commutative, is_const, is_pure
 
 
 def apply_share(graph: Graph) -> int:
-    """Point the readers of repeated constants at the first of them, in place; returns how many nodes were repeats.
+    """Point the readers of repeated nodes at the first of them, in place; returns how many nodes were repeats.
 
-    What is fetched keeps its name, and a list that is empty at first stays one of its own.
+    What is fetched keeps its name.
     """
-    order = graph.topological()
-    constants = constant_nodes(graph, order) - {*(f.node for f in graph.fetches), *graph.targets}
+    named = {*(f.node for f in graph.fetches), *graph.targets}
     first: dict[object, Node] = {}
     instead: dict[Node, Node] = {}
-    for node in order:
+    for node in graph.topological():
         if instead:
             node.inputs = tuple([Output(instead.get(source, source), index) for source, index in node.inputs])
             if node.controls:
                 node.controls = tuple(dict.fromkeys([instead.get(c, c) for c in node.controls]))
-        known = bool(node.inputs) or "value" in node.attrs
-        if known and node in constants and all(kind.nbytes for kind in node.outputs):
-            attrs = tuple(sorted([(k, v) for k, v in node.attrs.items() if not k.startswith("_")], key=_name))
-            key = node.op, node.device, node.inputs, frozenset(node.controls), attrs, node.outputs
-            kept = first.setdefault(key, node)
-            if kept is not node:
+        if _may_be_shared(node) and node not in graph.bodies:
+            kept = first.setdefault(_key(node), node)
+            if kept is not node and node not in named:
                 instead[node] = kept
     return len(instead)
+
+
+def _may_be_shared(node: Node) -> bool:
+    if not (node.inputs and is_pure(node.op)) and not (is_const(node.op) and "value" in node.attrs):
+        return False
+    return all(kind.dtype not in ("variant", "resource") for kind in node.outputs)
+
+
+def _key(node: Node) -> object:
+    """What nodes that are equal have in common."""
+    inputs: object = frozenset(Counter(node.inputs).items()) if is_commutative(node.op) else node.inputs
+    attrs = tuple(sorted(node.attrs.items(), key=_name))
+    return node.op, node.device, inputs, frozenset(node.controls), attrs, node.outputs
 
 
 def _name(item: tuple[str, object]) -> str:

@@ -15,7 +15,7 @@ from processes import on_arena
 from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, unordered_seconds, work_seconds
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import NAMES, THIS, Rates, default_rates, described
-from tfswap.analysis.profile import Profile, Timed, types_of
+from tfswap.analysis.profile import Density, Profile, Timed, types_of
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
@@ -156,7 +156,10 @@ def test_rates_are_fitted_to_what_was_measured():
 
 
 def test_profiles_are_saved_and_read(tmp_path: Path):
-    profile = profile_of(step_graph(), 0.25, unordered=1.0)
+    graph = step_graph()
+    density = Density("relu1:0", types_of(graph["relu1"]), 0.25)
+    profile = profile_of(graph, 0.25, unordered=1.0, densities=(density,))
+    assert (profile.density(graph["relu1"].out()), profile.density(graph["relu3"].out())) == (0.25, None)
     path = tmp_path / "profile.json"
     profile.save(path)
     assert Profile.load(path) == profile

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
+from graphs import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.packings import Packing, smaller_form
+from tfswap.analysis.devices import default_rates
+from tfswap.analysis.packings import Packing, smaller_form, sparse_bytes
+from tfswap.analysis.profile import Density, Profile, types_of
 from tfswap.analysis.ranges import Range, Ranges, narrowest
 from tfswap.errors import InvalidModel
+from tfswap.frontends.arguments import as_rules
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
+from tfswap.ir.types import TensorType
 from tfswap.passes.pack import apply_packings
 from tfswap.passes.verify import verify
 from tfswap.planner.plan import Plan
@@ -134,6 +140,7 @@ def test_late_readers_read_what_is_decoded():
         (Packing("now:0", "bits", (("than",),)), "keeps 'now:0' as bits"),
         (Packing("best:0", "uint8", (("both",),)), "lets 'both' read 'best:0'"),
         (Packing("best:0", "uint8", ((),)), "lets None read 'best:0'"),
+        (Packing("now:0", "sparse", (("than",),), capacity=9), "keeps 'now:0' as sparse of 9 values"),
     ],
 )
 def test_what_has_no_such_form_or_reader_is_refused(packing, said):
@@ -206,6 +213,50 @@ def test_a_saved_plan_says_what_is_packed():
         Plan.from_json(dataclasses.replace(plan, order=(), absences=(), beside=(), splits=()).to_json())
 
 
+# --- sparse rows ------------------------------------------------------------------------------------------
+
+
+def sparse_net(share: float | None, **options) -> Optimizer:
+    """Products with ReLUs in between, of whose values such a share was measured not to be zero."""
+    graph = training_step([Layer(kind) for _ in range(6) for kind in ("dense", "relu")], rows=512, width=128)
+    maps = [graph[f"relu{i}"].out() for i in range(1, 12, 2)]
+    measured = () if share is None else tuple(Density(t.name, types_of(t.node), share) for t in maps)
+    profile = Profile("cpu", "a test", "", default_rates(PLAIN), None, (), measured)
+    return Optimizer(graph, PLAIN, Options(profile=profile, **options))
+
+
+@pytest.mark.parametrize(("share", "expected"), [(None, 0), (0.9, 0), (0.3, 4)])
+def test_maps_are_sparse_where_that_was_measured_and_pays(share, expected):
+    optimizer = sparse_net(share, tactics=("encode",))
+    plan = optimizer.plan(optimizer.floor_bytes())
+    assert [p.form for p in plan.packed] == ["sparse"] * expected
+    if expected:
+        assert {p.capacity for p in plan.packed} == {math.ceil(0.3 * 1.1 * 512 * 128)}
+        assert not any(op.op == "ReluGrad" for op in optimizer.rewrite(plan) if op.name in plan.encoded)
+        place = {name: position for position, name in enumerate(plan.order)}
+        for packing in plan.packed:
+            stem = f"tfswap/encoded/{packing.tensor[:-2]}_0/"
+            assert place[f"{stem}DecodeSparse"] == place[packing.readers[0][0]] - 1
+            assert place[f"{stem}EncodeSparse"] < place[f"{stem}DecodeSparse"] - 4
+
+
+def test_sparse_rows_lower_the_floor_and_stay_out_of_what_is_rounded():
+    dense, sparse = (sparse_net(share, tactics=("encode",)).floor_bytes() for share in (None, 0.2))
+    assert sparse < 0.9 * dense
+    rounded = sparse_net(0.2, precision=as_rules("fp16"))
+    assert rounded.plan(rounded.floor_bytes()).packed == ()
+
+
+def test_sparse_rows_have_the_bytes_that_the_op_gives_them():
+    codecs = pytest.importorskip("tfswap.ops.codecs")
+    import tensorflow as tf
+
+    for shape, capacity in (((3, 100), 7), ((1000,), 256), ((2, 2, 5), 20)):
+        tensor = tf.ones(shape)
+        encoded, _ = codecs.encode_sparse(tensor, capacity)
+        assert encoded.shape[0] == sparse_bytes(TensorType("float32", shape), capacity)
+
+
 # --- real steps -------------------------------------------------------------------------------------------
 
 NET = """
@@ -273,3 +324,70 @@ print(json.dumps([made == expected, peak, limit, packed, str(step.report())]))
     assert peak <= limit, report
     assert packed["MaxPoolWithArgmax:1"] == "uint16", report
     assert "uint8" in packed.values(), report
+
+
+SPARSE_NET = """
+import json
+import tensorflow as tf
+import tfswap
+import tfswap.ops
+from nets import bits, unoptimised
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+weights = [tf.Variable(tf.random.stateless_normal([256, 256], seed=(i, 1)) * 0.08) for i in range(7)]
+start = [w.numpy() for w in weights]
+
+def train(x, bias):
+    with tf.GradientTape() as tape:
+        h = x
+        for w in weights:
+            h = tf.nn.relu(h @ w - bias)
+        loss = tf.reduce_mean(h**2)
+    for w, g in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * g)
+    return loss
+
+def run(function, *calls):
+    for w, value in zip(weights, start):
+        w.assign(value)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found = [bits(function(*arguments)) for arguments in calls]
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [found, bits(weights)], peak
+
+x = tf.random.stateless_normal([4096, 256], seed=(3, 3))
+sparse, dense = tf.constant(0.5), tf.constant(-0.5)
+signature = [tf.TensorSpec([None, 256]), tf.TensorSpec([])]
+step = tf.function(train, input_signature=signature)
+measured = tfswap.profile(step, x, sparse, steps=1)
+shares = {d.tensor: d.share for d in measured.densities}
+expected, _ = unoptimised(lambda: run(step, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse)))
+"""
+
+
+def test_a_step_with_sparse_maps_keeps_its_bits_and_its_limit_also_where_they_are_denser():
+    pytest.importorskip("tensorflow")
+    same, peak, limit, forms, spilled, shares, report = on_arena(
+        SPARSE_NET
+        + """
+asked = {"tactics": ("encode",), "profile": measured}
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, **asked)
+try:
+    step(x, sparse)
+except tfswap.InfeasibleMemoryLimit as error:
+    limit = error.floor_bytes + error.floor_bytes // 50  # the arena is another by then
+step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
+run(step, (x, sparse))
+spilled = [tfswap.ops.stats().spilled_bytes]
+made, peak = run(step, (x, sparse), (x, dense), (x[:99], sparse), (x, sparse))
+spilled.append(tfswap.ops.stats().spilled_bytes)
+forms = {p.tensor: p.form for p in step.plan().packed}
+print(json.dumps([made == expected, peak, limit, forms, spilled, shares, str(step.report())]))
+"""
+    )
+    assert same
+    assert peak <= limit, report
+    assert set(forms.values()) == {"sparse"}, report
+    assert 0 < shares["Relu:0"] < 0.5
+    assert spilled[0] == 0 < spilled[1]

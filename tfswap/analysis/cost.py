@@ -285,6 +285,7 @@ _WORK: dict[str, Work] = {
     "Tfswap>EncodeGroups": Work(steps=9),
     "Tfswap>EncodeMask": Work(steps=0.9),
     "Tfswap>EncodeMaxPool": Work(steps=1.2),
+    "Tfswap>EncodeSparse": Work(steps=1.7),
     "Tfswap>MaxPoolGradFromPositions": Work(steps=2.5),
 }
 

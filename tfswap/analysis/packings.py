@@ -1,10 +1,10 @@
 """Whole tensors that can wait in a smaller form that gives back every bit, and what they are then.
 
 Integers whose range is known before the step runs (`analysis/ranges.py`) as the smallest unsigned integers that hold
-it, booleans as bits (Jain et al., *Gist*, ISCA 2018, where a value needs no more bits than its range has).
+it, booleans as bits, floats of which many were measured to be zero as sparse rows (Jain et al., *Gist*, ISCA 2018).
 
-Invariant: pure functions of the graph and the device; what is listed decodes to the same bits, whatever a step is fed.
-Not handled: the bodies of loops and conditionals.
+Invariant: pure functions of the graph, the device and what was measured; what is listed decodes to the same bits,
+whatever a step is fed, and takes as many bytes. Not handled: the bodies of loops and conditionals.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.oplib import names
 
 BITS = "bits"
+SPARSE = "sparse"
+SPARSE_TYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
+"""What the codec takes (csrc/codecs/sparse_ops.cc)."""
+SPARSE_ROW = 256
+MOST_SPARSE = 2**32 - 1
+"""It counts values in 32 bits."""
+SLACK = 1.1
+"""Room for so many times the values that were measured not to be zero: from batch to batch it differs."""
 INTEGERS = frozenset({"int16", "int32", "int64", "uint16", "uint32", "uint64"})
 """What the codec takes (csrc/codecs/integer_ops.cc)."""
 
@@ -30,22 +38,24 @@ class Packing:
 
     Attributes:
         tensor: its name ("node:0").
-        form: BITS, or the type of the integers.
+        form: BITS, SPARSE, or the type of the integers.
         readers: names of the kernels that read what is decoded, those together that share one decoding.
         minimum: what integers are counted from.
+        capacity: how many values that are not zero sparse rows have room for.
     """
 
     tensor: str
     form: str
     readers: tuple[tuple[str, ...], ...]
     minimum: int = 0
+    capacity: int = 0
 
 
 class Form(NamedTuple):
     """A smaller form of one tensor.
 
     Attributes:
-        name, minimum: as `form` and `minimum` of a Packing.
+        name, minimum, capacity: as `form`, `minimum` and `capacity` of a Packing.
         encode, decode: the ops.
         encode_attrs, decode_attrs: theirs.
         kept: the types of what is kept.
@@ -54,6 +64,7 @@ class Form(NamedTuple):
 
     name: str
     minimum: int
+    capacity: int
     encode: str
     decode: str
     encode_attrs: Mapping[str, object]
@@ -85,16 +96,56 @@ def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | 
 def _bits(kind: TensorType) -> Form:
     attrs = {"T": Dtype("bool"), "predicate": b"true"}
     kept = (TensorType("uint8", (-(-(kind.num_elements or 0) // 8),)),)
-    return Form(BITS, 0, names.ENCODE_MASK, names.DECODE_MASK, attrs, {"Tshape": Dtype("int32")}, kept)
+    return Form(BITS, 0, 0, names.ENCODE_MASK, names.DECODE_MASK, attrs, {"Tshape": Dtype("int32")}, kept)
 
 
 def _integers(kind: TensorType, narrow: str, minimum: int) -> Form:
     attrs = {"T": Dtype(kind.dtype), "U": Dtype(narrow), "minimum": minimum}
     kept = (TensorType(narrow, kind.shape),)
-    return Form(narrow, minimum, names.ENCODE_INTEGERS, names.DECODE_INTEGERS, attrs, attrs, kept, wants_shape=False)
+    return Form(narrow, minimum, 0, names.ENCODE_INTEGERS, names.DECODE_INTEGERS, attrs, attrs, kept, wants_shape=False)
+
+
+def sparse_form(tensor: Output, capacity: int, device: DeviceModel) -> Form | None:
+    """Sparse rows with room for so many values, or None where there are none for `tensor`, or none that are smaller.
+
+    What does not fit there when the step runs goes to host memory: their second output holds it.
+    """
+    kind = tensor.type
+    elements, nbytes = kind.num_elements, kind.nbytes
+    if kind.dtype not in SPARSE_TYPES or kind.bound or not elements or not nbytes or device.kind != "cpu":
+        return None
+    if elements > MOST_SPARSE or not 0 <= capacity <= elements:
+        return None
+    encoded = sparse_bytes(kind, capacity)
+    if encoded >= nbytes:
+        return None
+    attrs = {"T": Dtype(kind.dtype), "capacity": capacity}
+    kept = (TensorType("uint8", (encoded,)), TensorType("variant", ()))
+    decode = {**attrs, "Tshape": Dtype("int32")}
+    return Form(SPARSE, 0, capacity, names.ENCODE_SPARSE, names.DECODE_SPARSE, attrs, decode, kept)
+
+
+def sparse_bytes(kind: TensorType, capacity: int) -> int:
+    """Of sparse rows: where each begins, then values with their columns (csrc/codecs/sparse_ops.cc, `Layout`)."""
+    rows = -(-(kind.num_elements or 0) // SPARSE_ROW)
+    return -(-4 * (rows + 1) // 16) * 16 + capacity * (ELEMENT_BYTES[kind.dtype] + 1)
+
+
+def form_of(packing: Packing, tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:
+    """The form that `packing` names, or None where `tensor` has no such."""
+    if packing.form == SPARSE:
+        form = sparse_form(tensor, packing.capacity, device)
+    else:
+        form = smaller_form(tensor, ranges, device)
+    if form is None:
+        return None
+    named = packing.form, packing.minimum, packing.capacity
+    return form if named == (form.name, form.minimum, form.capacity) else None
 
 
 def packed_bytes(packing: Packing, kind: TensorType) -> int:
     """The bytes that a tensor of that type waits in."""
     elements = kind.num_elements or 0
+    if packing.form == SPARSE:
+        return sparse_bytes(kind, packing.capacity)
     return -(-elements // 8) if packing.form == BITS else elements * ELEMENT_BYTES[packing.form]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tfswap.analysis.devices import Rates
 from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
-from tfswap.ir.graph import Node
+from tfswap.ir.graph import Node, Output
 
 FORMAT_VERSION = 1
 
@@ -40,6 +40,20 @@ class Timed(NamedTuple):
     seconds: float
 
 
+class Density(NamedTuple):
+    """Of one measured tensor.
+
+    Attributes:
+        tensor: its name ("node:0").
+        types: of what its node reads and makes, as `types_of` writes them.
+        share: of its values that are not zero.
+    """
+
+    tensor: str
+    types: str
+    share: float
+
+
 def types_of(node: Node) -> str:
     """The types of a node's inputs and outputs, as text."""
     inputs, outputs = ",".join(str(t.type) for t in node.inputs), ",".join(map(str, node.outputs))
@@ -58,6 +72,7 @@ class Profile:
         unordered: how long the unoptimised step takes over the same kernels in order, one after another; None where
             it was not run (it does not fit).
         kernels: all that were measured.
+        densities: of tensors that wait for the backward pass.
     """
 
     kind: str
@@ -66,6 +81,7 @@ class Profile:
     rates: Rates
     unordered: float | None
     kernels: tuple[Timed, ...]
+    densities: tuple[Density, ...] = ()
 
     @cached_property
     def _exact(self) -> dict[tuple[str, str, str], float]:
@@ -84,6 +100,14 @@ class Profile:
         found = self._exact.get((node.name, node.op, types))
         return self._alike.get((node.op, types)) if found is None else found
 
+    @cached_property
+    def _shares(self) -> dict[tuple[str, str], float]:
+        return {(d.tensor, d.types): d.share for d in self.densities}
+
+    def density(self, tensor: Output) -> float | None:
+        """The share of the values of `tensor` that are not zero, or None where it was not measured."""
+        return self._shares.get((tensor.name, types_of(tensor.node)))
+
     def coverage(self, nodes: Iterable[Node]) -> float:
         """The share of these nodes that this profile has a time for."""
         known = [self.seconds(node) is not None for node in nodes]
@@ -92,6 +116,7 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON text."""
         content = dataclasses.asdict(self) | {"format": FORMAT_VERSION, "kernels": [list(k) for k in self.kernels]}
+        content["densities"] = [list(d) for d in self.densities]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -106,6 +131,7 @@ class Profile:
                 )
             content["rates"] = Rates(**content["rates"])
             content["kernels"] = tuple(Timed(*k) for k in content["kernels"])
+            content["densities"] = tuple(Density(*d) for d in content.get("densities", ()))
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidModel(f"this is not a profile that tfswap saved: {error}") from error

@@ -303,9 +303,11 @@ class Optimizer:
         """What a plan may choose among, the step as it is first."""
         if "encode" not in self.options.tactics or self.options.solver != "default":
             return self._stages
-        encoded = self.variants.encoded(self.planner_of)
-        packed = self.variants.packed(self.planner_of, encoded or self.variants.base)
-        return [*self._stages, *(rewriting for rewriting in (encoded, packed) if rewriting is not None)]
+        variants, planner_of = self.variants, self.planner_of
+        encoded = variants.encoded(planner_of)
+        packed = variants.packed(planner_of, encoded or variants.base)
+        sparse = variants.sparse(planner_of, packed or encoded or variants.base)
+        return [*self._stages, *(rewriting for rewriting in (encoded, packed, sparse) if rewriting is not None)]
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:

@@ -16,7 +16,7 @@ import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,12 +25,14 @@ from typing import Any
 from tfswap.analysis.cost import fitted
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import THIS, Machine, default_rates
-from tfswap.analysis.profile import Profile, Timed, types_of
+from tfswap.analysis.profile import Density, Profile, Timed, types_of
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, whole
-from tfswap.frontends.function import OptimizedFunction, stand_ins, undecorated
+from tfswap.frontends.densities import measure_densities
+from tfswap.frontends.function import OptimizedFunction, bind_call, stand_ins, undecorated
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.ir.graph import Graph
 from tfswap.planner.plan import Plan
 from tfswap.sizes import parse_limit
 
@@ -80,6 +82,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
     with restored(concrete):
         ordered(*args)
         runs = _traced(lambda: [_finish(ordered(*args)) for _ in range(steps)], {n.name for n in optimizer.flow.nodes})
+        densities = () if model.kind == "gpu" else _densities(graph, traced, concrete, args)
         unordered = _unordered(optimizer, lambda: traced(*args), lambda: ordered(*args), steps, device)
     if not runs:
         raise TfswapError("TensorFlow's profiler told of no kernel of this step: plan without profile=")
@@ -91,7 +94,13 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
     disk = {} if spill_dir is None else {"disk_bytes_per_s": measure_disk(spill_dir)}
     measured = replace(default_rates(model), launch_s=_between(runs), **measure_copies(model), **disk)
     rates = fitted(measured, [(optimizer.settled[k.name], k.seconds) for k in kernels])
-    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels)
+    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels, densities)
+
+
+def _densities(graph: Graph, traced: Any, concrete: Any, args: Sequence[Any]) -> tuple[Density, ...]:
+    """Of what waits for the backward pass, in a step of these arguments. GPUs have no codec for what is sparse."""
+    inputs = concrete.function_type.unpack_inputs(bind_call(traced, concrete, args, {}))
+    return measure_densities(graph, concrete, [*inputs, *concrete.captured_inputs])
 
 
 def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:

@@ -23,7 +23,7 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
 from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
-from tfswap.analysis.packings import Packing, smaller_form
+from tfswap.analysis.packings import SLACK, Form, Packing, smaller_form, sparse_form
 from tfswap.analysis.precision import Reduction
 from tfswap.analysis.ranges import Ranges
 from tfswap.errors import InvalidModel
@@ -49,13 +49,15 @@ STAGES = 4
 """In so many steps what loops save is swapped, each taking as much of the bytes."""
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
-MOST_VARIANTS = 1 + STAGES + 4 + 2
+MOST_VARIANTS = 1 + STAGES + 4 + 3
 """Of a step: as it is, with what loops save swapped, with what they need not save made again, with kernels that take
-encodings, and with whole tensors in a smaller form besides."""
+encodings, and with whole tensors in a smaller form besides, as sparse rows last."""
 LONG_SHARE = 0.02
 """Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
 LEAST_SHARE = 0.02
 """Of the live peak: where all tensors that can be encoded have less, plans are not looked for twice."""
+SPARSE_SHARE = 0.75
+"""Of a tensor's bytes, which its sparse rows take at most: what is won with more is not worth the time."""
 NOWHERE = -1
 """Stands for the value of a tensor that has none."""
 
@@ -219,8 +221,33 @@ class Variants:
     def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> Rewriting | None:
         """`encoded` with every packing besides that gains something; None where none does."""
         problem = planner_of(self.plain).problems[0]
-        packed = _worth_packing(problem, self.plain.graph, self._device, encoded.encoded)
+        graph, device = self.plain.graph, self._device
+        ranges = Ranges(graph)
+        packed = _worth_packing(problem, graph, encoded.encoded, lambda tensor: smaller_form(tensor, ranges, device))
         return encoded._replace(packed=packed) if packed else None
+
+    def sparse(self, planner_of: Callable[[Variant], Planner], packed: Rewriting) -> Rewriting | None:
+        """`packed` with sparse rows besides, where the profile says that they gain something; None where not.
+
+        Kernels that need no more of such a tensor than its signs take a mask of it.
+        """
+        profile = self._costs.profile
+        if profile is None or not profile.densities or packed.reduced:
+            return None
+        graph, problem = self.plain.graph, planner_of(self.plain).problems[0]
+        masks = [e for e in find_encodings(graph, self._device) if e.codec.encode == names.ENCODE_MASK]
+        sparse = _worth_packing(
+            problem,
+            graph,
+            {*packed.encoded, *(e.kernel.name for e in masks)},
+            lambda tensor: _measured_sparse(tensor, profile.density(tensor), self._device),
+        )
+        if not sparse:
+            return None
+        rows = {p.tensor for p in sparse}
+        signs = (e.kernel.name for e in masks if origin(e.tensor).name in rows)
+        encoded = tuple(dict.fromkeys((*packed.encoded, *signs)))
+        return packed._replace(encoded=encoded, packed=(*packed.packed, *sparse))
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
@@ -343,31 +370,41 @@ def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[
 
 
 def _worth_packing(
-    problem: Problem, graph: Graph, device: DeviceModel, encoded: Collection[str]
+    problem: Problem, graph: Graph, encoded: Collection[str], form_of: Callable[[Output], Form | None]
 ) -> tuple[Packing, ...]:
     """What waits long in full and could wait in a smaller form; nothing where all of it together hardly matters.
 
     Args:
         problem: the step as it is, in the order that is planned first.
         encoded: names of kernels that take an encoding, and read no tensor for it.
+        form_of: the smaller form that a tensor has, where there is one.
     """
-    flow, uses, ranges = problem.flow, problem.uses, Ranges(graph)
+    flow, uses = problem.flow, problem.uses
     found: list[Packing] = []
     freed = 0
     for v, positions in sorted(uses.positions.items()):
         tensor = flow.values[v].tensor
-        form = None if v in problem.refusals else smaller_form(tensor, ranges, device)
+        form = None if v in problem.refusals else form_of(tensor)
         if form is None:
             continue
-        names = {p: flow.nodes[problem.order[p]].name for p in positions[1:]}
-        if not readers_of(graph, tensor).keys() <= {*names.values()}:
+        called = {p: flow.nodes[problem.order[p]].name for p in positions[1:]}
+        if not readers_of(graph, tensor).keys() <= {*called.values()}:
             continue  # of some it is not known when they run
-        groups = _late(problem, v, [positions[0], *(p for p in names if names[p] not in encoded)])
+        groups = _late(problem, v, [positions[0], *(p for p in called if called[p] not in encoded)])
         if groups:
-            readers = tuple(tuple(names[p] for p in group) for group in groups)
-            found.append(Packing(tensor.name, form.name, readers, form.minimum))
+            readers = tuple(tuple(called[p] for p in group) for group in groups)
+            found.append(Packing(tensor.name, form.name, readers, form.minimum, form.capacity))
             freed += flow.values[v].nbytes - form.nbytes
     return tuple(found) if freed >= LEAST_SHARE * problem.live_peak_bytes else ()
+
+
+def _measured_sparse(tensor: Output, density: float | None, device: DeviceModel) -> Form | None:
+    """Sparse rows of a tensor of which such a share is not zero, where that pays; None where it was not measured."""
+    if density is None:
+        return None
+    elements = tensor.type.num_elements or 0
+    form = sparse_form(tensor, min(elements, math.ceil(density * SLACK * elements)), device)
+    return form if form is not None and form.nbytes <= SPARSE_SHARE * (tensor.type.nbytes or 0) else None
 
 
 def _late(problem: Problem, v: int, positions: Collection[int]) -> list[list[int]]:

@@ -184,6 +184,23 @@ class Graph:
                 changed += 1
         return changed
 
+    def bring_forward(self, since: int) -> None:
+        """Put the nodes that were added since there were so many right before the first that reads or awaits them.
+
+        Where several nodes could come next, it is the order of insertion that decides (`topological`).
+        """
+        nodes = list(self)
+        rank = {node: place for place, node in enumerate(nodes[:since])}
+        users: dict[Node, list[Node]] = {node: [] for node in nodes[since:]}
+        for node in nodes:
+            for source in {*(read.node for read in node.inputs), *node.controls}:
+                if source in users:
+                    users[source].append(node)
+        for node in reversed(nodes[since:]):
+            rank[node] = min((rank[user] for user in users[node]), default=since)
+        nodes.sort(key=lambda node: (rank[node], node not in users))
+        self._nodes = {node.name: node for node in nodes}
+
     def prune(self) -> None:
         """Drop the nodes that neither a fetch nor a target needs: TensorFlow never runs them.
 

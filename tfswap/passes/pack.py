@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.kernels import kernel_memory
-from tfswap.analysis.packings import Form, Packing, smaller_form
+from tfswap.analysis.packings import SPARSE, Form, Packing, form_of
 from tfswap.analysis.ranges import Ranges
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Graph, Node, Output
@@ -59,6 +59,7 @@ def apply_packings(graph: Graph, packings: Sequence[Packing], device: DeviceMode
                 wants_shape=form.wants_shape,
                 awaits=_runs,
             )
+    graph.bring_forward(before)
     return len(graph) - before
 
 
@@ -69,11 +70,12 @@ def _forms(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> li
     found: list[tuple[Output, Form]] = []
     for packing in packings:
         tensor = tensors.get(packing.tensor)
-        form = None if tensor is None else smaller_form(tensor, ranges, device)
-        if tensor is None or form is None or (form.name, form.minimum) != (packing.form, packing.minimum):
+        form = None if tensor is None else form_of(packing, tensor, ranges, device)
+        if tensor is None or form is None:
+            numbers = f"from {packing.minimum} on" if packing.form != SPARSE else f"of {packing.capacity} values"
             raise InvalidModel(
-                f"this plan keeps {packing.tensor!r} as {packing.form} from {packing.minimum} on, and the graph has no "
-                "such tensor, or one that such a form does not hold. Plan again for this graph."
+                f"this plan keeps {packing.tensor!r} as {packing.form} {numbers}, and the graph has no such tensor, or "
+                "one that such a form does not hold. Plan again for this graph."
             )
         found.append((tensor, form))
     return found

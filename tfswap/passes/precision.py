@@ -37,6 +37,7 @@ def apply_precision(graph: Graph, reductions: Sequence[Reduction], device: Devic
                 "has no such tensor that waits for it, or tfswap no such precision. Plan again for this graph."
             )
         _reduce(graph, saved[reduction.tensor], reduction, number, device, backward)
+    graph.bring_forward(before)
     return len(graph) - before
 
 

@@ -1,0 +1,59 @@
+"""How many of the values of what waits for the backward pass are not zero, in one step of a user's.
+
+What sparse rows take hangs on it (csrc/codecs/sparse_ops.cc), and a graph does not tell. A value counts as zero where
+all of its bits are, as it does there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfswap.analysis.packings import SPARSE_TYPES
+from tfswap.analysis.precision import saved_tensors
+from tfswap.analysis.profile import Density, types_of
+from tfswap.exporters.halves import Half
+from tfswap.ir.graph import Dtype, Graph, Output
+from tfswap.ir.types import ELEMENT_BYTES, TensorType
+
+
+def measure_densities(graph: Graph, concrete: Any, inputs: list[Any]) -> tuple[Density, ...]:
+    """Of each tensor that waits, while a forward pass with these inputs runs; nothing where that does not fit.
+
+    Args:
+        graph: of the trace.
+        inputs: of the trace, captures included.
+    """
+    import tensorflow as tf
+
+    counting = graph.copy()
+    saved = [s.tensor for s in saved_tensors(counting).values() if s.tensor.type.dtype in SPARSE_TYPES]
+    saved = [tensor for tensor in saved if tensor.type.num_elements]
+    if not saved:
+        return ()
+    counting.fetches = [_half_the_count(counting, tensor) for tensor in saved]
+    counting.targets = []
+    counting.prune()
+    try:
+        halves = Half(counting, f"{concrete.graph.name}_densities", concrete.graph.inputs, concrete)(inputs)
+    except tf.errors.ResourceExhaustedError:
+        return ()
+    return tuple(
+        Density(tensor.name, types_of(tensor.node), 2 * float(half) / int(tensor.type.num_elements or 1))
+        for tensor, half in zip(saved, halves, strict=True)
+    )
+
+
+def _half_the_count(graph: Graph, tensor: Output) -> Output:
+    """Half of how many values are not zero: L2Loss of ones and zeros, which has no axes to be told."""
+    kind = tensor.type
+    words = TensorType(f"int{8 * ELEMENT_BYTES[kind.dtype]}", kind.shape)
+
+    def add(op: str, read: Output, made: TensorType, **attrs: str) -> Output:
+        name = graph.unique_name(f"tfswap/density/{tensor.node.name}_{tensor.index}/{op}")
+        typed = {key: Dtype(dtype) for key, dtype in attrs.items()}
+        return graph.add(op, name, (read,), attrs=typed, outputs=(made,), device=tensor.node.device).out()
+
+    bits = add("Bitcast", tensor, words, T=kind.dtype, type=words.dtype)
+    there = add("Cast", bits, TensorType("bool", kind.shape), SrcT=words.dtype, DstT="bool")
+    ones = add("Cast", there, TensorType("float32", kind.shape), SrcT="bool", DstT="float32")
+    return add("L2Loss", ones, TensorType("float32", ()), T="float32")

@@ -1015,6 +1015,7 @@ def is_commutative(op: str) -> bool:
     return Trait.COMMUTATIVE in traits(op)
 
 
+@cache
 def is_folded(op: str) -> bool:
     """Whether TensorFlow computes the op once when all that it reads is constant."""
     return is_pure(op) and Trait.NOT_FOLDED not in traits(op)

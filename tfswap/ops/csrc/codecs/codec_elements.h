@@ -290,7 +290,9 @@ TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
   }
 }
 
-template <int kBytes>
+// kWide: bytes are spread beside each other, of which compilers make vector code. It is seven times as
+// fast with AVX-512, which multiplies 64-bit words, and four times as slow with AVX2, which does not.
+template <int kBytes, bool kWide>
 struct DecodeMask {
   const uint8_t* mask;
   int64_t count;
@@ -302,9 +304,15 @@ struct DecodeMask {
     bool* const to = values + kValues * piece;
     const int64_t left = count - kValues * piece;
     if (left >= kValues) {
-      for (int byte = 0; byte < kBytes; ++byte) {
-        const uint64_t bools = SpreadBits(from[byte]);
-        memcpy(to + 8 * byte, &bools, 8);
+      if constexpr (kWide) {
+        uint64_t bools[kBytes];
+        for (int byte = 0; byte < kBytes; ++byte) bools[byte] = SpreadBits(from[byte]);
+        memcpy(to, bools, sizeof(bools));
+      } else {
+        for (int byte = 0; byte < kBytes; ++byte) {
+          const uint64_t bools = SpreadBits(from[byte]);
+          memcpy(to + 8 * byte, &bools, 8);
+        }
       }
     } else {
       for (int k = 0; k < left; ++k) to[k] = (from[k / 8] >> k % 8 & 1) != 0;
@@ -316,29 +324,42 @@ struct DecodeMask {
 // a choice: NaN * 0 is NaN, -1 * 0 is -0 and a denormal times 1 may be 0 there, and so here.
 // Which is why the bit is converted: of `bit ? 1 : 0` compilers make a choice. The output may
 // be the gradients' own buffer.
-template <typename T>
+template <typename T, int kBytes>
 struct MultiplyByMask {
   const T* gradients;
   const uint8_t* mask;
   int64_t count;
   T* products;
 
-  TFSWAP_HD void operator()(int64_t byte) const {
-    using A = Arithmetic<T>;
-    const T* const from = gradients + 8 * byte;
-    T* const to = products + 8 * byte;
-    const int n = static_cast<int>(Min(8, count - 8 * byte));
-    if constexpr (sizeof(T) == sizeof(A)) {
-      ForEachBit(mask[byte], n, [from, to](int k, int32_t bit) {
-        to[k] = from[k] * static_cast<A>(bit);
-      });
+  TFSWAP_HD void operator()(int64_t piece) const {
+    const int64_t left = count - kValues * piece;
+    const T* const from = gradients + kValues * piece;
+    const uint8_t* const bits = mask + kBytes * piece;
+    T* const to = products + kValues * piece;
+    // Of known length where it can be.
+    if (left >= kValues) {
+      Multiply(from, bits, kValues, to);
     } else {
-      A product[8];
-      ForEachBit(mask[byte], n, [from, &product](int k, int32_t bit) {
-        product[k] = Value(from[k]) * static_cast<A>(bit);
-      });
-      Store<8>(product, n, to);
+      Multiply(from, bits, static_cast<int>(left), to);
     }
+  }
+
+ private:
+  static constexpr int kValues = 8 * kBytes;
+
+  TFSWAP_HD static void Multiply(const T* from, const uint8_t* bits, int n, T* to) {
+    using A = Arithmetic<T>;
+    // Each value's byte as wide as the value: then compilers make one loop of vectors of the rest.
+    Word<A> bytes[kValues];
+    for (int byte = 0; 8 * byte < n; ++byte) {
+      for (int k = 0; k < 8; ++k) bytes[8 * byte + k] = bits[byte];
+    }
+    A product[kValues];
+    for (int k = 0; k < n; ++k) {
+      const auto bit = static_cast<int32_t>(bytes[k] >> (k % 8) & 1);
+      product[k] = Value(from[k]) * static_cast<A>(bit);
+    }
+    Store<kValues>(product, n, to);
   }
 };
 

@@ -77,13 +77,19 @@ RunRangeAvx512(const Piece& piece, int64_t begin, int64_t end) {
 }
 #endif
 
+inline bool HasAvx512() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
 template <typename Piece>
 auto RangeForThisProcessor() {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return RunRangeAvx512<Piece>;
-  }
+  if (HasAvx512()) return RunRangeAvx512<Piece>;
   if (__builtin_cpu_supports("avx2")) return RunRangeAvx2<Piece>;
 #endif
   return RunRangeAnywhere<Piece>;

@@ -151,11 +151,20 @@ class DecodeMaskOp : public OpKernel {
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, AllocateDecoded(
                             ctx, [](int64_t count) { return codec::CeilDiv(count, 8); }, &tensor));
+    if constexpr (std::is_same_v<Device, Cpu>) {
+      if (HasAvx512()) return Decode<true>(ctx, tensor);
+    }
+    Decode<false>(ctx, tensor);
+  }
+
+ private:
+  template <bool kWide>
+  static void Decode(OpKernelContext* ctx, Tensor* tensor) {
     const Tensor& mask = ctx->input(0);
     RunByBytes<Device>(ctx, mask.NumElements(),
-                       codec::DecodeMask<Device::kMaskBytes>{Elements<uint8_t>(mask),
-                                                             tensor->NumElements(),
-                                                             MutableElements<bool>(tensor)});
+                       codec::DecodeMask<Device::kMaskBytes, kWide>{
+                           Elements<uint8_t>(mask), tensor->NumElements(),
+                           MutableElements<bool>(tensor)});
   }
 };
 
@@ -190,8 +199,9 @@ class MultiplyByMaskOp : public MaskedGradientOp<Device, T> {
  private:
   void Run(OpKernelContext* ctx, int64_t bytes, const Element<T>* gradients,
            const uint8_t* mask, int64_t count, Element<T>* output) const override {
-    Device::Run(ctx, bytes, kCyclesPerByte,
-              codec::MultiplyByMask<Element<T>>{gradients, mask, count, output});
+    RunByBytes<Device>(
+        ctx, bytes,
+        codec::MultiplyByMask<Element<T>, Device::kMaskBytes>{gradients, mask, count, output});
   }
 };
 

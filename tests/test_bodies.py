@@ -189,6 +189,13 @@ def test_a_known_branch_counts_alone(predicate, worst):
     assert max(sizes(found, "temp"), default=0) == worst
 
 
+def test_a_plan_is_judged_by_each_branch_of_a_conditional():
+    """Neither bound is a branch, and another branch leaves other holes."""
+    flow = analyse_dataflow(parse_graph(CHOICE), CPU)
+    made = [[size for kind, size in found.events[found.place["chosen"]] if kind == "temp"] for found in flow.sequences]
+    assert sorted(max(temps, default=0) for temps in made) == [0, 256 * KIB]
+
+
 def test_which_variables_bodies_write():
     text = re.sub(r"%y = MatMul\(%x", "%w = AssignAddVariableOp(%v, %x)\n  %y = MatMul(%x", CHOICE)
     text = text.replace("If(%p, %x)", "If(%p, %x, %v)").replace("%p, %x\n", "%p, %x, %v\n")

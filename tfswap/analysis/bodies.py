@@ -71,8 +71,9 @@ class Record:
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
         exact: whether `events` are what the allocator sees, or a bound.
-        undecided: how many branches there are, at most, of conditionals that run in loops, where the step decides
-            which is taken and they do not all ask for the same.
+        undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
+            do not all ask for the same.
+        repeated: whether such a conditional runs in a loop, now one branch and now another.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
@@ -88,6 +89,7 @@ class Record:
     integers: dict[int, Values] = field(default_factory=dict[int, Values])
     exact: bool = True
     undecided: int = 0
+    repeated: bool = False
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
     in_bytes: int = 0
@@ -255,6 +257,7 @@ class Machine:
         self.device = device
         self.branches = branches
         self.undecided = 0
+        self.repeated = False
         self.strict = strict
         self.lowered = lowered
         self.exact = True
@@ -468,7 +471,7 @@ class Machine:
         if kind.is_loop:
             return self._loop(node, bodies[0], bodies[1], arguments, given)
         choice = integers[0]
-        if choice is None and self.branches is not None and self._iterations:
+        if choice is None and self.branches is not None:
             branch = bodies[self._chosen(bodies)]
         elif choice is not None and node.inputs[0].type.dtype == "bool":
             branch = bodies[0 if choice[0] else 1]
@@ -484,7 +487,7 @@ class Machine:
 
     def _chosen(self, bodies: Sequence[Graph]) -> int:
         assert self.branches is not None
-        return self.branches(self._iterations[-1], len(bodies))
+        return self.branches(self._iterations[-1] if self._iterations else 0, len(bodies))
 
     def _worst(self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]) -> Graph:
         """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
@@ -502,8 +505,9 @@ class Machine:
             kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
             found.append((trial.live_bytes + kept_bytes, trial.peak_bytes, body))
             requests.add(tuple(trial._log))
-        if self._iterations and len(requests) > 1:
+        if len(requests) > 1:
             self.undecided = max(self.undecided, len(bodies))
+            self.repeated |= bool(self._iterations)
         _, peak, branch = max(found, key=lambda f: f[:2])
         highest = max(f[1] for f in found)
         if highest > peak:
@@ -608,6 +612,7 @@ class Machine:
             integers,
             self.exact,
             self.undecided,
+            self.repeated,
             self.runs,
             int(self._out_bytes),
             int(self._in_bytes),

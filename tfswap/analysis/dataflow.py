@@ -118,7 +118,7 @@ class Dataflow:
         inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
         inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
         passing_bytes: what one of these has there at most besides, while it runs.
-        sequences: where the step decides which branches its loops take, the facts for some sequences of these.
+        sequences: where the step decides which branches its conditionals take, the facts for some sequences of these.
     """
 
     nodes: list[Node]
@@ -267,19 +267,21 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
     """
     builder = _Builder(graph, device, strict, lowered)
     flow = builder.build()
-    if builder.undecided and not lowered:
+    # Where a body's order is asked for (not strict), only its own loops' sequences are.
+    if builder.undecided and not lowered and (strict or builder.repeated):
         flow.sequences = tuple(
-            _Builder(graph, device, strict, lowered, branches).build() for branches in _sequences(builder.undecided)
+            _Builder(graph, device, strict, lowered, branches).build() for branches in _sequences(builder)
         )
     return flow
 
 
-def _sequences(most: int) -> Iterator[Branches]:
-    """Of conditionals with so many branches at most: one throughout, one after another at first, and some by chance."""
-    pairs = sorted(itertools.product(range(most), repeat=2), key=lambda pair: pair[0] != pair[1])
-    for pair in pairs[:REGULAR_SEQUENCES]:
-        yield functools.partial(_regular, *pair)
-    for seed in range(RANDOM_SEQUENCES):
+def _sequences(builder: _Builder) -> Iterator[Branches]:
+    """One branch throughout, one after another at first in loops, and some by chance, where there is more to choose."""
+    pairs = sorted(itertools.product(range(builder.undecided), repeat=2), key=lambda pair: pair[0] != pair[1])
+    for first, rest in pairs[:REGULAR_SEQUENCES]:
+        if builder.repeated or first == rest:
+            yield functools.partial(_regular, first, rest)
+    for seed in range(RANDOM_SEQUENCES if builder.repeated or builder.conditionals > 1 else 0):
         yield functools.partial(_by_chance, random.Random(seed))
 
 
@@ -298,6 +300,8 @@ class _Builder:
         self.graph = graph
         self.branches = branches
         self.undecided = 0
+        self.conditionals = 0
+        self.repeated = False
         self.strict = strict
         self.lowered = lowered
         self.feeds = set(graph.feeds)
@@ -474,6 +478,8 @@ class _Builder:
                 branches=self.branches,
             )
             self.undecided = max(self.undecided, made.undecided)
+            self.conditionals += made.undecided > 0
+            self.repeated |= made.repeated
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
 

@@ -597,6 +597,24 @@ print(json.dumps([beside, peaks, step.plan().limit_bytes]))
     assert max(peaks[1:]) <= limit  # making the step is in the first
 
 
+def test_a_limit_that_can_not_be_kept_any_more_is_told_once():
+    messages, passed = run("""
+settle()
+net = Dense(256, 4)
+x = net.batch(1024)
+function = tf.function(net.step)
+limit = floor_of(function, x)
+step = tfswap.optimize(function, memory_limit=limit)
+step(x)
+more = tf.zeros([4 << 20], tf.uint8)
+passed = [peak_of(step, x) > limit for _ in range(3)]
+print(json.dumps([messages, passed]))
+""")
+    assert all(passed)
+    assert len(messages) == 1
+    assert "will not hold any more" in messages[0]
+
+
 def test_the_old_function_is_gone_before_the_step_is_planned_again():
     """Its gradients start from a folded constant as large as the batch: two would not fit the limit."""
     peaks, limit, messages, grown = run("""

@@ -638,7 +638,9 @@ class Step:
                 self.report, planned_peak_bytes=planned, measured_peak_bytes=after.peak_bytes
             )
             limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
-            if after.peak_bytes > limit:
+            hopeless = self._hopeless_bytes is not None and after.peak_bytes <= promised(planned)
+            told = hopeless and self._on_exceeded != "raise"
+            if after.peak_bytes > limit and not told:
                 came = after.current_bytes - before.current_bytes
                 self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step))
 

@@ -49,6 +49,24 @@ def unoptimised(function, *args, **kwargs):
         return function(*args, **kwargs)
 
 
+def trained(weights, start, function, *calls):
+    """Weights set to `start`, and a call with each of `calls`: the bits of all results and weights, and the peak."""
+    for weight, value in zip(weights, start, strict=True):
+        weight.assign(value)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found = [bits(function(*arguments)) for arguments in calls]
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return [found, bits(weights)], peak
+
+
+def floor_of(function, *args, **asked) -> int:
+    try:
+        tfswap.optimize(function, memory_limit=1, **asked)(*args)
+    except tfswap.InfeasibleMemoryLimit as error:
+        return error.floor_bytes
+    raise AssertionError("no step fits into a byte")
+
+
 def swaps(concrete) -> int:
     return sum(op.type in names.ALL for op in concrete.graph.get_operations())
 

@@ -590,8 +590,8 @@ for _ in range(6):
     held.append(tf.zeros([1 << 10], tf.uint8))
 print(json.dumps([beside, peaks, step.plan().limit_bytes]))
 """,
-        TF_ENABLE_ONEDNN_OPTS="0",
-    )  # whose gradients of convolutions run side by side, with temporaries
+        TF_ENABLE_ONEDNN_OPTS="0",  # its gradients of convolutions run side by side, with temporaries
+    )
     assert beside[0] > beside[-1]
     assert len(beside) == 3
     assert max(peaks[1:]) <= limit  # making the step is in the first

@@ -307,7 +307,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap
-from nets import bits, unoptimised
+from nets import bits, floor_of, trained, unoptimised
 
 slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
 del slab
@@ -335,12 +335,7 @@ def train(x):
     return loss
 
 def run(function, *batches):
-    for w, value in zip(weights, start):
-        w.assign(value)
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    found = [bits(function(x)) for x in batches]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return [found, bits(weights)], peak
+    return trained(weights, start, function, *((x,) for x in batches))
 
 x = tf.random.stateless_normal([32, 48, 48, 8], seed=(3, 3))
 signature = [tf.TensorSpec([None, 48, 48, 8])]
@@ -355,11 +350,8 @@ def test_a_step_with_encodings_keeps_its_bits_and_its_limit(asked):
         + f"""
 reference = tf.function(train, input_signature=signature)
 expected, _ = unoptimised(lambda: run(reference, x, x, x[:5]))
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1{asked})
-try:
-    step(x)
-except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.floor_bytes + error.floor_bytes // 10  # the arena is another by then
+floor = floor_of(tf.function(train, input_signature=signature), x{asked})
+limit = floor + floor // 10  # the arena is another by then
 step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit{asked})
 made, peak = run(step, x, x, x[:5])
 ops = [op.type for op in step.get_concrete_function(tf.TensorSpec([32, 48, 48, 8])).graph.get_operations()]

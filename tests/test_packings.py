@@ -263,7 +263,7 @@ NET = """
 import json
 import tensorflow as tf
 import tfswap
-from nets import bits, unoptimised
+from nets import floor_of, trained, unoptimised
 
 slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
 del slab
@@ -289,12 +289,7 @@ def train(x):
     return loss
 
 def run(function, *batches):
-    for w, value in zip(weights, start):
-        w.assign(value)
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    found = [bits(function(x)) for x in batches]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return [found, bits(weights)], peak
+    return trained(weights, start, function, *((x,) for x in batches))
 
 x = tf.random.stateless_normal([64, 24, 24, 8], seed=(3, 3))
 signature = [tf.TensorSpec([None, 24, 24, 8])]
@@ -309,11 +304,8 @@ def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
 reference = tf.function(train, input_signature=signature)
 expected, _ = unoptimised(lambda: run(reference, x, x[:5], x))
 asked = {"tactics": ("encode",)}
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, **asked)
-try:
-    step(x)
-except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.floor_bytes + error.floor_bytes // 50  # the arena is another by then
+floor = floor_of(tf.function(train, input_signature=signature), x, **asked)
+limit = floor + floor // 50  # the arena is another by then
 step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
 made, peak = run(step, x, x[:5], x)
 packed = {p.tensor: p.form for p in step.plan().packed}
@@ -331,7 +323,7 @@ import json
 import tensorflow as tf
 import tfswap
 import tfswap.ops
-from nets import bits, unoptimised
+from nets import floor_of, trained, unoptimised
 
 slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
 del slab
@@ -349,12 +341,7 @@ def train(x, bias):
     return loss
 
 def run(function, *calls):
-    for w, value in zip(weights, start):
-        w.assign(value)
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    found = [bits(function(*arguments)) for arguments in calls]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return [found, bits(weights)], peak
+    return trained(weights, start, function, *calls)
 
 x = tf.random.stateless_normal([4096, 256], seed=(3, 3))
 sparse, dense = tf.constant(0.5), tf.constant(-0.5)
@@ -372,11 +359,8 @@ def test_a_step_with_sparse_maps_keeps_its_bits_and_its_limit_also_where_they_ar
         SPARSE_NET
         + """
 asked = {"tactics": ("encode",), "profile": measured}
-step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, **asked)
-try:
-    step(x, sparse)
-except tfswap.InfeasibleMemoryLimit as error:
-    limit = error.floor_bytes + error.floor_bytes // 50  # the arena is another by then
+floor = floor_of(tf.function(train, input_signature=signature), x, sparse, **asked)
+limit = floor + floor // 50  # the arena is another by then
 step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
 run(step, (x, sparse))
 spilled = [tfswap.ops.stats().spilled_bytes]

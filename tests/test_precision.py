@@ -250,7 +250,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap
-from nets import bits, unoptimised
+from nets import floor_of, trained, unoptimised
 
 weights = [tf.Variable(tf.random.stateless_normal([3, 3, 8, 8], seed=(i, 1)) * 0.2) for i in range(5)]
 start = [w.numpy() for w in weights]
@@ -271,11 +271,7 @@ def train(x):
     return loss
 
 def run(function, *batches):
-    for w, value in zip(weights, start):
-        w.assign(value)
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    found = [bits(function(x)) for x in batches]
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    (found, _), peak = trained(weights, start, function, *((x,) for x in batches))
     return found, [w.numpy() - value for w, value in zip(weights, start)], peak
 
 def worst(changes, expected):
@@ -298,11 +294,8 @@ expected, changes, _ = unoptimised(lambda: run(reference, x))
 result = {}
 for precision in ("fp16", "bf16", "fp10", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"):
     options = {"precision": precision, "tactics": ("swap", "encode")}
-    step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=1, **options)
-    try:
-        step(x)
-    except tfswap.InfeasibleMemoryLimit as error:
-        limit = error.floor_bytes + error.floor_bytes // 10
+    floor = floor_of(tf.function(train, input_signature=signature), x, **options)
+    limit = floor + floor // 10
     step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **options)
     losses, made, peak = run(step, x)
     again, other, _ = run(step, x)

@@ -25,6 +25,8 @@ too; "resident" is there to see what lies outside of it: how far the process gre
 before the model was there to the steps after the warm-up (XLA's compiler, tfswap's host memory and its planner are in
 that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and with
 Grappler off.
+
+Kernels are TensorFlow's default, oneDNN's; TF_ENABLE_ONEDNN_OPTS=0 leaves them out.
 """
 
 from __future__ import annotations
@@ -319,7 +321,6 @@ class Variant:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "TF_CPU_ALLOCATOR_USE_BFC": "1",
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
-            "TF_ENABLE_ONEDNN_OPTS": "0",
         }
         command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
         command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]

@@ -19,6 +19,7 @@ from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
+from tfswap.passes.join import apply_join
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -100,6 +101,14 @@ fetches %filter, %between
     apply_order(graph, [graph[name] for name in ("g", "bias", "between", "again", "filter")])
     controls = {name: {node.name for node in graph[name].controls} for name in ("bias", "filter")}
     assert controls == {"bias": {"g"}, "filter": set()}
+
+
+def test_join():
+    golden = Golden("join")
+    assert apply_join(golden.graph, DeviceModel(onednn=False)) == 0
+    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 1
+    golden.check()
+    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 0
 
 
 def test_settle():

@@ -214,6 +214,7 @@ _WORK: dict[str, Work] = {
     "BatchMatMulV3": Work(_matmul, 0.55, spread=0.0),
     "Conv2D": Work(_convolution, spread=0.86),
     "Conv2DBackpropFilter": Work(_filter_gradient, 0.8, spread=0.8),
+    "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
     "Conv2DBackpropInput": Work(_input_gradient, spread=0.87),
     "Conv3D": Work(_convolution),
     "Conv3DBackpropFilterV2": Work(_filter_gradient, 0.8),

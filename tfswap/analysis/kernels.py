@@ -268,6 +268,7 @@ _RULES: dict[str, _Entry] = {
     "Conv2D": _Entry(rules.events_rule(workspace.conv2d)),
     "Conv2DBackpropFilter": _Entry(rules.events_rule(workspace.conv2d_backprop_filter)),
     "Conv2DBackpropInput": _Entry(rules.events_rule(workspace.conv2d_backprop_input)),
+    "_MklNativeConv2DBackpropFilterWithBias": _Entry(rules.events_rule(workspace.joint_gradients)),
     "DepthwiseConv2dNative": _Entry(rules.events_rule(workspace.depthwise)),
     "DepthwiseConv2dNativeBackpropFilter": _Entry(rules.events_rule(workspace.depthwise_backprop_filter)),
     "DepthwiseConv2dNativeBackpropInput": _Entry(rules.events_rule(workspace.depthwise_backprop_input)),

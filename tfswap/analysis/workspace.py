@@ -131,6 +131,11 @@ def conv2d_backprop_filter(facts: Facts) -> Events:
     return _temporaries_after_output([shard * pixels * window * size], exact=not facts.device.onednn)
 
 
+def joint_gradients(facts: Facts) -> Events:
+    """mkl_conv_grad_filter_ops.cc: the gradient of the bias is allocated behind the filter's."""
+    return (OUT0, ("out", 1), *_onednn(facts)[0][1:]), False
+
+
 _MOST_COLUMNS = 25  # conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes
 
 

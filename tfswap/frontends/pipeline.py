@@ -36,6 +36,7 @@ from tfswap.passes.claim import Claim
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
+from tfswap.passes.join import apply_join
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -173,6 +174,7 @@ class Optimizer:
         self.fingerprint = fingerprint(graph)
         settled = graph.copy()
         apply_free_constants(settled)
+        apply_join(settled, device)
         apply_settle(settled)
         apply_shared_reads(settled)
         apply_split_views(settled)

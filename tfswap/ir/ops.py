@@ -810,6 +810,7 @@ _TRAITS: dict[str, Trait] = {
     "_FusedMatMul": _PURE,
     "_UnaryOpsComposition": _PURE,
     "_MklFusedBatchMatMulV2": _PURE,
+    "_MklNativeConv2DBackpropFilterWithBias": _PURE,
     "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
     # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,

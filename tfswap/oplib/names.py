@@ -133,8 +133,8 @@ ASSIGN_IN_PLACE: Final = "Tfswap>AssignInPlace"
 # kernel has room for so many results of so many elements.
 HAND_OVER: Final = "Tfswap>HandOver"
 
-# (tensor: T) -> (output: T); attr T. The same buffer. Stateful, so that TensorFlow computes nothing that reads it
-# before the step runs.
+# (tensor: T) -> (output: T); attrs T, shape (for shape inference; by default the tensor's). The same buffer. Stateful,
+# so that TensorFlow computes nothing that reads it before the step runs.
 DEFER: Final = "Tfswap>Defer"
 
 # --- a step in two calls (csrc/core/outside_ops.cc) --------------------------------------------------------

@@ -106,14 +106,27 @@ elements: The most that the result has.
 slots: How many results there is room for at first.
 )doc");
 
+absl::Status DeferShape(tensorflow::shape_inference::InferenceContext* c) {
+  tensorflow::PartialTensorShape attr;
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &attr));
+  if (attr.unknown_rank()) return tensorflow::shape_inference::UnchangedShape(c);
+  tensorflow::shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(attr, &shape));
+  c->set_output(0, shape);
+  return absl::OkStatus();
+}
+
 REGISTER_OP("Tfswap>Defer")
     .Input("tensor: T")
     .Output("output: T")
     .Attr("T: type")
+    .Attr("shape: shape = { unknown_rank: true }")
     .SetIsStateful()  // which TensorFlow never computes beforehand, nor what reads it
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .SetShapeFn(DeferShape)
     .Doc(R"doc(
 Passes on its input, the same buffer, when the step runs and not before.
+
+shape: Where it is known, the tensor's, for shape inference only: what an op says of its output can be wrong.
 )doc");
 
 class ArenaMapOp : public OpKernel {

@@ -1,0 +1,64 @@
+"""Steps with oneDNN's kernels, as TensorFlow runs by default: the bits are those of the step as it was.
+
+In processes of their own, since TensorFlow reads its setting once.
+"""
+
+from __future__ import annotations
+
+import json
+
+from processes import start_python
+
+CODE = """
+import json, sys
+import tensorflow as tf
+import tfswap
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+tf.keras.utils.set_random_seed(1)
+keras = tf.keras
+net = keras.Sequential([keras.Input((24, 24, 3))])
+for width, strides in ((16, 1), (32, 1), (32, 2), (24, 1)):
+    net.add(keras.layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu"))
+    net.add(keras.layers.BatchNormalization())
+net.add(keras.layers.GlobalAveragePooling2D())
+net.add(keras.layers.Dense(10))
+optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(net.trainable_variables)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+images, labels = tf.random.stateless_normal((16, 24, 24, 3), (1, 2)), tf.range(16) % 10
+
+def step(images, labels):
+    with tf.GradientTape() as tape:
+        loss = loss_of(labels, net(images, training=True))
+    optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+    return loss
+
+if LIMIT:
+    step = tfswap.optimize(step, memory_limit=LIMIT)
+else:
+    step = tf.function(step)
+bits = [step(images, labels).numpy().tobytes().hex() for _ in range(3)]
+bits += [v.numpy().tobytes().hex() for v in (*net.variables, *optimizer.variables)]
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+told = step.report() if LIMIT else None
+joined = 0
+if told:
+    from tensorflow.python.eager import context
+    joined = sum(
+        node.op == "_MklNativeConv2DBackpropFilterWithBias"
+        for name in context.context().list_function_names()
+        for node in context.context().get_function_def(name).node_def
+    )
+print(json.dumps({"bits": bits, "peak": peak, "joined": joined}))
+"""
+
+
+def test_the_bits_are_those_of_the_step_as_it_was():
+    setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    processes = [start_python(f"LIMIT = {limit!r}\n{CODE}", **setting) for limit in (None, "60%")]
+    ended = [(*process.communicate(), process.returncode) for process in processes]
+    assert [code for *_, code in ended] == [0, 0], ended
+    plain, planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    assert planned["joined"] == 4
+    assert planned["peak"] < plain["peak"]
+    assert planned["bits"] == plain["bits"]

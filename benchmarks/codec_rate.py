@@ -112,25 +112,26 @@ def sparse_rows(x: Any, share: float) -> list[Row]:
     count = int(x.shape[0])
     capacity = int(tf.math.count_nonzero(x)) + 1
     encoded, spill = codecs.encode_sparse(x, capacity)
+    shape = tf.constant([count])
 
     def there(x: Any) -> Any:
         return codecs.encode_sparse(x, capacity)[0]
 
-    def back(encoded: Any, spill: Any) -> Any:
-        return codecs.decode_sparse(encoded, spill, [count], capacity, tf.float32)
+    def back(encoded: Any, spill: Any, shape: Any) -> Any:
+        return codecs.decode_sparse(encoded, spill, shape, capacity, tf.float32)
 
     return [
         Row(f"encode sparse, {share:.0%} of values", there, (x,), 4 * count, encoded),
-        Row("  decode", back, (encoded, spill), 4 * count),
+        Row("  decode", back, (encoded, spill, shape), 4 * count),
     ]
 
 
 def format_rows(x: Any, format: str) -> list[Row]:
     count = int(x.shape[0])
-    encoded = codecs.encode_floats(x, format)
+    encoded, shape = codecs.encode_floats(x, format), tf.constant([count])
     return [
         Row(f"encode {format}", lambda x: codecs.encode_floats(x, format), (x,), 4 * count, encoded),
-        Row("  decode", lambda e: codecs.decode_floats(e, [count], format, tf.float32), (encoded,), 4 * count),
+        Row("  decode", lambda e, s: codecs.decode_floats(e, s, format, tf.float32), (encoded, shape), 4 * count),
     ]
 
 
@@ -156,7 +157,7 @@ def compared(size_bytes: int) -> list[Row]:
     return [
         Row("encode mask", lambda x: codecs.encode_mask(x, "positive"), (x,), size_bytes),
         Row("encode mask of bools", lambda x: codecs.encode_mask(x, "true"), (bools,), size_bytes),
-        Row("decode mask to bools", lambda m: codecs.decode_mask(m, [size_bytes]), (bits,), size_bytes),
+        Row("decode mask to bools", codecs.decode_mask, (bits, tf.constant([size_bytes])), size_bytes),
         Row("gradient from mask", codecs.multiply_by_mask, (x, mask), size_bytes),
         *(row for format in ("float16", "gist_float8", "float8_e4m3fn") for row in format_rows(x, format)),
         *sparse_rows(zeros, 0.2),

@@ -311,6 +311,14 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
     assert all(path.startswith(str(tmp_path)) for path in mapped)
 
 
+def test_units_have_each_file_once(tmp_path):
+    units = build._units(build.CODECS, tmp_path)
+    assert len(units) == build.CODECS.units
+    included = "".join(unit.read_text() for unit in units).splitlines()
+    assert sorted(included) == sorted(f'#include "{file}"' for file in build.CODECS.folder.glob("*.cc"))
+    assert build._units(build.CORE, tmp_path) == sorted(build.CORE.folder.glob("*.cc"))
+
+
 def test_what_a_key_covers(tmp_path, monkeypatch):
     """A library's own files, and the headers of the one it is linked with."""
     monkeypatch.setattr(build, "SOURCE_DIR", tmp_path / "csrc")

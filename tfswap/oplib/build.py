@@ -58,7 +58,7 @@ LINK_FLAGS = (
     "-pthread",
 )
 
-# One compilation of a file that includes TensorFlow's headers takes 0.75 GiB.
+# One compilation of a file that includes TensorFlow's headers takes 0.75 GiB, of a unit up to 1.25 GiB.
 _MAX_PARALLEL_COMPILATIONS = 4
 
 
@@ -70,11 +70,14 @@ class Sources:
         name: the library's, and its folder's in SOURCE_DIR, all of whose .cc files go into it.
         content: what it holds, in messages.
         links_with: libraries whose headers it includes and whose exported functions it calls.
+        units: how many compilations its files are put together in, which is what reading TensorFlow's headers, most of
+            what a file takes, then costs; 0 for one per file. Together no two of them may use one name.
     """
 
     name: str
     content: str
     links_with: tuple[Sources, ...] = ()
+    units: int = 0
 
     @property
     def folder(self) -> Path:
@@ -91,7 +94,7 @@ class Sources:
 
 
 CORE = Sources("core", "ops")
-CODECS = Sources("codecs", "codecs", links_with=(CORE,))
+CODECS = Sources("codecs", "codecs", links_with=(CORE,), units=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,8 +300,8 @@ def _compile(
 ) -> Path:
     """Compiles all sources, side by side, and links them. Returns the library's path in `work`."""
     folder = library.sources.folder
-    sources = sorted(folder.glob("*.cc"))
-    if not sources:
+    units = _units(library.sources, work)
+    if not units:
         raise OpLibraryError(
             f"tfswap's C++ sources are missing from {folder}. The installation is incomplete: "
             "install it anew, from a clone of tfswap: pip install --force-reinstall --no-deps ."
@@ -310,12 +313,12 @@ def _compile(
         *_quiet_headers(facts.compile_flags),
         f"-DTFSWAP_BUILT_FOR={stamp}",
         f"-DTFSWAP_SOURCE_DIR={json.dumps(str(folder))}",
-        *(f"-I{needed.sources.folder}" for needed in linked),
+        *(f"-I{included}" for included in (folder, *(needed.sources.folder for needed in linked))),
     ]
-    objects = [work / f"{source.stem}.o" for source in sources]
+    objects = [work / f"{unit.stem}.o" for unit in units]
     commands = [
-        [*compile_command, "-c", str(source), "-o", str(object_file)]
-        for source, object_file in zip(sources, objects, strict=True)
+        [*compile_command, "-c", str(unit), "-o", str(object_file)]
+        for unit, object_file in zip(units, objects, strict=True)
     ]
     workers = min(len(os.sched_getaffinity(0)), _MAX_PARALLEL_COMPILATIONS)
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -327,6 +330,20 @@ def _compile(
     inputs = [*objects, *(needed.path for needed in linked)]
     _run([*compiler.command, *LINK_FLAGS, name_flag, "-o", str(built), *map(str, inputs), *facts.link_flags])
     return built
+
+
+def _units(sources: Sources, work: Path) -> list[Path]:
+    """The files that are compiled: those in the folder, or as many in `work` that include them, of about one size."""
+    files = sorted(sources.folder.glob("*.cc"))
+    if not sources.units:
+        return files
+    parts: list[list[Path]] = [[] for _ in range(sources.units)]
+    for file in sorted(files, key=lambda file: -file.stat().st_size):
+        min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
+    units = [work / f"unit_{number}.cc" for number in range(len(parts))]
+    for unit, part in zip(units, parts, strict=True):
+        unit.write_text("".join(f"#include {json.dumps(str(file))}\n" for file in part))
+    return units if files else []
 
 
 def _run(command: Sequence[str]) -> None:

@@ -92,30 +92,46 @@ struct Minifloat {
   static constexpr uint32_t kNan = kInfinities ? kInfinity | 1u << (kMantissa - 1) : kSign - 1;
   static constexpr uint32_t kLargest = (kInfinities ? kInfinity : kNan) - 1;
 
-  // Rounds to nearest even. `overflow` stands for finite values beyond the largest, or
-  // that round beyond it; NaNs lose their payload. Without branches, so that compilers
-  // make vector code of it.
-  TFSWAP_HD static uint32_t Encode(float value, uint32_t overflow) {
+  // The largest finite number as a float's bits, and what stands for those beyond it: the next
+  // power of two, which is as far from it as its own neighbours, and encodes to infinity.
+  static constexpr int kDropped = 23 - kMantissa;
+  static constexpr uint32_t kBiasGap = static_cast<uint32_t>(127 - kBias) << 23;
+  static constexpr uint32_t kLargestBits = (kLargest << kDropped) + kBiasGap;
+  static constexpr uint32_t kBeyondBits = (kInfinity << kDropped) + kBiasGap;
+  // The exponent of the smallest normal number, which subnormal ones share.
+  static constexpr uint32_t kSmallestExponent = kBiasGap + (1u << 23);
+
+  // Rounds to nearest even. Finite values beyond the largest become it where kSaturate, else
+  // infinity; NaNs lose their payload. Without branches, so that compilers make vector code of it.
+  template <bool kSaturate>
+  TFSWAP_HD static uint32_t Encode(float value) {
+    static_assert(kSaturate || kInfinities, "there is nothing to overflow to");
     const uint32_t signed_bits = BitCast<uint32_t>(value);
     const uint32_t bits = signed_bits & 0x7FFFFFFFu;
-    constexpr int kDropped = 23 - kMantissa;
-    const uint32_t odd = (bits >> kDropped) & 1;
-    uint32_t code = ((bits + odd + ((1u << (kDropped - 1)) - 1)) >> kDropped) -
-                    (static_cast<uint32_t>(127 - kBias) << kMantissa);
+    uint32_t code;
     if constexpr (kExponent < 8) {
-      // A number whose last place is the smallest subnormal's: the sum rounds to it.
-      constexpr uint32_t kMagic = static_cast<uint32_t>(151 - kBias - kMantissa) << 23;
-      const float sum = BitCast<float>(bits) + BitCast<float>(kMagic);
-      const uint32_t subnormal = BitCast<uint32_t>(sum) - kMagic;
-      code = Choose(bits < static_cast<uint32_t>(128 - kBias) << 23, subnormal, code);
+      const uint32_t most = kSaturate ? kLargestBits : kBeyondBits;
+      const uint32_t kept = bits < most ? bits : most;
+      const uint32_t own = kept & 0x7F800000u;
+      const uint32_t exponent = own > kSmallestExponent ? own : kSmallestExponent;
+      // The sum with a power of two whose last place is the code's: it is rounded as all sums are.
+      constexpr uint32_t kRaise = static_cast<uint32_t>(kDropped) << 23;
+      const float sum = BitCast<float>(kept) + BitCast<float>(exponent + kRaise);
+      const uint32_t significand = BitCast<uint32_t>(sum) - (exponent + kRaise);
+      code = significand + ((exponent - kSmallestExponent) >> kDropped);
+    } else {
+      // A float's exponents: there is no such power for the largest, nor need of one.
+      const uint32_t odd = (bits >> kDropped) & 1;
+      code = (bits + odd + ((1u << (kDropped - 1)) - 1)) >> kDropped;
+      code = Choose(code > kLargest, kSaturate ? +kLargest : +kInfinity, code);
     }
-    code = Choose(code > kLargest, overflow, code);
-    code = Choose(bits == 0x7F800000u, kInfinities ? kInfinity : kNan, code);
+    code = Choose(bits == 0x7F800000u, kInfinities ? +kInfinity : +kNan, code);
     code = Choose(bits > 0x7F800000u, +kNan, code);
     return code | (signed_bits >> 31 << (kBits - 1));
   }
 
-  TFSWAP_HD static uint32_t EncodeSaturating(float value) { return Encode(value, kLargest); }
+  TFSWAP_HD static uint32_t EncodeSaturating(float value) { return Encode<true>(value); }
+  TFSWAP_HD static uint32_t EncodeOverflowing(float value) { return Encode<false>(value); }
 
   TFSWAP_HD static float Decode(uint32_t code) {
     const uint32_t magnitude = code & (kSign - 1);
@@ -183,12 +199,12 @@ TFSWAP_HD T Rounded(Arithmetic<T> value) {
 }
 template <>
 TFSWAP_HD Half Rounded<Half>(float value) {
-  return Half{static_cast<uint16_t>(Float16::Encode(value, Float16::kInfinity))};
+  return Half{static_cast<uint16_t>(Float16::EncodeOverflowing(value))};
 }
 template <>
 TFSWAP_HD BFloat16 Rounded<BFloat16>(float value) {
   return BFloat16{
-      static_cast<uint16_t>(BrainFloat16::Encode(value, BrainFloat16::kInfinity))};
+      static_cast<uint16_t>(BrainFloat16::EncodeOverflowing(value))};
 }
 
 // `value` as T would hold it.
@@ -198,11 +214,11 @@ TFSWAP_HD Arithmetic<T> RoundedValue(Arithmetic<T> value) {
 }
 template <>
 TFSWAP_HD float RoundedValue<Half>(float value) {
-  return Float16::Decode(Float16::Encode(value, Float16::kInfinity));
+  return Float16::Decode(Float16::EncodeOverflowing(value));
 }
 template <>
 TFSWAP_HD float RoundedValue<BFloat16>(float value) {
-  return BrainFloat16::Decode(BrainFloat16::Encode(value, BrainFloat16::kInfinity));
+  return BrainFloat16::Decode(BrainFloat16::EncodeOverflowing(value));
 }
 
 // The first n <= kBlock values, rounded. In two loops where the widths differ: compilers
@@ -214,7 +230,7 @@ TFSWAP_HD void Store(const Arithmetic<T>* values, int n, T* to) {
   } else {
     uint32_t codes[kBlock];
     using Format = typename FormatOf<T>::Type;
-    for (int k = 0; k < n; ++k) codes[k] = Format::Encode(values[k], Format::kInfinity);
+    for (int k = 0; k < n; ++k) codes[k] = Format::EncodeOverflowing(values[k]);
     for (int k = 0; k < n; ++k) to[k].bits = static_cast<uint16_t>(codes[k]);
   }
 }

@@ -17,6 +17,7 @@
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
+#include "vectors.h"
 
 namespace tfswap {
 
@@ -43,56 +44,6 @@ const Element<T>* Elements(const tensorflow::Tensor& tensor) {
 template <typename T>
 Element<T>* MutableElements(tensorflow::Tensor* tensor) {
   return static_cast<Element<T>*>(tensor->data());
-}
-
-// Runs piece(begin) ... piece(end - 1).
-template <typename Piece>
-__attribute__((always_inline)) inline void RunRange(const Piece& piece, int64_t begin,
-                                                    int64_t end) {
-  // A copy that nothing points at: its fields stay in registers, though stores of bytes
-  // might reach `piece` itself.
-  const Piece own = piece;
-  for (int64_t i = begin; i < end; ++i) own(i);
-}
-
-// It is compiled for several widths of vectors and chosen when it runs, since the library may have
-// been built on another machine. Bits are the same: products and sums are not fused (COMPILE_FLAGS
-// in oplib/build.py).
-template <typename Piece>
-void RunRangeAnywhere(const Piece& piece, int64_t begin, int64_t end) {
-  RunRange(piece, begin, end);
-}
-
-#ifdef __x86_64__
-template <typename Piece>
-__attribute__((target("avx2"), flatten)) void RunRangeAvx2(const Piece& piece, int64_t begin,
-                                                           int64_t end) {
-  RunRange(piece, begin, end);
-}
-
-template <typename Piece>
-__attribute__((target("avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), flatten)) void
-RunRangeAvx512(const Piece& piece, int64_t begin, int64_t end) {
-  RunRange(piece, begin, end);
-}
-#endif
-
-inline bool HasAvx512() {
-#ifdef __x86_64__
-  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
-}
-
-template <typename Piece>
-auto RangeForThisProcessor() {
-#ifdef __x86_64__
-  if (HasAvx512()) return RunRangeAvx512<Piece>;
-  if (__builtin_cpu_supports("avx2")) return RunRangeAvx2<Piece>;
-#endif
-  return RunRangeAnywhere<Piece>;
 }
 
 // Runs piece(0) ... piece(count - 1), on TensorFlow's worker threads where that pays, and

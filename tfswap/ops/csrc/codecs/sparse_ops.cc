@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -30,6 +31,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/types.h"
+#include "vectors.h"
 
 namespace tfswap {
 namespace {
@@ -142,6 +144,10 @@ class Entries {
                 static_cast<uint8_t*>(spill) + spilled * sizeof(Word)}},
         capacity_(layout.capacity) {}
 
+  bool InOnePart(int64_t begin, int64_t end) const {
+    return end <= capacity_ || begin >= capacity_;
+  }
+
   // Calls part(values, columns, offset, count) for each run of entries [begin, end) that lies
   // in one piece, `offset` from `begin`.
   template <typename Part>
@@ -176,6 +182,49 @@ class SparseOp : public OpKernel {
   int64_t capacity_;
 };
 
+template <typename Word>
+uint32_t CountPresent(const Word* row, int64_t length) {
+#ifdef __x86_64__
+  if constexpr (std::is_same_v<Word, uint32_t>) {
+    if (length == kRow && HasAvx512()) return avx512::CountPresent(row, kRow);
+  }
+#endif
+  uint32_t present = 0;
+  for (int64_t k = 0; k < length; ++k) present += row[k] != 0;
+  return present;
+}
+
+// The values of a row that are not zero, and their columns, in `entries` from `begin` to `end`.
+template <typename Word>
+void CompressRow(const Word* row, int64_t length, const Entries<Word>& entries, int64_t begin,
+                 int64_t end) {
+#ifdef __x86_64__
+  if constexpr (std::is_same_v<Word, uint32_t>) {
+    if (length == kRow && entries.InOnePart(begin, end) && HasAvx512()) {
+      entries.ForEachPart(begin, end, [row](uint32_t* values, uint8_t* columns, int64_t, int64_t) {
+        avx512::Compress(row, kRow, values, columns);
+      });
+      return;
+    }
+  }
+#endif
+  // First beside each other, without a branch per value: rows are neighbours in the output, and
+  // another thread may be writing the next one.
+  Word values[kRow + 1];
+  uint8_t columns[kRow + 1];
+  int found = 0;
+  for (int k = 0; k < length; ++k) {
+    values[found] = row[k];
+    columns[found] = static_cast<uint8_t>(k);
+    found += row[k] != 0;
+  }
+  entries.ForEachPart(begin, end,
+                      [&](Word* to, uint8_t* to_columns, int64_t offset, int64_t n) {
+                        std::memcpy(to, values + offset, n * sizeof(Word));
+                        std::memcpy(to_columns, columns + offset, n);
+                      });
+}
+
 // A word stands for a value's bits: values are moved, never computed with.
 template <typename Word>
 class EncodeSparseOp : public SparseOp {
@@ -197,11 +246,8 @@ class EncodeSparseOp : public SparseOp {
     const auto* const from = static_cast<const Word*>(tensor.data());
 
     RunOnThreads(ctx, layout.rows, kRow, [from, count, begins](int64_t row) {
-      const int64_t begin = row * kRow;
-      const int64_t end = codec::Min(begin + kRow, count);
-      uint32_t present = 0;
-      for (int64_t i = begin; i < end; ++i) present += from[i] != 0;
-      begins[row + 1] = present;
+      begins[row + 1] =
+          CountPresent(from + row * kRow, codec::Min(kRow, count - row * kRow));
     });
     begins[0] = 0;
     for (int64_t row = 0; row < layout.rows; ++row) begins[row + 1] += begins[row];
@@ -221,24 +267,8 @@ class EncodeSparseOp : public SparseOp {
     const Entries<Word> entries(encoded, layout, spill.host ? spill.host->data() : nullptr,
                                 spill.count);
     RunOnThreads(ctx, layout.rows, kCyclesPerRow, [from, count, begins, entries](int64_t row) {
-      // First beside each other, without a branch per value: rows are neighbours in the
-      // output, and another thread may be writing the next one.
-      Word values[kRow + 1];
-      uint8_t columns[kRow + 1];
-      const Word* const in = from + row * kRow;
-      const int length = static_cast<int>(codec::Min(kRow, count - row * kRow));
-      int found = 0;
-      for (int k = 0; k < length; ++k) {
-        values[found] = in[k];
-        columns[found] = static_cast<uint8_t>(k);
-        found += in[k] != 0;
-      }
-      entries.ForEachPart(
-          begins[row], begins[row + 1],
-          [&](Word* to, uint8_t* to_columns, int64_t offset, int64_t n) {
-            std::memcpy(to, values + offset, n * sizeof(Word));
-            std::memcpy(to_columns, columns + offset, n);
-          });
+      CompressRow(from + row * kRow, codec::Min(kRow, count - row * kRow), entries, begins[row],
+                  begins[row + 1]);
     });
     SetVariantOutput(ctx, 1, std::move(spill));
   }

@@ -1,0 +1,75 @@
+// Runs the pieces of codec_elements.h with the vectors that this processor has.
+//
+// Most of what they do compilers make good vector code of, which is compiled here for several widths
+// of vectors and chosen when it runs, since the library may have been built on another machine. Of
+// conversions and of rows' gaps they do not: avx512.h has those by hand. Bits are the same either way
+// (tests/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
+// oplib/build.py). Nothing here includes TensorFlow.
+
+#ifndef TFSWAP_OPS_CSRC_CODECS_VECTORS_H_
+#define TFSWAP_OPS_CSRC_CODECS_VECTORS_H_
+
+#include <cstdint>
+
+#ifdef __x86_64__
+#include "avx512.h"
+#endif
+
+namespace tfswap {
+
+// Runs piece(begin) ... piece(end - 1).
+template <typename Piece>
+__attribute__((always_inline)) inline void RunRange(const Piece& piece, int64_t begin,
+                                                    int64_t end) {
+  // A copy that nothing points at: its fields stay in registers, though stores of bytes
+  // might reach `piece` itself.
+  const Piece own = piece;
+  for (int64_t i = begin; i < end; ++i) own(i);
+}
+
+template <typename Piece>
+void RunRangeAnywhere(const Piece& piece, int64_t begin, int64_t end) {
+  RunRange(piece, begin, end);
+}
+
+#ifdef __x86_64__
+template <typename Piece>
+__attribute__((target("avx2"), flatten)) void RunRangeAvx2(const Piece& piece, int64_t begin,
+                                                           int64_t end) {
+  RunRange(piece, begin, end);
+}
+
+template <typename Piece>
+__attribute__((target("avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), flatten)) void
+RunRangeAvx512(const Piece& piece, int64_t begin, int64_t end) {
+  RunRange(piece, begin, end);
+}
+#endif
+
+inline bool HasAvx512() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+template <typename Piece>
+auto RangeForThisProcessor() {
+#ifdef __x86_64__
+  if (HasAvx512()) {
+    if constexpr (avx512::ByHand<Piece>::value) {
+      return avx512::ByHand<Piece>::Run;
+    } else {
+      return RunRangeAvx512<Piece>;
+    }
+  }
+  if (__builtin_cpu_supports("avx2")) return RunRangeAvx2<Piece>;
+#endif
+  return RunRangeAnywhere<Piece>;
+}
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_CODECS_VECTORS_H_

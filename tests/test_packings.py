@@ -151,23 +151,31 @@ def test_what_has_no_such_form_or_reader_is_refused(packing, said):
 # --- plans ------------------------------------------------------------------------------------------------
 
 
-def chosen_by_argmax(depth: int = 12, rows: int = 1 << 15) -> Graph:
-    """Positions that are found at the beginning of a long chain, and read at its end."""
+def read_late(made: str, read: str, axes: str, depth: int = 12, rows: int = 1 << 15) -> Graph:
+    """What one line makes at the beginning of a long chain, as `at`, and another reads at its end, as `then`."""
     lines = [
         "%x = Placeholder() {dtype=float32} -> float32[ROWS,16,4]",
         "%axis = Const() {dtype=int32} -> int32[] = (2,)",
-        "%at = ArgMax(%x, %axis) {T=float32, Tidx=int32, output_type=int64} -> int64[ROWS,16]",
+        made,
         "%h0 = Tanh(%x) {T=float32} ^at -> float32[ROWS,16,4]",
         *(f"%h{i + 1} = Tanh(%h{i}) {{T=float32}} -> float32[ROWS,16,4]" for i in range(depth)),
         "%axes = Const() {dtype=int32} -> int32[3] = (0, 1, 2)",
         f"%loss = Sum(%h{depth}, %axes) {{T=float32, Tidx=int32, keep_dims=false}} -> float32[]",
-        "%then = Cast(%at) {SrcT=int64, DstT=float32} ^loss -> float32[ROWS,16]",
-        "%all = Const() {dtype=int32} -> int32[2] = (0, 1)",
+        read,
+        f"%all = Const() {{dtype=int32}} -> int32[{axes.count(',') + 1}] = {axes}",
         "%sum = Sum(%then, %all) {T=float32, Tidx=int32, keep_dims=false} -> float32[]",
         "feeds %x",
         "fetches %sum, %loss",
     ]
     return parse_graph("\n".join(lines).replace("ROWS", str(rows)) + "\n")
+
+
+def chosen_by_argmax() -> Graph:
+    return read_late(
+        "%at = ArgMax(%x, %axis) {T=float32, Tidx=int32, output_type=int64} -> int64[ROWS,16]",
+        "%then = Cast(%at) {SrcT=int64, DstT=float32} ^loss -> float32[ROWS,16]",
+        "(0, 1)",
+    )
 
 
 def optimizer_of(**options) -> Optimizer:
@@ -188,6 +196,15 @@ def test_positions_that_wait_long_wait_as_bytes():
     (row,) = optimizer.report(plan).encoded
     assert (row.name, row.nbytes, row.encoded_bytes) == ("at:0", 8 * 16 << 15, 16 << 15)
     assert row.reason.startswith("512.0 KiB as uint8 for then")
+
+
+def test_what_no_codec_takes_is_kept_with_the_reason():
+    complex_map = "%at = Cast(%x) {SrcT=float32, DstT=complex64} -> complex64[ROWS,16,4]"
+    graph = read_late(complex_map, "%then = Abs(%at) {T=complex64} ^loss -> float32[ROWS,16,4]", "(0, 1, 2)")
+    optimizer = Optimizer(graph, PLAIN, Options(tactics=("encode",)))
+    (row,) = (row for row in optimizer.report(floor_plan(optimizer)).rows if row.name == "at:0")
+    assert (row.tactic, row.encoded_bytes) == ("keep", None)
+    assert row.reason == "memory suffices without; no codec takes a complex64"
 
 
 def test_packings_follow_the_tactic_and_what_is_kept():

@@ -77,6 +77,13 @@ class Form(NamedTuple):
         return sum(kind.nbytes or 0 for kind in self.kept)
 
 
+def no_codec(kind: TensorType) -> str | None:
+    """Why no codec takes tensors of that type, whatever is in them; None where one does, or they are as small."""
+    if kind.dtype in SPARSE_TYPES | INTEGERS or ELEMENT_BYTES.get(kind.dtype, 0) == 1:
+        return None
+    return f"no codec takes a {kind.dtype}"
+
+
 def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:
     """The smallest form that gives `tensor` back, or None where there is none that is smaller."""
     kind = tensor.type

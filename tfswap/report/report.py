@@ -11,7 +11,7 @@ from functools import cached_property
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.encodings import Encoding
-from tfswap.analysis.packings import Packing, packed_bytes
+from tfswap.analysis.packings import Packing, no_codec, packed_bytes
 from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
@@ -467,6 +467,8 @@ def _rows(
         if not reasons:
             waits = "memory suffices without" if v in gaps else "never waits between two uses"
             reasons.append(problem.refusals.get(v) or waits)
+            unfit = no_codec(value.tensor.type) if v in gaps else None
+            reasons += [unfit] if unfit else []
         tactics = ["encode"] * (encoded_bytes is not None) + ["swap"] * bool(away) + ["recompute"] * bool(made)
         node = value.tensor.node
         rows.append(

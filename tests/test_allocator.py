@@ -14,6 +14,7 @@ from tfswap.planner.allocator import (
     ALIGNMENT_BYTES,
     MOST_MISSED,
     SPLIT_SLACK_BYTES,
+    UNBOUNDED_BYTES,
     Arena,
     next_region_bytes,
     regions_of,
@@ -111,6 +112,36 @@ def arena_after(rows, program) -> Arena:
         elif held:
             arena.free(held.pop(amount % len(held)))
     return arena
+
+
+@given(layouts, programs, st.integers(0, 700 * ALIGNMENT_BYTES))
+@settings(max_examples=200)
+def test_the_room_is_the_largest_request_that_keeps_a_limit(rows, program, more):
+    arena = arena_after(rows, program)
+    limit, before = arena.in_use_bytes + more, chunks_of(arena)
+
+    def keeps(nbytes: int) -> bool:
+        tried = arena.copy()
+        tried.allocate(nbytes)
+        return tried.in_use_bytes <= limit
+
+    room = arena.room_bytes(limit)
+    assert keeps(room)
+    free = [size for _, size, in_use in before if not in_use and size < UNBOUNDED_BYTES // 2]
+    bounds = {more, *(n for size in free for n in (size, size // 2, size - SPLIT_SLACK_BYTES))}
+    larger = {n // ALIGNMENT_BYTES * ALIGNMENT_BYTES + d for n in bounds for d in (-1, 0, 1, ALIGNMENT_BYTES)}
+    assert not any(keeps(n) for n in larger if round_up(n) > room)
+    assert arena.room_bytes(arena.in_use_bytes) == 0
+    assert chunks_of(arena) == before
+
+
+def test_the_room_in_an_arena_that_may_grow():
+    arena = Arena([(4096, 2 * MIB, False)], limit_bytes=8 * MIB)
+    assert arena.room_bytes(MIB) == MIB
+    assert arena.room_bytes(3 * MIB) == 2 * MIB  # a new region has 4 MiB, of which 3 would get all
+    assert arena.room_bytes(6 * MIB) == 6 * MIB  # all that is left, in one region
+    assert arena.room_bytes(7 * MIB) == 6 * MIB
+    assert len(chunks_of(arena)) == 1
 
 
 @given(layouts, programs, sizes)

@@ -91,6 +91,7 @@ def check(
     precision: Any = None,
     spill_dir: Any = None,
     spill_limit: Any = None,
+    limit_workspaces: Any = False,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -109,6 +110,7 @@ def check(
         as_spill(spill_dir, spill_limit, host),
         profile=as_profile(profile),
         precision=as_rules(precision),
+        limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
     )
     return Request(memory_limit, options, plan, mode)
 
@@ -171,6 +173,12 @@ def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
     if strange is not None:
         raise TfswapError(f"{what} has {strange!r}, of type {type(strange).__name__}: give names, such as {[*example]}")
     return found
+
+
+def as_bool(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TfswapError(f"{what} is {value!r}: give True or False")
+    return value
 
 
 def whole(what: str, value: Any, least: int = 1) -> None:

@@ -529,6 +529,7 @@ def optimize(
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
+    limit_workspaces: bool = False,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -556,6 +557,9 @@ def optimize(
         precision: what tensors that wait for the backward pass may be rounded to, of "fp16", "bf16", "fp10", "fp8",
             "fp8_e4m3", "fp8_e5m2", "int8" and "int4", for all, or by pattern of the names of nodes, of which the first
             that fits holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
+        limit_workspaces: tell cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
+            each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
+            runs on a GPU; see docs/memory_model.md.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
@@ -565,7 +569,18 @@ def optimize(
             with `.floor_bytes`, before anything runs, and UnsupportedGraph.
     """
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
-    request = check(memory_limit, tactics, host_memory_limit, plan, mode, profile, precision, spill_dir, spill_limit)
+    request = check(
+        memory_limit,
+        tactics,
+        host_memory_limit,
+        plan,
+        mode,
+        profile,
+        precision,
+        spill_dir,
+        spill_limit,
+        limit_workspaces,
+    )
 
     def decorate(target: Any) -> OptimizedFunction:
         return OptimizedFunction(as_tf_function(target), request, on_exceeded)

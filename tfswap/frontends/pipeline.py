@@ -55,6 +55,7 @@ from tfswap.planner.planner import MARGIN_BYTES, TACTICS, Candidate, Planner, pr
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
+from tfswap.planner.reuse import largest_working_set
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory, simulate_memory
 from tfswap.planner.tiers import STAGING_BYTES, Tiers
@@ -100,6 +101,7 @@ class Options:
         solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
         profile: measured times to plan with.
         precision: what waits for the backward pass in fewer bits; nothing by default.
+        limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -109,6 +111,7 @@ class Options:
     solver: str = "default"
     profile: Profile | None = None
     precision: Rules = ()
+    limit_workspaces: bool = False
 
     @property
     def tiers(self) -> Tiers:
@@ -577,6 +580,12 @@ class Optimizer:
             f"{format_bytes(takes)}, makes {format_bytes(gives)} and takes {format_bytes(extra)} besides while it runs"
         )
 
+    def _largest_working_set(self) -> tuple[str, int]:
+        """The kernel that needs most at once, of the variant that can be brought down to the least, and its bytes."""
+        flow = self._lowest()[0].flow
+        kernel, nbytes = largest_working_set(flow)
+        return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)
+
     def _freeze(self, limit_bytes: int | None, found: Found | None) -> Plan:
         if found is None:
             return Plan(
@@ -714,6 +723,8 @@ class Optimizer:
             trains(self.graph),
             self.locate,
             functools.cache(lambda: self.timeline(plan, there)),
+            self._largest_working_set,
+            there,
         )
 
 

@@ -16,7 +16,10 @@ from tfswap.frontends.arguments import Precision, as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.training_step import find_step
-from tfswap.planner.planner import TACTICS, Candidate
+from tfswap.frontends.variants import Found
+from tfswap.planner.planner import TACTICS, promised, simulated_limit
+from tfswap.planner.schedule import build_schedule, on_disk
+from tfswap.planner.workspaces import computed
 from tfswap.report.curve import Curve, Point
 
 LIMITS = 20
@@ -116,11 +119,15 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     floor, peak = optimizer.floor_bytes(), optimizer.baseline.peak_bytes
     top = max(floor, peak)
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
-    points = []
+    points: list[Point] = []
+    best: Found | None = None
     for limit in tried:
         found = optimizer.candidate(limit - optimizer.extra_margin_bytes)
         assert found is not None, "the floor is what the planner reaches"
-        points.append(_point(optimizer, limit, found.candidate))
+        # A plan for less leaves more to workspaces, so that it may be the faster one here.
+        made = [(_point(optimizer, limit, f), f) for f in (found, best) if f is not None]
+        point, best = min(made, key=lambda pair: pair[0].time_ratio)
+        points.append(point)
     return Curve(
         step=step,
         machine=on.title,
@@ -134,12 +141,30 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     )
 
 
-def _point(optimizer: Optimizer, limit_bytes: int, found: Candidate) -> Point:
+def _point(optimizer: Optimizer, limit_bytes: int, found: Found) -> Point:
+    variant, candidate = found
+    extra = optimizer.extra_margin_bytes
+    planner = optimizer.planner_of(variant)
+    timing, peak, workspace, chosen = candidate.timing, candidate.peak_bytes, 0, ()
+    if optimizer.device.kind == "gpu":
+        made = computed(
+            variant.flow,
+            build_schedule(*candidate.choice),
+            planner.resident,
+            simulated_limit(limit_bytes - extra),
+            planner.cost_s,
+            planner.rates,
+            on_disk(candidate.choice.intervals),
+        )
+        timing, workspace, chosen = made.timing, made.workspace_bytes, tuple(sorted(made.algorithms.items()))
+        peak = max(peak, promised(made.peak_bytes))
     return Point(
         limit_bytes=limit_bytes,
-        peak_bytes=found.peak_bytes + optimizer.extra_margin_bytes,
-        time_ratio=optimizer.baseline.time_ratio(found.timing.total_s),
-        step_s=found.timing.total_s,
-        moved_bytes=found.memory.out_bytes + found.memory.in_bytes,
-        host_bytes=found.memory.host_peak_bytes,
+        peak_bytes=peak + extra,
+        time_ratio=optimizer.baseline.time_ratio(timing.total_s),
+        step_s=timing.total_s,
+        moved_bytes=candidate.memory.out_bytes + candidate.memory.in_bytes,
+        host_bytes=candidate.memory.host_peak_bytes,
+        workspace_bytes=workspace,
+        algorithms=chosen,
     )

@@ -25,6 +25,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
+from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
@@ -297,6 +298,8 @@ class Step:
         self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
         self._live, self._resident_bytes, self._peaks, self._expected_bytes = live, resident.total_bytes, {}, peak
         self.planned = True
+        if self._request.options.limit_workspaces:
+            limit_workspaces(self.report.workspace_bytes)
         if live and gate is not None:
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
             self._open(gate)

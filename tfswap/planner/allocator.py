@@ -220,6 +220,24 @@ class Arena:
             self.free(address)
         return between
 
+    def room_bytes(self, limit_bytes: int) -> int:
+        """The largest request that could be met with no more than `limit_bytes` in use."""
+        free = (limit_bytes - self.in_use_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        if free <= 0:
+            return 0
+        below = next(self._smaller_bytes(free + ALIGNMENT_BYTES), 0)
+        above = self._best_fit_bytes(free)
+        if above:
+            most = max(above // 2, above - SPLIT_SLACK_BYTES)  # that it is split for
+            return max(below, min(free, most // ALIGNMENT_BYTES * ALIGNMENT_BYTES))
+        grown = self.copy()
+        size = min(free, (self._limit_bytes - self._pool_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+        if size > below and grown._extend(size):
+            grown.allocate(size)
+            if grown.in_use_bytes <= limit_bytes:
+                return size
+        return below
+
     def _best_fit_bytes(self, rounded: int) -> int:
         """Bytes of the chunk that a request finds, before it is split; 0 for none."""
         for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), BIN_COUNT):

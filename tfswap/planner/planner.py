@@ -105,6 +105,11 @@ def promised(peak_bytes: int) -> int:
     return peak_bytes + max(int(peak_bytes * MARGIN_SHARE), MARGIN_BYTES)
 
 
+def simulated_limit(limit_bytes: int) -> int:
+    """The highest simulated peak of a plan that keeps this limit."""
+    return min(limit_bytes - MARGIN_BYTES, int(limit_bytes / (1 + MARGIN_SHARE)))
+
+
 @dataclass(frozen=True)
 class Draft:
     """One rung of a ladder, timed.

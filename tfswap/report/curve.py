@@ -38,6 +38,8 @@ class Point:
         step_s: predicted step time.
         moved_bytes: what travels per step, both ways together.
         host_bytes: the most host memory that swapped tensors take.
+        workspace_bytes: the largest workspace of a convolution; 0 where there is none, or cuDNN does not choose.
+        algorithms: how many convolutions have which algorithm, where cuDNN chooses.
     """
 
     limit_bytes: int
@@ -46,6 +48,8 @@ class Point:
     step_s: float
     moved_bytes: int
     host_bytes: int
+    workspace_bytes: int = 0
+    algorithms: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,11 @@ class Curve:
     def fits(self, point: Point) -> bool:
         """Whether a point's peak is within the machine's memory."""
         return self.memory_bytes is None or point.peak_bytes <= self.memory_bytes
+
+    @property
+    def has_workspaces(self) -> bool:
+        """Whether convolutions choose by what there is room for."""
+        return any(point.algorithms for point in self.points)
 
     @cached_property
     def knee(self) -> Point:
@@ -132,28 +141,34 @@ class Curve:
 
     def __str__(self) -> str:
         lines = [self.step, *(f"  {label:<16}{text}" for label, text in self.summary()), ""]
-        lines.append(f"  {'limit':>10}  {'peak':>10}  {'time':>6}  {'moved':>10}  {'host':>10}")
+        workspace = f"  {'workspace':>10}" if self.has_workspaces else ""
+        lines.append(f"  {'limit':>10}  {'peak':>10}  {'time':>6}  {'moved':>10}  {'host':>10}{workspace}")
         top = max(p.time_ratio for p in self.points)
         for p in self.points:
             bar = "#" * max(1, round(BAR * p.time_ratio / top))
             mark = "  <- knee" if p is self.knee else "" if self.fits(p) else "  more than the machine has"
             figures = [format_bytes(b) for b in (p.limit_bytes, p.peak_bytes, p.moved_bytes, p.host_bytes)]
+            workspace = f"{format_bytes(p.workspace_bytes):>10}  " if self.has_workspaces else ""
             lines.append(
                 f"  {figures[0]:>10}  {figures[1]:>10}  x{p.time_ratio:<5.2f} {figures[2]:>10}  {figures[3]:>10}  "
-                f"{bar}{mark}"
+                f"{workspace}{bar}{mark}"
             )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        def workspace(point: Point) -> str:
+            return f"<td>{format_bytes(point.workspace_bytes)}</td>" if self.has_workspaces else ""
+
         body = "".join(
             f"<tr{'' if self.fits(p) else ' class=out'}><td>{format_bytes(p.limit_bytes)}</td>"
             f"<td>{format_bytes(p.peak_bytes)}</td><td>x{p.time_ratio:.2f}</td><td>{format_bytes(p.moved_bytes)}</td>"
-            f"<td>{format_bytes(p.host_bytes)}</td><td>{'knee' if p is self.knee else ''}</td></tr>"
+            f"<td>{format_bytes(p.host_bytes)}</td>{workspace(p)}<td>{'knee' if p is self.knee else ''}</td></tr>"
             for p in self.points
         )
         return (
             f"{_STYLE}<div class=tfswap>{fields(self.summary())}{self._svg()}<table><tr><th>limit</th><th>peak</th>"
-            f"<th>time</th><th>moved</th><th>host</th><th></th></tr>{body}</table></div>"
+            f"<th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}<th></th></tr>{body}"
+            "</table></div>"
         )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:

@@ -18,10 +18,12 @@ from tfswap.files import require_place, write_whole
 from tfswap.planner.baseline import Baseline
 from tfswap.planner.inside import PlannedBody
 from tfswap.planner.plan import Absence, Inside, Plan
-from tfswap.planner.planner import Planner
+from tfswap.planner.planner import Planner, simulated_limit
 from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
+from tfswap.planner.reuse import Reuse, find_reuse
 from tfswap.planner.schedule import build_schedule, planned_schedule
-from tfswap.planner.simulate import simulate_memory
+from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.planner.workspaces import rooms
 from tfswap.report.explain import Explanation, explain
 from tfswap.report.page import fragment, page
 from tfswap.report.picture import picture
@@ -36,7 +38,15 @@ BY_HAND = "this report was made by hand: only one that tfswap has made knows its
 HTML, PNG, TRACE, JSON = ".html", ".png", ".trace.json", ".json"
 KINDS = {HTML: "a page", PNG: "a picture", TRACE: "a trace", JSON: "the figures"}
 """What a report can be saved as, by the name's ending; of two that fit, the first."""
-FOUND_OUT = ("baseline_peak_bytes", "time_ratio", "floor_bytes", "keeps_limit")
+FOUND_OUT = (
+    "baseline_peak_bytes",
+    "time_ratio",
+    "floor_bytes",
+    "keeps_limit",
+    "largest_kernel",
+    "working_set_bytes",
+    "workspace_bytes",
+)
 """What a report tells besides its fields."""
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""
@@ -73,6 +83,20 @@ class TensorRow:
     encoded_bytes: int | None = None
     precision: str | None = None
     worst_error: str | None = None
+
+
+@dataclass(frozen=True)
+class ConvolutionRow:
+    """One convolution, or gradient of one.
+
+    Attributes:
+        name, op: of its node.
+        free_bytes: what the plan leaves free in the arena where it runs, for a workspace; the least of its runs.
+    """
+
+    name: str
+    op: str
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +144,9 @@ class Report:
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
     _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
+    _largest: Callable[[], tuple[str, int]] = field(repr=False, compare=False, default=lambda: ("", 0))
+    _reuse: Callable[[], Reuse] = field(repr=False, compare=False, default=lambda: Reuse(0, 0, 0))
+    _rooms: Callable[[], tuple[ConvolutionRow, ...]] = field(repr=False, compare=False, default=lambda: ())
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
@@ -135,6 +162,35 @@ class Report:
     def floor_bytes(self) -> int:
         """The smallest limit that the planner reaches: at it the step runs, below it it is refused."""
         return self._floor()
+
+    @property
+    def largest_kernel(self) -> str:
+        """The kernel that needs most at once, of the form of the step that the smallest limit is for."""
+        return self._largest_kernel[0]
+
+    @property
+    def working_set_bytes(self) -> int:
+        """What that kernel needs at least, besides what is always there: no limit is smaller than both together."""
+        return self._largest_kernel[1]
+
+    @cached_property
+    def _largest_kernel(self) -> tuple[str, int]:
+        return self._largest()
+
+    @cached_property
+    def reuse(self) -> Reuse:
+        """What the plan saves by buffers that are taken over, and by tensors that are away."""
+        return self._reuse()
+
+    @cached_property
+    def convolutions(self) -> tuple[ConvolutionRow, ...]:
+        """What the plan leaves to each convolution's workspace, the least first; none where there is no limit."""
+        return self._rooms()
+
+    @property
+    def workspace_bytes(self) -> int | None:
+        """What every convolution can have as workspace within the limit; None where there is none, or no limit."""
+        return self.convolutions[0].free_bytes if self.convolutions else None
 
     @property
     def keeps_limit(self) -> bool:
@@ -167,6 +223,8 @@ class Report:
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
         content["rows"] = [dataclasses.asdict(row) for row in self.rows]
         content |= {name: getattr(self, name) for name in FOUND_OUT}
+        content["reuse"] = dataclasses.asdict(self.reuse)
+        content["convolutions"] = [dataclasses.asdict(row) for row in self.convolutions]
         return json.dumps(content, indent=1, sort_keys=True)
 
     def summary(self) -> list[tuple[str, str]]:
@@ -180,7 +238,9 @@ class Report:
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("always there", format_bytes(self.persistent_bytes)),
-            ("smallest limit", format_bytes(self.floor_bytes)),
+            ("smallest limit", f"{format_bytes(self.floor_bytes)}{self._working_set_text()}"),
+            *([("reuse", self._reuse_text())] if self.kernels else []),
+            *([("workspaces", self._workspaces_text())] if self.convolutions else []),
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
             ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
             *([("encoded", self._encoded_text())] if self.encoded else []),
@@ -188,6 +248,19 @@ class Report:
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
+
+    def _working_set_text(self) -> str:
+        if not self.largest_kernel:
+            return ""
+        return f"; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} besides what is always there"
+
+    def _reuse_text(self) -> str:
+        within, between = self.reuse.within_layers_bytes, self.reuse.between_layers_bytes
+        return f"{format_bytes(within)} by buffers taken over, {format_bytes(between)} by tensors that are away"
+
+    def _workspaces_text(self) -> str:
+        least, count = self.convolutions[0], len(self.convolutions)
+        return f"{format_bytes(least.free_bytes)} at least for each of {count} convolutions ({least.name} has least)"
 
     def _encoded_text(self) -> str:
         before = sum(row.nbytes for row in self.encoded)
@@ -307,6 +380,8 @@ def make_report(
     trains: bool,
     locate: Callable[[str], str | None],
     timeline: Callable[[], Timeline],
+    largest: Callable[[], tuple[str, int]],
+    resident: Resident,
 ) -> Report:
     """The report of `plan`, made by `planner` from the facts `flow`.
 
@@ -318,6 +393,8 @@ def make_report(
         bodies: those that something is planned inside of.
         floor: gives the smallest limit that the planner reaches.
         baseline: gives what is predicted of the unoptimised step.
+        largest: gives the kernel that needs most at once, and its bytes.
+        resident: what is in the arena before the step.
     """
     encoded: dict[int, list[Encoding]] = {}
     for e in encodings:
@@ -349,7 +426,21 @@ def make_report(
         _timeline=timeline,
         _baseline=baseline,
         _explain=lambda name: _explained(planner.problems[0], plan, bodies, rows, locate, name),
+        _largest=largest,
+        _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
+        _rooms=lambda: _convolutions(flow, plan, resident),
     )
+
+
+def _convolutions(flow: Dataflow, plan: Plan, resident: Resident) -> tuple[ConvolutionRow, ...]:
+    limit = resident.limit_bytes if plan.limit_bytes is None else plan.limit_bytes
+    if limit is None or plan.changes_nothing:
+        return ()
+    free: dict[int, int] = {}
+    for room in rooms(flow, planned_schedule(flow, plan), resident, simulated_limit(limit)):
+        free[room.kernel] = min(room.free_bytes, free.get(room.kernel, room.free_bytes))
+    rows = (ConvolutionRow(flow.nodes[i].name, flow.nodes[i].op, nbytes) for i, nbytes in free.items())
+    return tuple(sorted(rows, key=lambda row: (row.free_bytes, row.name)))
 
 
 def _explained(

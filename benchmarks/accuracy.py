@@ -51,7 +51,7 @@ def _trained(model: Any, loss_fn: Any, optimizer: Any) -> Callable[[Any, Any], A
     return step
 
 
-def _images(name: str, batch: int, size: int, momentum: float) -> Callable[[], Made]:
+def images(name: str, batch: int, size: int, momentum: float) -> Callable[[], Made]:
     def build() -> Made:
         import keras
         import tensorflow as tf
@@ -68,7 +68,7 @@ def _images(name: str, batch: int, size: int, momentum: float) -> Callable[[], M
     return build
 
 
-def _mlp(layers: int = 12, width: int = 512, batch: int = 8192) -> Made:
+def mlp(layers: int = 12, width: int = 512, batch: int = 8192) -> Made:
     import tensorflow as tf
 
     weights = [tf.Variable(tf.random.stateless_normal([width, width], seed=(i, 7)) * 0.04) for i in range(layers)]
@@ -180,11 +180,11 @@ def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Ma
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "mlp": _mlp,
-    "vgg": _images("VGG16", 16, 64, 0.0),
-    "resnet": _images("ResNet50", 16, 64, 0.9),
-    "mobilenet": _images("MobileNetV2", 16, 96, 0.9),
-    "efficientnet": _images("EfficientNetB0", 16, 64, 0.9),
+    "mlp": mlp,
+    "vgg": images("VGG16", 16, 64, 0.0),
+    "resnet": images("ResNet50", 16, 64, 0.9),
+    "mobilenet": images("MobileNetV2", 16, 96, 0.9),
+    "efficientnet": images("EfficientNetB0", 16, 64, 0.9),
     "transformer": _transformer,
     "gpt": _gpt,
     "unet": _unet,

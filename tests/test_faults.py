@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -225,3 +229,195 @@ assert few[0] == many[0], (few, many)
 assert many[1] - few[1] < 4 * MIB, (few, many)
 """
     )
+
+
+def test_a_bit_that_is_flipped_on_disk_is_told_and_gives_no_wrong_values(tmp_path):
+    run_forked(
+        PRELUDE
+        + f"""
+ops.claim(7, None, {str(tmp_path)!r})
+weight = tf.Variable(tf.zeros([MIB]))
+x = tf.random.stateless_normal([MIB], seed=(1, 2))
+links = (f"/proc/self/fd/{{n}}" for n in os.listdir("/proc/self/fd"))
+(spilled,) = (link for link in links if os.path.lexists(link) and {str(tmp_path)!r} in os.readlink(link))
+bit = None
+
+def flip():
+    if bit is not None:
+        file = os.open(spilled, os.O_RDWR)
+        byte = os.pread(file, 1, bit // 8)[0]
+        os.pwrite(file, bytes([byte ^ 1 << bit % 8]), bit // 8)
+        os.close(file)
+    return 0
+
+@tf.function
+def step(x):
+    handle = swap_out(x, owner=7, disk=True)
+    with tf.control_dependencies([ops.release(handle)]):
+        flipped = tf.py_function(flip, [], tf.int32)
+    with tf.control_dependencies([flipped]):
+        weight.assign(back(handle))
+
+step(x)
+assert bits(weight) == bits(x)
+for bit in (0, 8 * MIB + 5, 32 * MIB - 1):
+    weight.assign(tf.ones([MIB]))
+    try:
+        step(x)
+        raise AssertionError("wrong values")
+    except tf.errors.OpError as error:
+        assert "is not what was written there: the disk" in error.message, error.message
+        assert "give another spill_dir=" in error.message
+    assert bits(weight) == bits(tf.ones([MIB]))
+bit = None
+step(x)
+assert bits(weight) == bits(x)
+ops.drop(7)
+assert (ops.stats().disk_reserved_bytes, ops.stats().pool_in_use_bytes) == (0, 0)
+"""
+    )
+
+
+def test_a_step_that_fails_in_the_middle_for_any_reason_leaves_nothing(tmp_path):
+    run_forked(
+        PRELUDE
+        + f"""
+import numpy as np
+
+def made(net):
+    def step(x, rows):
+        with tf.GradientTape() as tape:
+            loss = tf.debugging.check_numerics(net.loss(x), "the loss") + tf.reduce_sum(tf.gather(x, rows)) * 0.0
+        for weight, gradient in zip(net.weights, tape.gradient(loss, net.weights), strict=True):
+            weight.assign_sub(0.1 * tf.debugging.check_numerics(gradient, "a gradient"))
+        return loss
+    return step
+
+net, twin = Net(8), Net(8)
+step = tfswap.optimize(
+    tf.function(made(net)), memory_limit="60%", tactics=("swap",), host_memory_limit=HOST, spill_dir={str(tmp_path)!r}
+)
+reference = tf.function(made(twin))
+good = tf.constant([1, 2])
+step(batch(ROWS), good)
+unoptimised(reference, batch(ROWS), good)
+held = ops.stats().pool_in_use_bytes
+
+def works(n):
+    eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
+    assert bits(net.weights) == bits(twin.weights)
+    assert bits(step(batch(ROWS, n), good)) == bits(unoptimised(reference, batch(ROWS, n), good))
+    assert step.stats().disk_out_bytes > 0 and step.stats().out_bytes > 0
+
+works(1)
+nan = batch(ROWS).numpy()
+nan[5, 7] = np.nan
+for n, arguments in enumerate([(tf.constant(nan), good), (batch(ROWS), tf.constant([ROWS, 1]))] * 2):
+    try:
+        step(*arguments)
+        raise AssertionError("it did not fail")
+    except tf.errors.InvalidArgumentError:
+        pass
+    works(2 + n)
+assert step.plans == 1
+"""
+    )
+
+
+def test_a_step_that_the_user_interrupts_leaves_nothing(tmp_path):
+    run_forked(
+        PRELUDE
+        + f"""
+net, twin = Net(8), Net(8)
+reference = tf.function(twin.step)
+step = optimized(net, host_memory_limit=HOST, spill_dir={str(tmp_path)!r})
+step(batch(ROWS))
+unoptimised(reference, batch(ROWS))
+held = ops.stats().pool_in_use_bytes
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main = threading.main_thread().ident
+for n in range(3):
+    ops.configure(disk_bandwidth_bytes_per_s=1e6)
+
+    def interrupt():
+        eventually(lambda: ops.stats().disk_in_use_bytes > 0)
+        signal.pthread_kill(main, signal.SIGINT)
+        ops.configure(disk_bandwidth_bytes_per_s=None)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    try:
+        step(batch(ROWS, n))
+        raise AssertionError("it was not interrupted")
+    except KeyboardInterrupt:
+        pass
+    other.join()
+    eventually(lambda: (ops.stats().disk_in_use_bytes, ops.stats().pool_in_use_bytes) == (0, held))
+    unoptimised(reference, batch(ROWS, n))  # TensorFlow ends what it has begun
+    assert bits(net.weights) == bits(twin.weights)
+    assert bits(step(batch(ROWS, 9))) == bits(unoptimised(reference, batch(ROWS, 9)))
+assert step.plans == 1
+"""
+    )
+
+
+ON_TMPFS = """
+import subprocess, sys
+folder = sys.argv[1]
+
+def mount(*arguments):
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+def refused(net, folder):
+    before = bits(net.weights)
+    try:
+        optimized(net, host_memory_limit=HOST, spill_dir=folder)(batch(ROWS))
+        raise AssertionError("nothing was said")
+    except tfswap.TfswapError as error:
+        assert bits(net.weights) == before and ops.stats().pool_in_use_bytes == 0
+        return str(error)
+
+net, twin = Net(8), Net(8)
+reference = tf.function(twin.step)
+full = refused(net, folder)
+assert "No space left on device" in full and "Make room there" in full, full
+mount("-o", "remount,size=64m", "tmpfs", folder)
+step = optimized(net, host_memory_limit=HOST, spill_dir=folder)
+assert bits(step(batch(ROWS))) == bits(unoptimised(reference, batch(ROWS)))
+assert step.stats().disk_out_bytes > 0
+
+# The folder is not there any more: the file is, and has no name.
+subprocess.run(["umount", "-l", folder], check=True)
+os.rmdir(folder)
+assert bits(step(batch(ROWS, 1))) == bits(unoptimised(reference, batch(ROWS, 1)))
+assert bits(net.weights) == bits(twin.weights)
+del step
+import gc
+gc.collect()
+assert (ops.stats().disk_reserved_bytes, ops.stats().pool_in_use_bytes) == (0, 0)
+assert "No such file or directory" in refused(Net(8), folder)
+
+other = folder + "2"
+os.mkdir(other)
+mount("-t", "tmpfs", "-o", "ro", "tmpfs", other)
+told = refused(Net(8), other)
+assert "Read-only file system" in told and "may write to" in told, told
+"""
+
+
+def test_a_disk_that_is_full_removed_or_read_only(tmp_path):
+    """A small tmpfs, in name spaces of its own: where the system allows them."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(PRELUDE + ON_TMPFS)
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mounted = f"mount -t tmpfs -o size=1m tmpfs {folder}"
+    try:
+        subprocess.run([*enter, mounted], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this system allows no file systems of one's own")
+    run = f"{mounted} && exec {sys.executable} {program} {folder}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run([*enter, run], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

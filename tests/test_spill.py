@@ -274,6 +274,57 @@ print(json.dumps(0))
     )
 
 
+def test_of_what_loops_save_the_first_goes_to_disk_since_it_is_needed_last(tmp_path):
+    run(
+        f"""
+import threading
+
+def recurrent(cell):
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(
+                lambda i, _: i < 12, lambda i, h: (i + 1, tf.nn.relu(tf.sin(h @ cell))), [0, x], maximum_iterations=12
+            )
+            loss = tf.reduce_sum(h)
+        cell.assign_sub(1e-6 * tape.gradient(loss, cell))
+        return loss
+    return step
+
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+one, other = (tf.Variable(tf.random.stateless_normal([128, 128], seed=(1, 2)) * 0.1) for _ in range(2))
+step = tfswap.optimize(
+    tf.function(recurrent(one)), memory_limit="60%", host_memory_limit=STAGING_BYTES + 15 * MIB,
+    spill_dir={str(tmp_path)!r}, tactics=("swap",)
+)
+reference = tf.function(recurrent(other))
+losses = [bits(unoptimised(reference, batch(ROWS, n))) for n in range(3)]
+assert bits(step(batch(ROWS, 0))) == losses[0]
+plan, stats = step.plan(), step.stats()
+assert plan.accumulators and 0 < plan.saved_disk_bytes <= plan.disk_bytes
+assert 0 < stats.out_bytes and plan.saved_disk_bytes <= stats.disk_out_bytes < plan.saved_disk_bytes + 2 * MIB
+for n in (1, 2):  # in each step anew
+    held = ops.stats().pool_in_use_bytes
+    ops.configure(disk_bandwidth_bytes_per_s=1000.0)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(bits(step(batch(ROWS, n)))))
+    thread.start()
+    eventually(lambda: ops.stats().disk_in_use_bytes > 0)
+    time.sleep(0.1)  # the iteration's end waits for its copies
+    assert (ops.stats().pool_in_use_bytes, step.stats().out_bytes) == (held, 0), ops.stats()
+    ops.configure(disk_bandwidth_bytes_per_s=None)
+    thread.join()
+    assert found == [losses[n]]
+    assert step.stats().disk_out_bytes == stats.disk_out_bytes
+print(json.dumps(0))
+"""
+    )
+
+
 def test_a_process_that_is_killed_leaves_nothing(tmp_path):
     process = start_python(
         PRELUDE

@@ -126,7 +126,15 @@ class Options:
         spill = self.spill
         if spill is None:
             return Claim(owner, plan.host_bytes, self.host_limit_bytes)
-        return Claim(owner, plan.host_bytes, self.host_limit_bytes, spill.folder, plan.disk_bytes, spill.limit_bytes)
+        return Claim(
+            owner,
+            plan.host_bytes,
+            self.host_limit_bytes,
+            spill.folder,
+            plan.disk_bytes,
+            spill.limit_bytes,
+            plan.saved_disk_bytes,
+        )
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]

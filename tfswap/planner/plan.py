@@ -20,6 +20,7 @@ from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.ops import control_flow
+from tfswap.planner.allocator import round_up
 from tfswap.planner.decode import decode
 from tfswap.sizes import MAX_BYTES
 
@@ -155,6 +156,20 @@ class Plan:
         lists = self.accumulators, self.remade
         smaller = self.encoded, self.reduced, self.packed
         return self.order, self.absences, self.beside, self.splits, *lists, *smaller, self.inside
+
+    @property
+    def saved_disk_bytes(self) -> int:
+        """Of what loops save, the bytes that host memory has no room for: what is on disk besides absences'."""
+        if not self.accumulators:
+            return 0
+        stays: dict[str, tuple[int, int, int]] = {}  # by tensor: after which kernel, before which, and its bytes
+        for absence in self.absences:
+            if absence.disk:
+                first = absence.release if absence.out is None else absence.out
+                begin, end, nbytes = stays.get(absence.tensor, (first, absence.use, round_up(absence.nbytes)))
+                stays[absence.tensor] = min(begin, first), max(end, absence.use), nbytes
+        held = (sum(n for begin, end, n in stays.values() if begin <= at < end) for at, _, _ in stays.values())
+        return max(0, self.disk_bytes - max(held, default=0))
 
     @property
     def needs(self) -> str:

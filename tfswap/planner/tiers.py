@@ -4,8 +4,8 @@ Belady's rule once more: going forward through the order, whenever the copies in
 that is needed furthest in the future goes to disk instead, from its beginning. A disk is slow, and waits longest for
 what comes back last.
 
-What loops swap inside of their bodies is taken to be in host memory all the time, and what of that has no room goes to
-disk as it comes, which only the run time decides.
+What loops swap inside of their bodies is taken to be in host memory all the time. What of that has no room goes to disk
+from the first element on: the loop that goes back over them needs these last (`Plan.saved_disk_bytes`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,18 @@ Runtime& Runtime::Get() {
   return *runtime;
 }
 
+bool Client::IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes) {
+  const uint64_t step = traffic.step();
+  std::lock_guard<std::mutex> lock(saved_mu_);
+  if (saved_step_ != step) {
+    saved_step_ = step;
+    saved_bytes_ = 0;
+  }
+  if (saved_bytes_ >= first_bytes) return false;
+  saved_bytes_ += bytes;
+  return true;
+}
+
 std::string Runtime::WhyNoRoom(HostPool::Failure failure, const std::string& node,
                                size_t bytes, const std::string& tensor) const {
   const HostBudget::Usage usage = budget_.usage();

@@ -24,9 +24,16 @@ namespace tfswap {
 // One who swaps: an optimized function, or the steps of one file. Kernels know theirs by its number.
 struct Client {
   Traffic traffic;  // of its latest step, which its gate begins
+  // Whether `bytes`, which a loop saves now, are among the first `first_bytes` that loops of its latest step have saved.
+  TFSWAP_EXPORT bool IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes);
   std::atomic<SpillFile*> spill{nullptr};
   int claims = 0;  // guarded by Runtime::mu_, as what follows
   bool forgotten = false;
+
+ private:
+  std::mutex saved_mu_;
+  uint64_t saved_step_ = 0;
+  uint64_t saved_bytes_ = 0;  // in that step
 };
 
 class Runtime {

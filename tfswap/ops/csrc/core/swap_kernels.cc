@@ -124,6 +124,7 @@ REGISTER_OP("Tfswap>SwapOut")
     .Attr("T: type")
     .Attr("owner: int = 0")
     .Attr("disk: bool = false")
+    .Attr("saved_on_disk: int = 0")
     .Attr("step_bytes: int = -1")
     .Attr("step_limit: int = -1")
     .Attr("spill_dir: string = ''")
@@ -139,6 +140,8 @@ ResourceExhausted when host memory is at its limit, and there is no room on disk
 owner: Who swaps, by number. Steps that share limits have the same owner.
 disk: Whether the tensor goes to disk; if there is no room, to host memory. One that does not goes to disk only where
   host memory has no room.
+saved_on_disk: Of what a loop saves for one that goes back over it: how many bytes of what all such nodes save in a
+  step go to disk, the first ones, which are needed last.
 step_bytes: Of one node per step, which claims for all of them when its kernel is made: the host memory that the
   step's tensors take together, and that is reserved then. -1 for all others.
 step_limit: There, what the step may take; -1 for no limit.
@@ -418,6 +421,7 @@ class SwapOutOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckType(ctx, ctx->input_type(0)));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("disk", &disk_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("saved_on_disk", &saved_on_disk_));
     if (owner_ == 0) return;
     client_ = Runtime::Get().client(owner_);
     int64_t step_bytes;
@@ -488,7 +492,10 @@ class SwapOutOp : public OpKernel {
     const size_t bytes = tensor.TotalBytes();
     SpillFile* const file = client_ == nullptr ? nullptr : client_->spill.load();
     HostPool::Failure no_memory, no_disk = HostPool::Failure::kNone;
-    if (file != nullptr && disk_) place->slot = file->Allocate(bytes, &no_disk);
+    const bool saved_there = file != nullptr && saved_on_disk_ > 0 &&
+                             client_->IsAmongFirstSaved(bytes, static_cast<uint64_t>(saved_on_disk_));
+    const bool to_disk = disk_ || saved_there;
+    if (file != nullptr && to_disk) place->slot = file->Allocate(bytes, &no_disk);
     if (place->slot != nullptr) return absl::OkStatus();
     void* const memory = pool->Allocate(bytes, &no_memory);
     if (memory != nullptr) {
@@ -496,7 +503,7 @@ class SwapOutOp : public OpKernel {
       return absl::OkStatus();
     }
     if (file == nullptr) return NoHostMemory(no_memory, name(), bytes, tensor);
-    if (!disk_) place->slot = file->Allocate(bytes, &no_disk);
+    if (!to_disk) place->slot = file->Allocate(bytes, &no_disk);
     if (place->slot != nullptr) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat(file->WhyNoRoom(no_disk, name(), bytes, Described(tensor)), " Nor has host memory any."));
@@ -504,6 +511,7 @@ class SwapOutOp : public OpKernel {
 
   int64_t owner_ = 0;
   bool disk_ = false;
+  int64_t saved_on_disk_ = 0;
   bool claimed_ = false;
   std::shared_ptr<Client> client_;
 };

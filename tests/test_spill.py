@@ -311,7 +311,7 @@ for n in (1, 2):  # in each step anew
     held = ops.stats().pool_in_use_bytes
     ops.configure(disk_bandwidth_bytes_per_s=1000.0)
     found = []
-    thread = threading.Thread(target=lambda: found.append(bits(step(batch(ROWS, n)))))
+    thread = threading.Thread(target=lambda: found.append(bits(step(batch(ROWS, n)))), daemon=True)
     thread.start()
     eventually(lambda: ops.stats().disk_in_use_bytes > 0)
     time.sleep(0.1)  # the iteration's end waits for its copies

@@ -524,6 +524,34 @@ def test_wrong_groups_are_refused():
         codecs.encode_groups(tf.ones([8]), group_size=2**61)  # whose bytes count to none in 64 bits
 
 
+# ---------------------------------------------------------------------------------------------------
+# Large tensors
+
+FREE_BYTES = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(FREE_BYTES < 8 << 30, reason="needs 8 GiB of memory")
+def test_tensors_of_more_than_two_gibibytes():
+    zeros = 1 << 29
+    values = np.zeros(zeros + 7, np.float32)
+    values[zeros:] = [0.0, 3.0, -2.0, np.nan, np.inf, -0.0, 0.5]
+    x = tf.constant(values)
+    masked = np.array([0.0, 3.0, -0.0, np.nan, np.inf, -0.0, 0.5], np.float32)
+
+    mask = codecs.encode_mask(x, "positive")
+    assert np.flatnonzero(mask).tolist() == [zeros // 8]
+    assert int(mask[-1]) == 0b1010010
+    for work, end in (
+        (lambda: codecs.multiply_by_mask(x, mask), masked),
+        (lambda: codecs.decode_floats(codecs.encode_floats(x, "gist_float8"), x.shape, "gist_float8", x.dtype), None),
+        (lambda: sparse_there_and_back(x, 100)[0], None),
+    ):
+        back = work().numpy()
+        assert bits(back[zeros:], any_nan=True) == bits(values[zeros:] if end is None else end, any_nan=True)
+        assert not back[:zeros].any()
+        del back  # one at a time
+
+
 @pytest.mark.parametrize("architecture", [b"sm_80", b"sm_90"])
 def test_the_gpu_kernels_compile(architecture):
     """With the compiler that a user's machine has, TensorFlow's NVRTC; needs no GPU."""

@@ -230,6 +230,7 @@ def spawn(name: str, limit_bytes: int | None, onednn: bool) -> dict[str, Any]:
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
         "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
+        "TFSWAP_PLAN_CACHE": "off",
     }
     command = [sys.executable, __file__, name, "--child"]
     command += [] if limit_bytes is None else [f"--limit_bytes={limit_bytes}"]

@@ -148,6 +148,7 @@ def attempt(size: int, optimised: bool, args: argparse.Namespace) -> dict[str, A
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(args.cap_mib),
         "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TFSWAP_PLAN_CACHE": "off",
     }
     command = [sys.executable, __file__, "--child", str(int(optimised)), "--blocks", str(size)]
     command += ["--steps", str(args.steps), "--cap_mib", str(args.cap_mib), "--kind", args.kind]

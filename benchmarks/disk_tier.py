@@ -20,6 +20,7 @@ from typing import Any
 ROWS, WIDTH, LAYERS, STEPS = 1 << 16, 256, 10, 4
 SEQUENTIAL_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
 os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="8192", TF_ENABLE_ONEDNN_OPTS="0")
+os.environ["TFSWAP_PLAN_CACHE"] = "off"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf  # noqa: E402 - reads the environment

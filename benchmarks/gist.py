@@ -216,6 +216,7 @@ def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
         "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TFSWAP_PLAN_CACHE": "off",
     }
     command = [sys.executable, __file__, name, "--mode", mode, "--steps", str(steps)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)

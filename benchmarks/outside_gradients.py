@@ -48,7 +48,13 @@ def main() -> None:
 def start(arguments: list[str]) -> dict[str, Any]:
     """One run in a process of its own."""
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB)}
-    environment = {**os.environ, **arena, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {
+        **os.environ,
+        **arena,
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TFSWAP_PLAN_CACHE": "off",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
     made = subprocess.run(
         [sys.executable, __file__, *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )

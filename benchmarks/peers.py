@@ -321,6 +321,7 @@ class Variant:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "TF_CPU_ALLOCATOR_USE_BFC": "1",
             "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
+            "TFSWAP_PLAN_CACHE": "off",
         }
         command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
         command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]

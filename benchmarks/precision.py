@@ -23,6 +23,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+os.environ["TFSWAP_PLAN_CACHE"] = "off"
 os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
 os.environ.setdefault("TF_CPU_BFC_MEM_LIMIT_IN_MB", "1024")
 

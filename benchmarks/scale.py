@@ -139,7 +139,7 @@ def simulate_one(layers: int, batch: int, device: str) -> dict[str, Any]:
 
 
 def spawn(*child: str) -> dict[str, Any]:
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "TFSWAP_PLAN_CACHE": "off"}
     command = [sys.executable, __file__, *child]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:

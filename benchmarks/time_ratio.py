@@ -77,6 +77,7 @@ def main() -> None:
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(accuracy.ARENA_MIB),
         "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TFSWAP_PLAN_CACHE": "off",
     }
     for name in args.models:
         command = [

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,19 +35,30 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
 
 def run_forked(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `code`, which must succeed, in a process that has imported TensorFlow and run nothing yet."""
+    return run_together([code], **env)[0]
+
+
+def run_together(codes: Sequence[str], **env: str) -> list[subprocess.CompletedProcess[str]]:
+    """As `run_forked`, of several at once."""
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        out.touch()
-        err.touch()
-        process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(out), str(err)))
-        with mock.patch.dict(os.environ, _environment(**IMPORTED), clear=True):  # what the first start passes on
-            process.start()
+        started = []
+        for number, code in enumerate(codes):
+            out, err = Path(folder, f"out{number}"), Path(folder, f"err{number}")
+            out.touch()
+            err.touch()
+            process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(out), str(err)))
+            with mock.patch.dict(os.environ, _environment(**IMPORTED), clear=True):  # what the first start passes on
+                process.start()
+            started.append((code, process, out, err))
         try:
-            process.join()
+            for _, process, _, _ in started:
+                process.join()
         finally:
-            process.kill()
-        assert process.exitcode == 0, f"exit status {process.exitcode}\n{err.read_text()}"
-        return subprocess.CompletedProcess(code, 0, out.read_text(), err.read_text())
+            for _, process, _, _ in started:
+                process.kill()
+        for _, process, _, err in started:
+            assert process.exitcode == 0, f"exit status {process.exitcode}\n{err.read_text()}"
+        return [subprocess.CompletedProcess(code, 0, out.read_text(), err.read_text()) for code, _, out, err in started]
 
 
 def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:

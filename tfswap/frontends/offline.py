@@ -13,6 +13,7 @@ from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import calls_functions, is_const
@@ -71,7 +72,8 @@ def optimizer_here(
 ) -> Optimizer:
     """An `offline_optimizer` for this machine's device. Raises UnsupportedGraph."""
     refuse_rewriters()
-    return offline_optimizer(graph, machine.current_device()[1], options, variables, keeps_results=keeps_results)
+    device, cache = machine.current_device()[1], PlanCache.of_environment()
+    return offline_optimizer(graph, device, options, variables, keeps_results=keeps_results, plan_cache=cache)
 
 
 def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -> Planned:
@@ -99,13 +101,16 @@ def offline_optimizer(
     costs: Costs | None = None,
     *,
     keeps_results: bool = True,
+    plan_cache: PlanCache | None = None,
 ) -> Optimizer:
     """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(dtype, shape) for dtype, shape in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
     resident = Resident(sum(sizes))
-    made = Optimizer(graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results)
+    made = Optimizer(
+        graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
+    )
     largest = max((t.nbytes or 0 for t in held), default=0)
     slack = min(largest, int(made.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(resident.total_bytes, SLACK_BYTES))
@@ -114,7 +119,7 @@ def offline_optimizer(
 
 def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:
     report = optimizer.report(plan)
-    notes = [ARENA_NOTE]
+    notes = [*report.notes, ARENA_NOTE]
     calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
     if calls:
         notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, Unsu
 from tfswap.frontends.backward import trains
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
 from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
 from tfswap.frontends.unoptimised import as_executed
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
@@ -51,7 +53,7 @@ from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Plan, fingerprint
-from tfswap.planner.planner import MARGIN_BYTES, TACTICS, Candidate, Planner, promised
+from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
@@ -62,6 +64,8 @@ from tfswap.planner.tiers import STAGING_BYTES, Tiers
 from tfswap.report.report import Report, make_report
 from tfswap.report.timeline import Timeline
 from tfswap.sizes import format_bytes, parse_limit
+
+log = logging.getLogger("tfswap")
 
 BASELINE_SPREAD = 1.1
 """An unordered step's peak varies from run to run, by up to 8% where it was measured: only a limit above the
@@ -74,6 +78,11 @@ to 1.26 of what was predicted."""
 OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
 tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
+
+RECALLED_NOTE = (
+    "this plan was made before, for the same step and limit, and comes from the plan cache on disk. It was simulated "
+    "again in the arena that is there now, and its peak is of that. TFSWAP_PLAN_CACHE=off plans anew"
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,7 @@ class Optimizer:
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
         keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
         held: names of tensors that the unoptimised step holds until its end.
+        plan_cache: where plans that were made before are looked for, and new ones are kept.
     """
 
     @without_collector
@@ -172,6 +182,7 @@ class Optimizer:
         costs: Costs | None = None,
         keeps_results: bool = False,
         held: Sequence[str] = (),
+        plan_cache: PlanCache | None = None,
     ):
         self.options = options or Options()
         self.graph = graph
@@ -183,6 +194,11 @@ class Optimizer:
         require_sight(graph, locate)
         require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
+        self._known: StepPlans | None = None
+        if plan_cache is not None and costs is None:
+            others = keeps_results, tuple(held)
+            self._known = StepPlans(plan_cache, graph, self.fingerprint, device, self.options, others)
+        self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         settled = graph.copy()
         apply_free_constants(settled)
         apply_join(settled, device)
@@ -202,7 +218,9 @@ class Optimizer:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self.suppose(resident)
-        self.renew_baseline()
+        self._first_resident = self._baseline_resident = resident
+        self._first_bytes = self.resident_bytes
+        self._baseline_known = False
 
     def _in_precision(self) -> Rewriting:
         """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
@@ -225,13 +243,40 @@ class Optimizer:
         return Rewriting(encoded=exact, reduced=tuple(reductions)) if reductions else PLAIN
 
     def renew_baseline(self) -> None:
-        """Let the unoptimised peak be that in the arena as it is supposed to be now."""
-        self._baseline_resident = self._resident_of(PLAIN)
-        self.__dict__.pop("baseline", None)
+        """Let the unoptimised peak be that in the arena as it is supposed to be now.
+
+        What another process has found out is of an arena with the step's constants in it, and stays.
+        """
+        if not self._baseline_known:
+            self._baseline_resident = self._resident_of(PLAIN)
+            self.__dict__.pop("baseline", None)
 
     @functools.cached_property
     def baseline(self) -> Baseline:
         """What is predicted of the step as it runs without tfswap. It takes seconds: a limit in bytes does without."""
+        if self._known is None:
+            return self._predicted()
+        with self._known.predicting():
+            renewed = self._baseline_resident is not self._first_resident
+            found = None if renewed else self._recalled_baseline(self._known)
+            if found is None:
+                found = self._predicted()
+                kept = Unoptimised(self._first_bytes, found.peak_bytes, found.seconds)
+                self._known.keep_unoptimised(kept)
+            return found
+
+    def _recalled_baseline(self, known: StepPlans) -> Baseline | None:
+        """What was found out before of the same step, in an arena with as much in it.
+
+        It is a prediction for runs that differ by far more than what a little more or less there does.
+        """
+        found = known.unoptimised()
+        if found is None or abs(found.there_bytes - self._first_bytes) > MARGIN_SHARE * found.peak_bytes:
+            return None
+        self._baseline_known = True
+        return Baseline(found.peak_bytes, found.seconds)
+
+    def _predicted(self) -> Baseline:
         flow, cost_s, runs = self._unoptimised
         costs, profile = self.costs, self.costs.profile
         peak = simulate_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
@@ -436,11 +481,57 @@ class Optimizer:
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self._fits_unchanged(aim)):
             return self._freeze(limit_bytes, None)
+        if self._known is None or limit_bytes is None:
+            return self._planned(limit_bytes, aim)
+        with self._known.planning(limit_bytes, ordered):
+            plan = self._recall(limit_bytes, ordered)
+            if plan is None:
+                plan = self._planned(limit_bytes, aim)
+                self._known.keep(plan, limit_bytes, ordered)
+            return plan
+
+    def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan:
+        """A plan for a limit that is made now.
+
+        Args:
+            aim: what it may peak at.
+        """
         found = self.candidate(aim)
         if found is None:
             assert limit_bytes is not None, "without a limit the first candidate fits"
             raise self._infeasible(limit_bytes)
         return self._freeze(limit_bytes, found)
+
+    def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
+        """The plan for a limit that was made before, if there is one that keeps it here; None otherwise, and where
+        the step would be left as it is.
+        """
+        if self._known is None or limit_bytes is None:
+            return None
+        if not ordered and self._fits_unchanged(limit_bytes - self.extra_margin_bytes):
+            return None
+        return self._recall(limit_bytes, ordered)
+
+    def _recall(self, limit_bytes: int, ordered: bool) -> Plan | None:
+        assert self._known is not None, "asked for only where there is a cache"
+        plan = self._known.plan(limit_bytes, ordered)
+        if plan is None or plan.changes_nothing:
+            return None
+        try:
+            self.require_fit(plan)
+        except InvalidModel as error:
+            log.warning("tfswap: a plan in the plan cache does not fit its step, and is made anew: %s", error)
+            return None
+        variant = self.variant_of(plan)
+        resident = self._resident_of(variant.rewriting)
+        memory = judge_memory(variant.flow, planned_schedule(variant.flow, plan), resident)
+        peak = promised(memory.peak_bytes) + self.extra_margin_bytes
+        if peak > limit_bytes or memory.raced:
+            return None
+        self._recalled.add(plan.actions)
+        return dataclasses.replace(
+            plan, limit_bytes=limit_bytes, planned_peak_bytes=peak, persistent_bytes=self.resident_bytes
+        )
 
     @property
     def _holds_lists(self) -> bool:
@@ -718,7 +809,7 @@ class Optimizer:
         variant = self.variant_of(plan)
         there = self._resident_of(variant.rewriting) if resident is None else resident
         planner = self.planner_of(variant)
-        return make_report(
+        made = make_report(
             variant.flow,
             planner,
             plan,
@@ -734,6 +825,9 @@ class Optimizer:
             self._largest_working_set,
             there,
         )
+        if plan.actions in self._recalled:
+            made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
+        return made
 
 
 def _rewriting(plan: Plan) -> Rewriting:

@@ -27,6 +27,7 @@ from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.pipeline import Optimizer
+from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.ir.graph import Graph
@@ -337,6 +338,7 @@ class Step:
             locate=SourceLines(self._concrete),
             keeps_results=True,
             held=held,
+            plan_cache=PlanCache.of_environment(),
         )
         self._count_limit(resident)
         return made
@@ -388,6 +390,10 @@ class Step:
             return self._request.choose(optimizer, _device()[0])
         spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
         if spare > promised(0):  # less is in every plan's margin
+            for margin in (self._margin_bytes + spare, self._margin_bytes):
+                optimizer.extra_margin_bytes = margin
+                if (known := optimizer.recall(self.limit_bytes, ordered=ordered)) is not None:
+                    return known
             optimizer.extra_margin_bytes = self._margin_bytes + spare
             with contextlib.suppress(InfeasibleMemoryLimit):
                 return optimizer.plan(self.limit_bytes, ordered=ordered)

@@ -1,0 +1,275 @@
+"""The plan cache: a step is planned once, and what is found there keeps the promise in the arena that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from graphs import Layer, training_step
+from processes import last_json, on_arena, run_together
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.frontends import plan_cache
+from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer, Options
+from tfswap.frontends.plan_cache import PlanCache
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import format_graph, parse_graph
+from tfswap.planner.plan import Plan
+from tfswap.planner.simulate import Resident
+
+KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
+
+
+def step() -> Graph:
+    return training_step([Layer(kind, (3 * i) // 4) for i, kind in enumerate(KINDS)], 512, 128)
+
+
+class Counted(Optimizer):
+    """Counts what it plans and predicts."""
+
+    planned = predicted = 0
+
+    def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan:
+        self.planned += 1
+        return super()._planned(limit_bytes, aim)
+
+    def _predicted(self) -> Any:
+        self.predicted += 1
+        return super()._predicted()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PlanCache:
+    return PlanCache(tmp_path / "plans")
+
+
+def optimizer(cache: PlanCache | None, *, graph: Graph | None = None, **given: Any) -> Counted:
+    device = given.pop("device", DeviceModel())
+    resident = given.pop("resident", Resident())
+    options = Options(**{"tactics": ("swap",), **given})
+    return Counted(graph or step(), device, options, resident=resident, plan_cache=cache)
+
+
+def entries(cache: PlanCache) -> list[Path]:
+    return sorted(cache.folder.glob("*.json"))
+
+
+def test_what_was_planned_is_not_planned_again(cache: PlanCache) -> None:
+    first, again = optimizer(cache), optimizer(cache)
+    plan = first.plan("60%")
+    assert again.plan("60%") == plan
+    assert (first.planned, first.predicted) == (1, 1)
+    assert (again.planned, again.predicted) == (0, 0)
+    assert RECALLED_NOTE in again.report(plan).notes
+    assert RECALLED_NOTE not in first.report(plan).notes
+    assert plan == optimizer(None).plan("60%")
+    assert not list(cache.folder.glob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tactics": ("swap", "recompute")},
+        {"device": DeviceModel(intra_op_threads=4)},
+        {"host_limit_bytes": 1 << 30},
+        {"solver": "vdnn_all"},
+        {"keep": frozenset({"relu1:0"})},
+    ],
+)
+def test_what_is_asked_otherwise_is_another_plan(cache: PlanCache, other: dict[str, Any]) -> None:
+    limit = optimizer(cache).plan("80%").limit_bytes
+    asked = optimizer(cache, **other)
+    asked.plan(limit)
+    assert asked.planned == 1
+
+
+def test_a_plan_is_of_the_names_that_it_calls_nodes_by(cache: PlanCache) -> None:
+    limit = optimizer(cache).plan("60%").limit_bytes
+    graph = parse_graph(re.sub(r"\brelu1\b", "other1", format_graph(step())))
+    renamed = optimizer(cache, graph=graph)
+    assert renamed.fingerprint == optimizer(cache).fingerprint
+    renamed.plan(limit)
+    assert renamed.planned == 1
+
+
+def test_another_limit_is_another_plan(cache: PlanCache) -> None:
+    limit = optimizer(cache).plan("60%").limit_bytes or 0
+    other = optimizer(cache)
+    other.plan(limit + 1)
+    assert other.planned == 1
+
+
+def test_other_sources_make_other_plans(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer(cache).plan("60%")
+    monkeypatch.setattr(plan_cache, "_versions", lambda: "another tfswap")
+    other = optimizer(cache)
+    other.plan("60%")
+    assert other.planned == 1
+
+
+def test_a_plan_that_does_not_fit_here_is_made_anew(cache: PlanCache) -> None:
+    plan = optimizer(cache).plan("60%")
+    limit, spare = plan.limit_bytes or 0, (plan.limit_bytes or 0) - plan.planned_peak_bytes
+    there = plan.persistent_bytes
+    fuller = optimizer(cache, resident=Resident(there + spare + 4096))
+    made = fuller.plan(limit)
+    assert fuller.planned == 1
+    assert made.keeps_limit
+    assert made.actions != plan.actions
+    last = optimizer(cache, resident=Resident(there + spare + 4096))
+    assert last.plan(limit) == made
+    assert last.planned == 0
+
+
+def test_a_plan_that_lacks_room_that_is_asked_for_is_made_anew(cache: PlanCache) -> None:
+    plan = optimizer(cache).plan("60%")
+    roomy = optimizer(cache)
+    roomy.extra_margin_bytes = (plan.limit_bytes or 0) - plan.planned_peak_bytes + 1
+    assert roomy.recall(plan.limit_bytes) is None
+    assert roomy.plan(plan.limit_bytes).keeps_limit
+    assert roomy.planned == 1
+
+
+def test_a_share_is_of_what_is_there(cache: PlanCache) -> None:
+    limit = optimizer(cache).plan("60%").limit_bytes or 0
+    fuller = optimizer(cache, resident=Resident(1 << 30))
+    assert (fuller.analysis("60%").limit_bytes or 0) > limit + (1 << 28)
+    assert fuller.predicted == 1
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "\x00", '{"format": 1}', "other graph"])
+def test_damaged_entries_are_made_anew(cache: PlanCache, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = optimizer(cache).plan("60%")
+    assert len(entries(cache)) == 2
+    stranger = dataclasses.replace(plan, fingerprint="0" * 64).to_json()
+    for entry in entries(cache):
+        entry.write_text(stranger if damage == "other graph" else damage)
+    again = optimizer(cache)
+    with caplog.at_level(logging.WARNING, logger="tfswap"):
+        assert again.plan("60%") == plan
+    assert (again.planned, again.predicted) == (1, 1)
+    assert len(caplog.records) == 2
+    assert all("anew" in record.message for record in caplog.records)
+    last = optimizer(cache)
+    assert last.plan("60%") == plan
+    assert (last.planned, last.predicted) == (0, 0)
+
+
+def test_a_folder_that_can_t_be_used_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    lost = PlanCache(tmp_path / "file" / "plans")
+    assert optimizer(lost).plan("60%") == optimizer(None).plan("60%")
+
+
+def test_refusals_are_as_ever(cache: PlanCache) -> None:
+    for _ in range(2):
+        with pytest.raises(InfeasibleMemoryLimit) as refused:
+            optimizer(cache).plan(1)
+        assert refused.value.floor_bytes == optimizer(None).floor_bytes()
+    assert not entries(cache)
+
+
+def test_what_was_not_used_for_longest_goes(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "MOST_BYTES", 40)
+    for i, name in enumerate("abcd"):
+        cache.write(name, "x" * 10)
+        os.utime(cache.folder / f"{name}.json", (i, i))
+    cache.read("a", str)
+    cache.write("e", "x" * 10)
+    assert [entry.stem for entry in entries(cache)] == ["a", "d", "e"]
+
+
+def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TFSWAP_PLAN_CACHE", str(tmp_path))
+    assert PlanCache.of_environment() == PlanCache(tmp_path)
+    monkeypatch.setenv("TFSWAP_PLAN_CACHE", "off")
+    assert PlanCache.of_environment() is None
+    monkeypatch.delenv("TFSWAP_PLAN_CACHE")
+    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path))
+    assert PlanCache.of_environment() == PlanCache(tmp_path / "plans")
+    monkeypatch.delenv("TFSWAP_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert PlanCache.of_environment() == PlanCache(tmp_path / "tfswap" / "plans")
+
+
+# --- real processes -----------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json
+import sys
+import time
+import tensorflow as tf
+import tfswap
+from nets import Net, batch, bits
+from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
+
+planned = []
+plan_now = Optimizer._planned
+
+def slow(self, *given):
+    planned.append(given)
+    time.sleep(SLEEP)
+    return plan_now(self, *given)
+
+Optimizer._planned = slow
+net = Net()
+step = tfswap.optimize(tf.function(net.step), memory_limit="60%", tactics=("swap",), on_exceeded="raise")
+losses = [bits(step(batch(seed=i))) for i in range(3)]
+tf.config.experimental.reset_memory_stats("CPU:0")
+losses.append(bits(step(batch(seed=3))))
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps([
+    len(planned),
+    RECALLED_NOTE in step.report().notes,
+    step.plan().to_json(),
+    peak <= step.plan().limit_bytes,
+    repr(losses),
+]))
+"""
+
+
+def test_a_later_process_plans_nothing(tmp_path: Path) -> None:
+    runs = [on_arena(PROGRAM.replace("SLEEP", "0"), TFSWAP_PLAN_CACHE=str(tmp_path)) for _ in range(2)]
+    (first, from_cache, plan, within, losses), again = runs
+    assert first >= 1
+    assert within
+    assert not from_cache
+    assert again == [0, True, plan, True, losses]
+
+
+def test_of_processes_that_start_together_one_plans(tmp_path: Path) -> None:
+    env = {"TFSWAP_PLAN_CACHE": str(tmp_path), "TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512"}
+    told = [last_json(run) for run in run_together([PROGRAM.replace("SLEEP", "2")] * 2, **env)]
+    assert sorted(planned > 0 for planned, *_ in told) == [False, True]
+    assert len({tuple(rest) for _, _, *rest in told}) == 1
+
+
+def test_files_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    import tfswap
+
+    monkeypatch.setenv("TFSWAP_PLAN_CACHE", str(tmp_path / "plans"))
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [512, 128], name="x")
+        w = tf.compat.v1.get_variable("w", initializer=tf.zeros([128, 128]), use_resource=True)
+        h = x
+        for _ in range(6):
+            h = tf.sin(h @ w)
+        loss = tf.reduce_mean(h, name="loss")
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+    asked: dict[str, Any] = {"feeds": ["x"], "fetches": ["loss:0", "train"], "memory_limit": "70%"}
+    first, again = (tfswap.optimize_graph(graph.as_graph_def(), **asked) for _ in range(2))
+    assert again.plan == first.plan
+    assert again.graph_def == first.graph_def
+    assert RECALLED_NOTE in again.report.notes
+    assert RECALLED_NOTE not in first.report.notes

@@ -24,11 +24,15 @@ class BodyFunctions:
     A loop or conditional whose bodies are in the IR runs as one kernel, not as nodes among all others: bodies have
     an order of their own, and what they take from the allocator is part of that kernel's dealings with it.
 
+    Args:
+        portable: loops run TensorFlow's own kernel.
+
     Attributes:
         made: the functions, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, portable: bool = False) -> None:
+        self._portable = portable
         self.made: dict[str, function_pb2.FunctionDef] = {}
 
     def attributes(self, node: Node, bodies: Sequence[Graph]) -> dict[str, Any]:
@@ -39,7 +43,7 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
-        if kind.is_loop:
+        if kind.is_loop and not self._portable:
             result[KERNEL] = attr_value_pb2.AttrValue(s=OWN_KERNEL.encode())
         for attribute in kind.functions:
             opaque = node.attrs[attribute]

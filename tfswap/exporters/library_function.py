@@ -21,13 +21,14 @@ CALL = "tfswap_step"
 
 
 def export_library_function(
-    graph: Graph, name: str, outputs: Sequence[str]
+    graph: Graph, name: str, outputs: Sequence[str], *, portable: bool = False
 ) -> tuple[function_pb2.FunctionDef, list[function_pb2.FunctionDef]]:
     """`graph` as a library function, with its feeds as arguments and its fetches as results, in order.
 
     Args:
         name: the function's.
         outputs: names of its results.
+        portable: with TensorFlow's own ops and kernels alone.
 
     Returns:
         The function, and the functions that its loops and conditionals run.
@@ -38,7 +39,7 @@ def export_library_function(
     from tfswap.oplib.load import load_for
 
     load_for(node.op for node in graph)
-    bodies = BodyFunctions()
+    bodies = BodyFunctions(portable=portable)
     made = function_def(graph, name, outputs, bodies)
     made.signature.is_stateful = True
     made.attr["_noinline"].b = True

@@ -92,6 +92,7 @@ def check(
     spill_dir: Any = None,
     spill_limit: Any = None,
     limit_workspaces: Any = False,
+    portable: Any = False,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -111,6 +112,7 @@ def check(
         profile=as_profile(profile),
         precision=as_rules(precision),
         limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
+        portable=as_bool("portable", portable),
     )
     return Request(memory_limit, options, plan, mode)
 

@@ -191,7 +191,7 @@ def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
     text = _render(options.function, report)
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
     text += f"\nWritten to {options.output_dir}{changed}."
-    if report.kernels:
+    if report.kernels and not options.portable:
         text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
     return content, text + _saved(report, options.save, progress)
 
@@ -296,6 +296,7 @@ def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir
         memory_limit=options.memory_limit,
         plan=options.plan,
         mode=mode,
+        portable=options.portable,
         **_of_the_step(options),
     )
     progress.stage("asking TensorFlow what it makes of the step")
@@ -504,6 +505,8 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
     )
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
+    help_text = "use TensorFlow's own ops alone: loads without tfswap, for serving too; its peak is then no promise"
+    parser.add_argument("--portable", action="store_true", help=help_text)
     _add_model_flags(parser)
 
 

@@ -119,7 +119,8 @@ def optimize_graph_def(
     step = _Step(graph_def, feeds, fetches, named)
     with named_as_damage("the graph"):
         graph = step.read(bind)
-    require_backward(", ".join(fetches), graph)
+    if not request.options.portable:  # which may be for serving
+        require_backward(", ".join(fetches), graph)
     writers = frozenset(n.out(0).name for n in graph if writes_reference(n.op))
     options = dataclasses.replace(request.options, keep=request.options.keep | writers)
     request = dataclasses.replace(request, options=options)
@@ -129,7 +130,7 @@ def optimize_graph_def(
         result.CopyFrom(graph_def)
     else:
         carry_host_limit([planned], request)
-        result.CopyFrom(step.write(planned.graph))
+        result.CopyFrom(step.write(planned.graph, request.options.portable))
     return OptimizedGraph(result, planned.report, planned.plan)
 
 
@@ -267,8 +268,12 @@ class _Step:
         node.attr["dtype"].type = dtype
         return dtype, shape
 
-    def write(self, made: Graph) -> Any:
-        """The whole graph, with the step's nodes replaced by a call of `made`."""
+    def write(self, made: Graph, portable: bool) -> Any:
+        """The whole graph, with the step's nodes replaced by a call of `made`.
+
+        Args:
+            portable: as of `export_library_function`.
+        """
         made = made.copy()
         variables = {n.name for n in reference_variables(made)}
         for name in variables:
@@ -279,7 +284,7 @@ class _Step:
         made.targets = [t for t in made.targets if not self._stays(t.name)]
         made.fetches = list(made.fetches)
         names = [f"output_{i}" for i in range(len(made.fetches))]
-        inner, bodies = export_library_function(made, FUNCTION, names)
+        inner, bodies = export_library_function(made, FUNCTION, names, portable=portable)
         result = type(self.graph_def)()
         result.versions.CopyFrom(self.graph_def.versions)
         result.library.CopyFrom(self.graph_def.library)

@@ -29,6 +29,10 @@ ARENA_NOTE = (
     "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top, and "
     "so can a tensor's worth of holes between them; tfswap.optimize on the function itself plans for what is there."
 )
+PORTABLE_NOTE = (
+    "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "
+    "are assigned, chunks are handed out whole, and whoever loads the model may have TensorFlow optimize it again"
+)
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
 it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
@@ -87,6 +91,8 @@ def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -
 
 def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
     """Write the limits of swapped tensors into rewritten steps, which share them: whoever runs them keeps them."""
+    if request.options.portable:
+        return  # nothing of it counts
     made = list(changed)
     digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
     for one in made:
@@ -120,6 +126,8 @@ def offline_optimizer(
 def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:
     report = optimizer.report(plan)
     notes = [*report.notes, ARENA_NOTE]
+    if optimizer.options.portable:
+        notes.append(PORTABLE_NOTE)
     calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
     if calls:
         notes.append(

@@ -46,7 +46,7 @@ from tfswap.passes.shared_reads import apply_shared_reads
 from tfswap.passes.split_sums import apply_split_sums
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
-from tfswap.passes.verify import verify
+from tfswap.passes.verify import require_stock, verify
 from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
@@ -111,6 +111,7 @@ class Options:
         profile: measured times to plan with.
         precision: what waits for the backward pass in fewer bits; nothing by default.
         limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
+        portable: use TensorFlow's own ops alone.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -121,6 +122,7 @@ class Options:
     profile: Profile | None = None
     precision: Rules = ()
     limit_workspaces: bool = False
+    portable: bool = False
 
     @property
     def tiers(self) -> Tiers:
@@ -152,6 +154,17 @@ class Options:
         strange = [p for _, p in self.precision if p not in PRECISIONS]
         if strange:
             raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")
+        if self.portable and (self.precision or self.spill):
+            raise TfswapError(
+                f"{'precision' if self.precision else 'spill_dir'} is given and portable too: it takes tfswap's ops, "
+                "and a portable model has none. Leave one of the two out."
+            )
+
+    def on(self, device: DeviceModel) -> Options:
+        """What of this can be done on a device: TensorFlow's own copies to the host leave a CPU's tensors in place."""
+        if not self.portable or device.kind != "cpu":
+            return self
+        return dataclasses.replace(self, tactics=tuple(tactic for tactic in self.tactics if tactic != "swap"))
 
 
 class Optimizer:
@@ -184,7 +197,8 @@ class Optimizer:
         held: Sequence[str] = (),
         plan_cache: PlanCache | None = None,
     ):
-        self.options = options or Options()
+        self.options = (options or Options()).on(device)
+        portable = self.options.portable
         self.graph = graph
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
@@ -201,18 +215,20 @@ class Optimizer:
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         settled = graph.copy()
         apply_free_constants(settled)
-        apply_join(settled, device)
-        apply_settle(settled)
+        if not portable:
+            apply_join(settled, device)
+            apply_settle(settled)
         apply_shared_reads(settled)
         apply_split_views(settled)
         apply_split_sums(settled, device)
-        apply_defer(settled, device)
-        if keeps_results:
+        if not portable:
+            apply_defer(settled, device)
+        if keeps_results and not portable:
             apply_hand_over(settled)
         apply_share(settled)
         settled.prune()
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.variants = Variants(settled, self._facts, device, self.costs)
+        self.variants = Variants(settled, self._facts, device, self.costs, portable=portable)
         self._computed_bytes = _computed_for_nothing(graph, device)
         if self.options.precision:
             self.variants.base = self._in_precision()
@@ -352,6 +368,7 @@ class Optimizer:
                 tactics=self.options.tactics,
                 solver=self.options.solver,
                 costs=self.costs,
+                portable=self.options.portable,
                 share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
             )
         return self._planners[variant.rewriting]
@@ -359,7 +376,7 @@ class Optimizer:
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
         """What a plan may choose among, the step as it is first."""
-        if "encode" not in self.options.tactics or self.options.solver != "default":
+        if "encode" not in self.options.tactics or self.options.solver != "default" or self.options.portable:
             return self._stages
         variants, planner_of = self.variants, self.planner_of
         encoded = variants.encoded(planner_of)
@@ -371,7 +388,7 @@ class Optimizer:
     def _stages(self) -> list[Rewriting]:
         """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
         tactics = self.options.tactics
-        if self.options.solver != "default" or not self.variants.accumulators:
+        if self.options.solver != "default" or self.options.portable or not self.variants.accumulators:
             return [self.variants.base]
         smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
         found = self.variants.stages(smallest) if swap else [self.variants.base]
@@ -406,7 +423,7 @@ class Optimizer:
         Of the step as it is, and with the most of what loops save moved or made again.
         """
         found: list[tuple[Rewriting, Rung]] = []
-        if self.options.solver != "default" or not self.graph.bodies:
+        if self.options.solver != "default" or self.options.portable or not self.graph.bodies:
             return found
         for rewriting in dict.fromkeys((self._stages[0], self._stages[-1])):
             variant = self.variants[rewriting]
@@ -757,6 +774,11 @@ class Optimizer:
         again = plan.remade or any(len(p.order) > len(set(p.order)) for p in parts)
         if again and "recompute" not in self.options.tactics:
             raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
+        own = plan.splits or plan.beside or plan.accumulators or plan.remade or plan.inside or plan.reduced
+        if self.options.portable and own:
+            raise InvalidModel(
+                "this plan takes ops of tfswap's, and a portable model has none: plan again for a portable one"
+            )
         if (plan.packed or (plan.encoded and not plan.reduced)) and "encode" not in self.options.tactics:
             raise InvalidModel('this plan encodes, and tactics leaves "encode" out: allow it, or plan again')
         for reduction in plan.reduced:
@@ -794,10 +816,12 @@ class Optimizer:
             return self.graph
         variant = self.variant_of(plan)
         made = variant.graph.copy()
-        chain = apply_swaps(made, variant.flow, plan)
+        chain = apply_swaps(made, variant.flow, plan, portable=self.options.portable)
         apply_order(made, chain, gate)
         made.prune()
         verify(made)
+        if self.options.portable:
+            require_stock(made)
         return made
 
     def report(self, plan: Plan, resident: Resident | None = None) -> Report:

@@ -172,6 +172,7 @@ class StepPlans:
         digest = hashlib.sha256(f"{_versions()}\n{fingerprint}\n{device!r}\n{others!r}\n".encode())
         profile = "" if options.profile is None else options.profile.to_json()
         asked = options.tactics, options.host_limit_bytes, options.spill, sorted(options.keep), options.solver
+        asked = *asked, options.portable
         digest.update(f"{asked!r}\n{options.precision!r}\n{profile}\n".encode())
         # A plan calls nodes by their names, which are no part of the fingerprint; so are the user's marks.
         for part in (graph, *graph.all_bodies()):

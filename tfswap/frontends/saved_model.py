@@ -58,6 +58,7 @@ def optimize_graph(
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
+    portable: bool = False,
 ) -> Report | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
@@ -89,6 +90,8 @@ def optimize_graph(
         mode: "optimize", or "analyze" to write nothing and only report, also on a limit that can't be met.
         profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with.
         precision: as in `optimize`.
+        portable: write TensorFlow's own ops alone, so that the model loads and serves where tfswap is not, and may be
+            one that only predicts. Without tfswap's ops its peak is a prediction, and no promise.
 
     Returns:
         For a SavedModel its Report (of the trace that takes most, when there are several). For a proto an
@@ -103,7 +106,18 @@ def optimize_graph(
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.protobuf import meta_graph_pb2
 
-    request = check(memory_limit, tactics, host_memory_limit, plan, mode, profile, precision, spill_dir, spill_limit)
+    request = check(
+        memory_limit,
+        tactics,
+        host_memory_limit,
+        plan,
+        mode,
+        profile,
+        precision,
+        spill_dir,
+        spill_limit,
+        portable=portable,
+    )
     sizes = ArgumentSizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
         _refuse(output_dir=output_dir, function=None if function == TRAIN_STEP else function)
@@ -248,7 +262,7 @@ def _optimize_file(
         changed = {step: made for step, made in planned.items() if not made.plan.changes_nothing}
         carry_host_limit(changed.values(), request)
         for step, made in changed.items():
-            _replace_step(file, step, made)
+            _replace_step(file, step, made, request.options.portable)
         file.drop_gradients_of(changed)
         file.check_captures()
         file.copy(folder)
@@ -273,7 +287,8 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     for step in file.steps(function):
         graph = import_step(file, function, step, sizes)
         try:
-            require_backward(function, graph, file.training_functions)
+            if not request.options.portable:  # which may be for serving
+                require_backward(function, graph, file.training_functions)
             found[step.name] = graph, optimizer_here(graph, request.options, variables)
         except (UnsupportedGraph, InvalidModel) as error:
             refused.append(error)
@@ -340,12 +355,12 @@ def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) 
     return tuple(axis for axis in range(len(shape or ())) if stated is None or stated[axis] is None)
 
 
-def _replace_step(file: ModelFile, name: str, made: Planned) -> None:
+def _replace_step(file: ModelFile, name: str, made: Planned, portable: bool) -> None:
     from tfswap.exporters.library_function import export_library_function, wrap_function
 
     original = file.library[name]
     outputs = [a.name for a in original.signature.output_arg]
-    inner, bodies = export_library_function(made.graph, name + SUFFIX, outputs)
+    inner, bodies = export_library_function(made.graph, name + SUFFIX, outputs, portable=portable)
     for key in ("_construction_context",):
         if key in original.attr:
             inner.attr[key].CopyFrom(original.attr[key])
@@ -363,19 +378,26 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
     from tfswap import __version__
 
     needs = max(made.plan.needs for made in changed.values())  # the codecs' module imports the other
-    lines = [
-        f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device",
-        "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
-        "",
-        "    pip install .        (in a clone of tfswap, of this version or a later one)",
-        "",
-        "    import tensorflow as tf",
-        f"    import {needs}",
-        "    model = tf.saved_model.load(path_of_this_folder)",
-        "",
-        f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
-        "",
-    ]
+    lines = [f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device"]
+    if options.portable:
+        lines += [
+            "memory under a limit. It has TensorFlow's own ops alone and loads like any other. The peaks below are",
+            "predictions: without tfswap's ops nothing holds them.",
+            "",
+        ]
+    else:
+        lines += [
+            "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
+            "",
+            "    pip install .        (in a clone of tfswap, of this version or a later one)",
+            "",
+            "    import tensorflow as tf",
+            f"    import {needs}",
+            "    model = tf.saved_model.load(path_of_this_folder)",
+            "",
+            f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
+            "",
+        ]
     for name, made in changed.items():
         plan = made.plan
         lines += [
@@ -389,7 +411,7 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
             f"  disk           {format_bytes(plan.disk_bytes)}",
         ]
     host_limit_bytes, spill = options.host_limit_bytes, options.spill
-    if host_limit_bytes is not None:
+    if host_limit_bytes is not None and not options.portable:
         lines += [
             "",
             f"Swapped tensors may take {format_bytes(host_limit_bytes)} of host memory (host_memory_limit). The",

@@ -122,6 +122,7 @@ class Variants:
         facts: from a step with settled variables and ordered bodies to its facts.
         device: where the step runs.
         costs: what kernels and copies take.
+        portable: with TensorFlow's own ops alone.
 
     Attributes:
         base: what is done whatever is chosen besides.
@@ -133,12 +134,15 @@ class Variants:
         facts: Callable[[Graph], Dataflow],
         device: DeviceModel,
         costs: Costs,
+        *,
+        portable: bool = False,
     ):
         self.base = PLAIN
+        self._portable = portable
         self._device = device
         self._costs = costs
         self._unordered = graph.copy() if graph.bodies else graph
-        self._chains = apply_bodies(graph, device)
+        self._chains = apply_bodies(graph, device, portable=portable)
         self._graph = graph
         self._facts = facts
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from tfswap.frontends.model_file import ModelFile
+from tfswap.frontends.saved_model import SUFFIX
 from tfswap.importers.library import called_functions
 from tfswap.importers.library_function import file_shape, import_library_function
 from tfswap.ir.ops import control_flow
@@ -29,7 +30,8 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     rewritten = [
         name
         for name, function in file.library.items()
-        if name not in bodies and any(node.op.startswith(NAMESPACE) for node in function.node_def)
+        if name not in bodies
+        and (name.endswith(SUFFIX) or any(node.op.startswith(NAMESPACE) for node in function.node_def))
     ]
     checked = []
     for name in sorted(rewritten):

@@ -19,21 +19,26 @@ from tfswap.passes.split_views import apply_split_views
 from tfswap.planner.ordering import choose_order
 
 
-def apply_bodies(graph: Graph, device: DeviceModel) -> list[list[str]]:
-    """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them."""
+def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -> list[list[str]]:
+    """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them.
+
+    Args:
+        portable: with TensorFlow's own ops alone.
+    """
     chains: list[list[str]] = []
     costs = Costs.of(device)
     for body in graph.all_bodies():
-        apply_settle(body)
         apply_split_views(body)
-        apply_defer(body, device)
+        if not portable:
+            apply_settle(body)
+            apply_defer(body, device)
         apply_share(body)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)
         order = choose_order(flow, costs.of_step(flow))
         chain = [flow.nodes[i] for i in order]
-        if body.bodies:  # a gate, always open, makes them with this body's own kernels
+        if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))
         apply_order(body, chain)
         chains.append([node.name for node in chain])

@@ -10,6 +10,9 @@ from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 
+PRESERVE = "_grappler_do_not_remove"
+"""Tells Grappler to keep a node (grappler_item.cc, NodesToPreserve)."""
+
 VARIANT = TensorType("variant", ())
 """What handles and tickets are."""
 
@@ -46,6 +49,18 @@ def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> No
         attrs={"T": Dtype(kind.dtype), "shape": None},
         outputs=(kind, VARIANT),
         device=handle.node.device,
+    )
+
+
+def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
+    """An Identity that TensorFlow's optimizers leave where it is."""
+    return graph.add(
+        "Identity",
+        graph.unique_name(name),
+        (tensor,),
+        attrs={"T": Dtype(tensor.type.dtype), PRESERVE: True},
+        outputs=(tensor.type,),
+        device=device,
     )
 
 

@@ -19,6 +19,7 @@ from tfswap.passes.nodes import (
     VARIANT,
     add_await,
     add_free_rest,
+    add_identity,
     add_release,
     add_split,
     add_swap_in,
@@ -27,6 +28,9 @@ from tfswap.passes.nodes import (
 from tfswap.planner.beside import allocations
 from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, planned_schedule
+
+HOST = "/device:CPU:0"
+"""Where the copies of portable models lie."""
 
 
 @dataclass
@@ -55,10 +59,12 @@ class _Travel:
         self.views = {self.original: tensor}
 
 
-def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside) -> list[Node]:
+def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: bool = False) -> list[Node]:
     """Carry out the plan's copies and second runs in `graph`, in place; returns its nodes in the planned order.
 
-    `flow` holds the facts of the graph as it is before.
+    Args:
+        flow: the facts of the graph as it is before.
+        portable: with TensorFlow's own ops alone.
     """
     travels: dict[int, _Travel] = {}
     disk = {a.tensor for a in plan.absences if a.disk}
@@ -102,7 +108,9 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside) -> list[Node]
             for o, value in flow.makes[subject]:
                 travel(value).renew(node.out(o))
         else:
-            node = _insert(graph, kind, travel(subject))
+            if portable and kind == OUT:
+                continue  # TensorFlow starts the copy when the tensor is there
+            node = (_insert_identity if portable else _insert)(graph, kind, travel(subject))
         if parted:
             split = add_split(graph, node, tuple(parted))
             chain += (split, node, add_free_rest(graph, node, split))
@@ -176,6 +184,27 @@ def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:
     assert kind == AWAIT
     assert travel.coming is not None
     node = add_await(graph, stem, travel.coming)
+    travel.renew(node.out())
+    return node
+
+
+def _insert_identity(graph: Graph, kind: str, travel: _Travel) -> Node:
+    """As `_insert`: an Identity on the host for what has arrived there, one for what is to come back, and one on the
+    device for what has. TensorFlow puts the copies between them, and makes the one back once the second has run.
+    """
+    stem = f"tfswap/{travel.original.node.name}_{travel.original.index}"
+    device = travel.source.node.device
+    if kind == RELEASE:
+        node = add_identity(graph, f"{stem}/to_host", travel.source, HOST)
+        travel.handle = node.out()
+        return node
+    assert travel.handle is not None
+    if kind == IN:
+        travel.coming = add_identity(graph, f"{stem}/from_host", travel.handle, HOST)
+        return travel.coming
+    assert kind == AWAIT
+    assert travel.coming is not None
+    node = add_identity(graph, f"{stem}/on_device", travel.coming.out(), device)
     travel.renew(node.out())
     return node
 

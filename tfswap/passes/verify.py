@@ -59,6 +59,14 @@ def _verify(graph: Graph) -> int:
     return len(swaps)
 
 
+def require_stock(graph: Graph) -> None:
+    """Raise VerificationError where `graph` or a body of it has an op, or a kernel, of tfswap's own."""
+    for part in (graph, *graph.all_bodies()):
+        own = next((n for n in part if n.op.startswith(names.NAMESPACE) or names.KERNEL in n.attrs), None)
+        if own is not None:
+            raise VerificationError(f"{own.op} {own.name!r} is tfswap's own, in a portable model. Please report this.")
+
+
 def _releases_before(order: list[Node]) -> Callable[[Node, Node], bool]:
     """Whether a path of edges makes a reload (second) wait for a release (first)."""
     bit = {node: 1 << i for i, node in enumerate(n for n in order if n.op == names.RELEASE)}

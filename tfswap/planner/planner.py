@@ -151,6 +151,7 @@ class Planner:
         solver: one of SOLVERS.
         costs: what kernels and copies take; by default what the analytic model says of this kind of device.
         share: of the rungs that fit into the time for planning, how many this planner may have.
+        portable: plan with TensorFlow's own ops alone: no kernels side by side, and no chunks of a request's own size.
     """
 
     def __init__(
@@ -165,11 +166,14 @@ class Planner:
         solver: str = "default",
         costs: Costs | None = None,
         share: float = 1.0,
+        portable: bool = False,
     ):
         self._judged: dict[tuple[tuple[object, ...], ...], Judged] = {}  # by what was chosen
         self.flow = flow
         self.device = device
         self.resident = resident
+        self.portable = portable
+        self._runs_beside = device.inter_op_threads > 1 and not portable
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
@@ -201,7 +205,7 @@ class Planner:
 
     def _brought_together(self, order: list[int]) -> list[int]:
         """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
-        if self.device.inter_op_threads < 2:
+        if not self._runs_beside:
             return order
         made = bring_together(self.flow, order, self.cost_s, self.rates)
         if made == order:
@@ -308,7 +312,7 @@ class Planner:
 
     def draft(self, choice: Choice) -> Draft:
         """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
-        if self.device.inter_op_threads > 1:
+        if self._runs_beside:
             choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice))
 
@@ -396,6 +400,8 @@ class Judged:
         With few, then with more.
         """
         choice = candidate.choice
+        if self._planner.portable:
+            return
         if choice.beside not in self._splits:
             steps = build_schedule(*choice)
             self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tensorflow", "tfswap"])
 
 
+HANGS_S = 300
+"""Workers of which none has ended for so long wait for each other."""
+
+
 def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     """What `code` prints on its last line, as JSON; it has an arena of `mib` MiB, of the kind that GPUs have.
 
@@ -31,6 +38,56 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     """
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
     return last_json(run_forked(code, **{**arena, **env}))
+
+
+def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[Any]:
+    """What `code` prints on its last line as JSON, for each worker of a cluster on this machine, each with an arena of
+    its own. In `code` RANK says which worker it is.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in sockets]}
+    with tempfile.TemporaryDirectory() as folder:
+        started: list[_Forked] = []
+        for rank in range(workers):
+            own = Path(folder, str(rank))
+            own.mkdir()
+            task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+            arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
+            program = f"RANK = {rank}\n{textwrap.dedent(code)}"
+            started.append(_Forked(program, {**arena, **env, "TF_CONFIG": task}, own))
+        try:
+            # One that fails leaves the others waiting.
+            while running := [each for each in started if each.process.exitcode is None]:
+                if failed := [each for each in started if each.process.exitcode]:
+                    failed[0].done()
+                if not multiprocessing.connection.wait([each.process.sentinel for each in running], HANGS_S):
+                    faults = "\n".join(each.err.read_text() for each in started)
+                    raise AssertionError(f"the workers wait for each other\n{faults}")
+        finally:
+            for each in started:
+                each.process.kill()
+        return [last_json(each.done()) for each in started]
+
+
+class _Forked:
+    """A process that has imported TensorFlow, and runs a program."""
+
+    def __init__(self, code: str, env: dict[str, str], folder: Path):
+        self.code = code
+        self.out, self.err = folder / "out", folder / "err"
+        self.out.touch()
+        self.err.touch()
+        self.process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(self.out), str(self.err)))
+        with mock.patch.dict(os.environ, _environment(**IMPORTED), clear=True):  # what the first start passes on
+            self.process.start()
+
+    def done(self) -> subprocess.CompletedProcess[str]:
+        """What it wrote. Fails where it failed."""
+        assert self.process.exitcode == 0, f"exit status {self.process.exitcode}\n{self.err.read_text()}"
+        return subprocess.CompletedProcess(self.code, 0, self.out.read_text(), self.err.read_text())
 
 
 def run_forked(code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -41,24 +98,18 @@ def run_forked(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 def run_together(codes: Sequence[str], **env: str) -> list[subprocess.CompletedProcess[str]]:
     """As `run_forked`, of several at once."""
     with tempfile.TemporaryDirectory() as folder:
-        started = []
+        started: list[_Forked] = []
         for number, code in enumerate(codes):
-            out, err = Path(folder, f"out{number}"), Path(folder, f"err{number}")
-            out.touch()
-            err.touch()
-            process = _FORKS.Process(target=_execute, args=(textwrap.dedent(code), env, str(out), str(err)))
-            with mock.patch.dict(os.environ, _environment(**IMPORTED), clear=True):  # what the first start passes on
-                process.start()
-            started.append((code, process, out, err))
+            own = Path(folder, str(number))
+            own.mkdir()
+            started.append(_Forked(code, env, own))
         try:
-            for _, process, _, _ in started:
-                process.join()
+            for each in started:
+                each.process.join()
         finally:
-            for _, process, _, _ in started:
-                process.kill()
-        for _, process, _, err in started:
-            assert process.exitcode == 0, f"exit status {process.exitcode}\n{err.read_text()}"
-        return [subprocess.CompletedProcess(code, 0, out.read_text(), err.read_text()) for code, _, out, err in started]
+            for each in started:
+                each.process.kill()
+        return [each.done() for each in started]
 
 
 def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:

@@ -478,16 +478,16 @@ SURPRISE = """
 # Allocates after the arena was looked at, as another thread would while the step runs.
 held, surprises = [], []
 call = Step._call
-def surprised(self, inputs, plain):
+def surprised(self, inputs, plain, asked):
     for kept, size in surprises:
         tensor = tf.zeros([size], tf.uint8)
         if kept:
             held.append(tensor)
-    result = call(self, inputs, plain) if not surprises or kept else with_it(tensor, self, inputs, plain)
+    result = call(self, inputs, plain, asked) if not surprises or kept else with_it(tensor, self, inputs, plain, asked)
     surprises.clear()
     return result
-def with_it(tensor, self, inputs, plain):
-    result = call(self, inputs, plain)
+def with_it(tensor, self, inputs, plain, asked):
+    result = call(self, inputs, plain, asked)
     del tensor
     return result
 Step._call = surprised

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tfswap.analysis import cells, workspace
+from tfswap.analysis import cells, rings, workspace
 from tfswap.analysis import kernel_rules as rules
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.einsum import einsum
@@ -292,6 +292,9 @@ _RULES: dict[str, _Entry] = {
     "GRUBlockCellGrad": _Entry(cells.gru_cell_grad),
     "LSTMBlockCell": _Entry(cells.lstm_cell),
     "LSTMBlockCellGrad": _Entry(cells.lstm_cell_grad),
+    "CollectiveReduce": _Entry(rings.reduce, attrs=("group_size",)),
+    "CollectiveReduceV2": _Entry(rings.reduce, values=(1,)),
+    "CollectiveReduceV3": _Entry(rings.reduce),
     "MatMul": _Entry(rules.events_rule(workspace.matmul)),
     "Conv3D": _Entry(rules.events_rule(workspace.conv3d)),
     "Conv3DBackpropFilterV2": _Entry(rules.events_rule(workspace.conv3d_backprop_filter)),

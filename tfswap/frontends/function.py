@@ -30,6 +30,7 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
 from tfswap.exporters.function import WATCHED
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
+from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import Joint, in_forward_mode, joint_of
 from tfswap.frontends.open_function import has_size, open_function
 from tfswap.frontends.outside_step import OutsideStep
@@ -145,7 +146,7 @@ class OptimizedFunction:
 
     def _joint(self, concrete: Any, inputs: Sequence[Any]) -> Joint | None:
         """A trace with its gradients, for a tape that watches these arguments and asks once; None as `joint_of`."""
-        arguments = [*inputs, *concrete.captured_inputs]
+        arguments = [*inputs, *without_asking(concrete)]
         if in_forward_mode(arguments):
             return None
         if concrete not in self._joints:
@@ -357,7 +358,8 @@ class OptimizedFunction:
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
         granted = max((s.limit_bytes or 0 for steps in self._made.values() for s in steps), default=0)
-        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted)
+        first = not any(self._made.values())
+        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.
@@ -449,7 +451,7 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
     import tensorflow as tf
     from tensorflow.core.function import trace_type
 
-    traced = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    traced = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
     if all(map(has_size, traced)) or not (args or kwargs):
         return traced
     specs = trace_type.InternalTracingContext(is_legacy_signature=True)
@@ -503,7 +505,7 @@ def _watched(concrete: Any, inputs: Sequence[Any]) -> int | None:
         return None
     for variable in concrete.graph.variables:
         resource_variable_ops.variable_accessed(variable)
-    arguments = [*inputs, *concrete.captured_inputs]
+    arguments = [*inputs, *without_asking(concrete)]
     return gradients_util.PossibleTapeGradientTypes(arguments) or None
 
 

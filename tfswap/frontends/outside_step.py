@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.errors import TfswapError
+from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import Joint, saved
 from tfswap.frontends.step import Step
 from tfswap.ir.graph import Graph
@@ -87,8 +88,8 @@ class OutsideStep(Step):
         self._record(made)
         return self._concrete.function_type.pack_output(made.results)
 
-    def _call(self, inputs: Sequence[Any], plain: bool) -> Any:
-        arguments = [*inputs, *self._concrete.captured_inputs]
+    def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
+        arguments = [*inputs, *(self._concrete.captured_inputs if asked is None else asked)]
         if self._gate is None:
             return self._concrete._call_flat(list(inputs), arguments[len(inputs) :])
         made = self.function.forward(arguments)
@@ -191,7 +192,7 @@ class OutsideStep(Step):
     def _run_closed(self, function: Halves, inputs: Sequence[Any]) -> None:
         import tensorflow as tf
 
-        arguments = [*inputs, *self._concrete.captured_inputs]
+        arguments = [*inputs, *without_asking(self._concrete)]
         with contextlib.suppress(tf.errors.AbortedError):
             function.forward(arguments)
         nothing = tf.raw_ops.OptionalNone()

@@ -35,6 +35,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.claim import Claim
+from tfswap.passes.collectives import apply_collective_order
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
@@ -214,6 +215,7 @@ class Optimizer:
             self._known = StepPlans(plan_cache, graph, self.fingerprint, device, self.options, others)
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         settled = graph.copy()
+        apply_collective_order(settled)
         apply_free_constants(settled)
         if not portable:
             apply_join(settled, device)

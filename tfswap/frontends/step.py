@@ -25,11 +25,13 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit
+from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
+from tfswap.frontends.workers import Meeting, digest, highest, meeting
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
@@ -77,6 +79,7 @@ class Step:
         instead_of: a step for larger arguments, which moves more than these need: what this one must keep is the same
             limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
         granted_bytes: the most that another trace of the function was granted.
+        first: whether it is the first that the function plans.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
@@ -101,11 +104,13 @@ class Step:
         batches_beside: int = 0,
         instead_of: Step | None = None,
         granted_bytes: int = 0,
+        first: bool = False,
     ):
         if instead_of is not None:
             request = dataclasses.replace(request, memory_limit=instead_of.limit_bytes)
         self.instead_of = instead_of
         self._granted_bytes = granted_bytes
+        self._first = first
         self.name = name
         self.shapes = shapes
         self.planned = False
@@ -165,7 +170,10 @@ class Step:
             self._margin_bytes = self._batches_beside * _batch_bytes(inputs)
             self._growth_bytes = self._margin_bytes // 2
             try:
-                self._plan(inputs, ordered=self.instead_of is not None)
+                if self._first:
+                    self._plan_with_others(inputs)
+                else:
+                    self._plan(inputs, ordered=self.instead_of is not None)
             finally:
                 self._counted = self.limit_bytes is not None
 
@@ -175,8 +183,9 @@ class Step:
         Args:
             plain: the call runs at once, and neither a tape nor who may cancel it has a part in it.
         """
+        asked = captured(self._concrete)
         if self._request.changes_nothing or not _has_arena() or not (plain or _runs_at_once()):
-            result = self._call(inputs, plain)
+            result = self._call(inputs, plain, asked)
             if self._audits:
                 self._audit_what_is_new(_look(before=False))
             return result
@@ -186,7 +195,7 @@ class Step:
             try:
                 before = _look(before=True)
                 if planned or not TRAFFIC.alone(step) or self._fits(before):
-                    return self._watched(inputs, plain, before, step)
+                    return self._watched(inputs, plain, asked, before, step)
             finally:
                 TRAFFIC.end()
             with TRAFFIC.planning():
@@ -229,11 +238,11 @@ class Step:
         """Of its arguments: what is planned for fewer moves less."""
         return sum(math.inf if shape is None else math.prod(shape) for shape in self.shapes)
 
-    def _call(self, inputs: Sequence[Any], plain: bool) -> Any:
+    def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
         function = self.function
-        if plain and self._gate is not None:
+        if plain and asked is None and self._gate is not None:
             return function.run(inputs)
-        return function._call_flat(inputs, captured_inputs=function.captured_inputs)
+        return function._call_flat(inputs, captured_inputs=function.captured_inputs if asked is None else asked)
 
     # --- planning -----------------------------------------------------------------------------------------
 
@@ -315,6 +324,55 @@ class Step:
                 "function."
             )
 
+    def _plan_with_others(self, inputs: Sequence[Any]) -> None:
+        """Plan; where other workers plan the same step, all refuse if one does, and all carry out one plan if it fits
+        each of their arenas.
+        """
+        refusal: InfeasibleMemoryLimit | None = None
+        try:
+            self._plan(inputs)
+        except InfeasibleMemoryLimit as error:
+            refusal = error
+        alone = self._request.changes_nothing or self._request.plan is not None or not _is_live(inputs)
+        others = None if alone or self._optimizer is None else meeting(self._optimizer.graph)
+        if others is not None:
+            floor = highest(others.exchange(None if refusal is None else refusal.floor_bytes))
+            if floor is not None and refusal is None:
+                self._unplan()
+                rank, floor_bytes = floor
+                raise InfeasibleMemoryLimit(
+                    f"{self.name}: worker {rank} needs at least {floor_bytes} bytes ({format_bytes(floor_bytes)}) in "
+                    "its arena, more than its memory_limit, and no worker trains without the others. Ask for "
+                    f"memory_limit={floor_bytes} or more, or make the batch smaller.",
+                    floor_bytes=floor_bytes,
+                    limit_bytes=self.limit_bytes or 0,
+                )
+        if refusal is not None:
+            raise refusal
+        if others is not None and len({*others.exchange(digest(self.plan))}) > 1:
+            self._take_over(others, inputs)
+
+    def _take_over(self, others: Meeting, inputs: Sequence[Any]) -> None:
+        """Carry out the first worker's plan, if every worker can."""
+        assert self._optimizer is not None, "it has made the plan"
+        own, theirs = self.plan, others.hand_out(self.plan)
+        fits = False
+        if theirs.fingerprint == own.fingerprint:
+            adopted = self._optimizer.adopt(theirs, self.limit_bytes)
+            fits = adopted.keeps_limit
+        if not all(others.exchange(fits)):
+            log.info("tfswap: %s: the workers' plans differ: no plan of one fits the arenas of all", self.name)
+        elif others.rank > 0:
+            self._plan(inputs, given=adopted)
+            if not self._keeps(self._expected_bytes):
+                self._plan(inputs)
+
+    def _unplan(self) -> None:
+        """As if there had been no plan: nothing of it stays in the arena."""
+        self.planned = False
+        self.function = self._gate = self._requests = None
+        _free_functions()
+
     def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
         """The optimizer, which is made once, for the arena as it is, and what is in that."""
         optimizer = self._optimizer or self._new_optimizer(inputs)
@@ -353,10 +411,10 @@ class Step:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""
         import tfswap.ops
 
-        captured = self._concrete.captured_inputs
+        captures = without_asking(self._concrete)
         for position in optimizer.written_variables():
             if position >= len(inputs):
-                tfswap.ops.own_buffer(captured[position - len(inputs)])
+                tfswap.ops.own_buffer(captures[position - len(inputs)])
 
     def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
         """Arguments of the sizes that the plan is for, of which these may be smaller."""
@@ -520,7 +578,7 @@ class Step:
         import tensorflow as tf
 
         with contextlib.suppress(tf.errors.AbortedError):
-            function._call_flat(inputs, captured_inputs=function.captured_inputs)
+            function._call_flat(inputs, captured_inputs=without_asking(function))
 
     def _keeps(self, peak_bytes: int) -> bool:
         """Whether a plan with this peak keeps the limit, and the margin that it was made with."""
@@ -611,13 +669,14 @@ class Step:
             lacked = max(0, promised(peak) + self._margin_bytes - self.limit_bytes)
             self._shift_bytes = min(self._shift_bytes + lacked, int(self.limit_bytes * MOST_SHIFT))
 
-    def _watched(self, inputs: Sequence[Any], plain: bool, before: CLook, step: int) -> Any:
+    def _watched(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CLook, step: int) -> Any:
         """Run the step, and notice when the allocator's peak passes the limit.
 
         Args:
+            asked: what the call captures, where that is asked for anew.
             step: as `TRAFFIC` calls it.
         """
-        result = self._call(inputs, plain)
+        result = self._call(inputs, plain, asked)
         self._notice(before, step)
         return result
 

@@ -81,7 +81,7 @@ def sparse_shapes(concrete: Any) -> dict[str, tuple[int, ...]]:
     given = tf.nest.flatten(concrete.structured_input_signature)
     parts = [[p for p in tf.nest.flatten(s, expand_composites=True) if isinstance(p, tf.TypeSpec)] for s in given]
     ends = list(accumulate(map(len, parts)))
-    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
     if not ends or ends[-1] != len(inputs):
         return {}  # a variable that is given twice is one input
     found: dict[str, tuple[int, ...]] = {}

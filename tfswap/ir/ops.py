@@ -88,6 +88,8 @@ class Trait(Flag):
     """Makes a smaller form of its input, to be kept in place of it."""
     DECODES = auto()
     """Makes a tensor of such a form."""
+    COLLECTIVE = auto()
+    """One of a group on several devices or workers, none of which ends before all have begun."""
     JOINED = auto()
     """oneDNN's graph pass makes one kernel of it and of another that reads the same tensor, however far apart the two
     are, where they have the same control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
@@ -112,6 +114,7 @@ _SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
 _SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
 _EFFECT = Trait.SIDE_EFFECT
+_COLLECTIVE = Trait.SIDE_EFFECT | Trait.COLLECTIVE
 _CALL = Trait.CALLS
 _PIPELINE = Trait.PIPELINE
 _FRAME = Trait.FRAME
@@ -241,13 +244,19 @@ _TRAITS: dict[str, Trait] = {
     "AudioSummaryV2": _EFFECT,
     "CheckNumerics": _EFFECT,  # passes its input on, or fails: it must not be dropped
     "CheckNumericsV2": _EFFECT,  # logs what it finds
-    "CollectiveBcastRecvV2": _EFFECT,
-    "CollectiveBcastSendV2": _EFFECT,
-    "CollectiveGatherV2": _EFFECT,
-    "CollectiveInitializeCommunicator": _EFFECT,
-    "CollectiveReduceScatterV2": _EFFECT,
-    "CollectiveReduceV2": _EFFECT,
-    "CollectiveReduceV3": _EFFECT,
+    "CollectiveAllToAllV2": _COLLECTIVE,
+    "CollectiveAllToAllV3": _COLLECTIVE,
+    "CollectiveBcastRecv": _COLLECTIVE,
+    "CollectiveBcastRecvV2": _COLLECTIVE,
+    "CollectiveBcastSend": _COLLECTIVE,
+    "CollectiveBcastSendV2": _COLLECTIVE,
+    "CollectiveGather": _COLLECTIVE,
+    "CollectiveGatherV2": _COLLECTIVE,
+    "CollectiveInitializeCommunicator": _COLLECTIVE,
+    "CollectiveReduce": _COLLECTIVE,
+    "CollectiveReduceScatterV2": _COLLECTIVE,
+    "CollectiveReduceV2": _COLLECTIVE,
+    "CollectiveReduceV3": _COLLECTIVE,
     "EagerPyFunc": _EFFECT,
     "HashTableV2": _EFFECT,
     "InitializeTableV2": _EFFECT,
@@ -877,6 +886,15 @@ _GATHERS = {
     "ResourceGatherNd": "GatherNd",
 }
 
+_GROUP_KEYS = {
+    "CollectiveAllToAllV2": 2,
+    "CollectiveBcastRecvV2": 1,
+    "CollectiveBcastSendV2": 2,
+    "CollectiveGatherV2": 2,
+    "CollectiveReduceScatterV2": 2,
+    "CollectiveReduceV2": 2,
+}
+
 _NONE = Trait(0)
 
 
@@ -1002,6 +1020,17 @@ def sized_by_value(op: str) -> bool:
 def has_small_extras(op: str) -> bool:
     """Whether outputs of unknown size may be taken to be small."""
     return Trait.SMALL_EXTRAS in traits(op)
+
+
+@cache
+def is_collective(op: str) -> bool:
+    """Whether the op is one of a group on several devices or workers, none of which ends before all have begun."""
+    return Trait.COLLECTIVE in traits(op)
+
+
+def group_key_input(op: str) -> int | None:
+    """Which input of a collective names its group; None where an attribute does, or a resource."""
+    return _GROUP_KEYS.get(op)
 
 
 @cache

@@ -265,7 +265,8 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
 
 
 def fingerprint(graph: Graph) -> str:
-    """Structural fingerprint: ops, wiring, types and attributes. Names of nodes do not count."""
+    """Structural fingerprint: ops, wiring, types, attributes and devices. Names of nodes do not count, nor which of
+    several workers the step is of."""
     number: dict[object, int] = {}
     digest = hashlib.sha256()
     for i, node in enumerate(graph.topological()):
@@ -279,9 +280,14 @@ def fingerprint(graph: Graph) -> str:
         inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
         controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
         types = ",".join(map(str, node.outputs))
-        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{node.device}\n".encode())
+        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{_within(node.device)}\n".encode())
         for body in graph.bodies.get(node, ()):
             digest.update(fingerprint(body).encode())
     digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
     digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
     return digest.hexdigest()
+
+
+def _within(device: str) -> str:
+    """A device without its job and task: "GPU:0" on every worker."""
+    return device.rpartition("/device:")[2]

@@ -1,0 +1,36 @@
+"""What a trace captures, some of which TensorFlow asks for anew at each call.
+
+Collectives are the reason: each call takes a key for each of its collectives, by which they find each other on all
+workers. Who takes more keys than the others waits for ever. So a call asks once, whatever is planned and made in the
+course of it; and what runs behind a closed gate, where no collective comes to run, is given stand-ins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfswap.importers.shapes import HANDLES
+
+
+def captured(concrete: Any) -> list[Any] | None:
+    """What a call captures that begins now; None where it is the same at each call."""
+    return concrete.captured_inputs if any(map(callable, concrete._captured_inputs)) else None
+
+
+def without_asking(concrete: Any) -> list[Any]:
+    """What the trace captures, with zeros for what only a call may ask for."""
+    import tensorflow as tf
+
+    if not any(map(callable, concrete._captured_inputs)):
+        return concrete.captured_inputs
+    made: list[Any] = []
+    placeholders = concrete.inputs[-len(concrete._captured_inputs) :]
+    for capture, placeholder in zip(concrete._captured_inputs, placeholders, strict=True):
+        if not callable(capture):
+            made.append(capture)
+        elif placeholder.dtype.name in HANDLES or not placeholder.shape.is_fully_defined():
+            made.append(capture())  # no key
+        else:
+            with tf.device("CPU:0"):  # where TensorFlow makes keys, whatever the collective's device
+                made.append(tf.zeros(placeholder.shape, placeholder.dtype))
+    return made

@@ -1,12 +1,15 @@
-"""`tf.distribute`: several workers, each a process with an arena and a limit of its own."""
+"""`tf.distribute`: several workers, each a process with an arena and a limit of its own, and several devices of one
+process that share an arena, whose sum the limit bounds.
+"""
 
 from __future__ import annotations
 
 import pytest
-from processes import on_workers
+from processes import on_arena, on_workers
 
 from tfswap.ir.text import parse_graph
-from tfswap.passes.collectives import apply_collective_order, spans_workers
+from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together, spans_workers
+from tfswap.passes.devices import apply_carriers
 
 pytest.importorskip("tensorflow")
 
@@ -144,3 +147,158 @@ def test_collectives_among_the_devices_of_one_worker_do_not_span_workers():
     graph = parse_graph(COLLECTIVES)
     graph["first"].device, graph["later"].device = "/device:CPU:0", "/device:CPU:1"
     assert not spans_workers(graph)
+
+
+def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_at_once():
+    graph = parse_graph(COLLECTIVES)
+    graph["first"].device, graph["later"].device = "/device:CPU:0", "/device:CPU:1"
+    assert apply_together(graph) == 1
+    assert len({fetch.node for fetch in graph.fetches}) == 1
+    before = graph.add("NoOp", "before")
+    (together,) = [node for node in graph if node.op == "Tfswap>Together"]
+    graph.add_control(together, before)
+    assert expand_together(graph) == 2
+    assert [fetch.node.name for fetch in graph.fetches] == ["later", "first"]
+    assert graph["first"].controls == graph["later"].controls == (graph["before"],)
+
+
+def test_tensors_travel_between_devices_in_carriers():
+    graph = parse_graph("""
+        %x = Placeholder() -> float32[8]
+        %a = Sin(%x) @"/device:CPU:0" -> float32[8]
+        %b = Cos(%a) @"/device:CPU:1" -> float32[8]
+        %c = Tan(%a) @"/device:CPU:1" -> float32[8]
+        %d = AddV2(%a, %x) @"/device:CPU:0" -> float32[8]
+        feeds %x
+        fetches %b, %c, %d
+    """)
+    assert apply_carriers(graph) == 1
+    (deliver,) = {t.node for name in "bc" for t in graph[name].inputs}
+    assert (deliver.op, deliver.device) == ("Tfswap>Deliver", "/device:CPU:1")
+    assert graph["d"].inputs[0].node.name == "a"
+
+
+DEVICES = """
+import json
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import tfswap
+from nets import WIDTH, Net, batch, grappler_off, trained
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+
+def as_undecorated(weights, function, limit, calls, run=lambda step: step):
+    start = [weight.numpy() for weight in weights]
+    with grappler_off():
+        expected, _ = trained(weights, start, run(tf.function(function)), *calls)
+    optimized = tfswap.optimize(tf.function(function), memory_limit=limit)
+    found, peak = trained(weights, start, run(optimized), *calls)
+    report = optimized.report()
+    moved = len(optimized.plan().absences)
+    return [found == expected, peak, report.planned_peak_bytes, report.memory_limit_bytes, moved]
+"""
+
+MIRRORED = f"""
+{DEVICES}
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ACROSS)
+with strategy.scope():
+    net = Net()
+
+def replica(x):
+    with tf.GradientTape() as tape:
+        loss = net.loss(x)
+    gradients = tape.gradient(loss, net.weights)
+    gradients = tf.distribute.get_replica_context().all_reduce("sum", gradients)
+    for weight, gradient in zip(net.weights, gradients):
+        weight.assign_sub(0.1 * gradient)
+    return loss
+
+def step(x):
+    return strategy.reduce("MEAN", strategy.run(replica, (x,)), None)
+
+def part(seed):
+    return lambda context: batch(1024, seed=2 * seed + context.replica_id_in_sync_group)
+
+calls = [(strategy.experimental_distribute_values_from_function(part(seed)),) for seed in range(3)]
+"""
+
+
+@pytest.mark.parametrize("across", ["None", "tf.distribute.ReductionToOneDevice()"])
+def test_a_limit_bounds_the_sum_of_devices_that_share_an_arena(across):
+    code = MIRRORED.replace("ACROSS", across)
+    code += "\nprint(json.dumps(as_undecorated(net.weights, step, '45%', calls)))"
+    same, peak, planned, limit, moved = on_arena(code)
+    assert same
+    assert peak == planned <= limit
+    assert moved
+
+
+def test_strategies_run_a_decorated_function_on_several_devices():
+    code = MIRRORED.replace("ACROSS", "None")
+    found = on_arena(f"""{code}
+rows = tf.data.Dataset.from_tensor_slices(batch(3 * 2048))
+calls = [(x,) for x in strategy.experimental_distribute_dataset(rows.batch(2048, drop_remainder=True))]
+eager = lambda step: lambda x: strategy.run(step, (x,)).values
+inside = lambda step: tf.function(lambda x: strategy.reduce("MEAN", strategy.run(step, (x,)), None))
+print(json.dumps([as_undecorated(net.weights, replica, "60%", calls, run) for run in (eager, inside)]))
+""")
+    for same, peak, _, limit, moved in found:
+        assert same
+        assert peak <= limit
+        assert moved
+
+
+def test_a_step_placed_by_hand_over_devices_keeps_its_limit():
+    same, peak, planned, limit, moved = on_arena(f"""{DEVICES}
+weights = []
+for i in range(6):
+    with tf.device(f"CPU:{{i // 3}}"):
+        weights.append(tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(i, 0)) * 0.1))
+
+def step(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for i, weight in enumerate(weights):
+            with tf.device(f"CPU:{{i // 3}}"):
+                h = tf.nn.relu(tf.sin(h @ weight))
+        loss = tf.reduce_mean(h * h)
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(0.1 * gradient)
+    return loss
+
+print(json.dumps(as_undecorated(weights, step, "60%", [(batch(seed=i),) for i in range(3)])))
+""")
+    assert same
+    assert peak == planned <= limit
+    assert moved
+
+
+def test_what_runs_elsewhere_is_refused_by_name():
+    told = on_arena(f"""{DEVICES}
+told = []
+def refused(function):
+    try:
+        tfswap.optimize(tf.function(function), memory_limit="60%")(batch())
+    except tfswap.UnsupportedGraph as error:
+        told.append(str(error))
+
+net = Net()
+@tf.autograph.experimental.do_not_convert
+def looped(x):
+    def body(i):
+        with tf.device("CPU:1"):
+            return i + tf.cast(tf.reduce_sum(tf.sin(x)) > 1e9, tf.int32) + 1
+    return net.step(x), tf.while_loop(lambda i: i < 3, body, [0])
+
+def remote(x):
+    with tf.device("/job:worker/task:1/device:CPU:0"):
+        return net.step(x)
+
+refused(looped)
+refused(remote)
+print(json.dumps(told))
+""")
+    assert "in a loop outside" in told[0]
+    assert "another process's" in told[1]

@@ -38,3 +38,9 @@ def test_a_decoder_with_attention_keeps_a_limit():
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held, losses identical" in done.stdout
+
+
+def test_two_workers_keep_their_limits():
+    done = subprocess.run([sys.executable, "multi_worker.py"], cwd=EXAMPLES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical to the bit; limits held" in done.stdout

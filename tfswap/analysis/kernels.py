@@ -24,7 +24,7 @@ CPU), whose temporaries are XLA's and can be large.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tfswap.analysis import cells, rings, workspace
 from tfswap.analysis import kernel_rules as rules
@@ -33,6 +33,7 @@ from tfswap.analysis.einsum import einsum
 from tfswap.analysis.kernel_rules import KernelMemory
 from tfswap.analysis.workspace import Event
 from tfswap.ir.types import TensorType
+from tfswap.oplib.names import TOGETHER
 
 __all__ = ["Event", "KernelMemory", "kernel_memory"]
 
@@ -571,6 +572,9 @@ _RULES: dict[str, _Entry] = {
     "Tfswap>SelectByMask": _Entry(rules.forwarding(1, 2)),
 }
 
+_Member = tuple[str, str, Mapping[str, object], str, int, int]
+"""One of the kernels that `TOGETHER` stands for: name, op, attributes, device, how many inputs and outputs it has."""
+
 _DEFAULT = _Entry(rules.fresh)
 _cache: dict[object, KernelMemory] = {}
 _NO_VALUES: Mapping[int, tuple[int, ...]] = {}
@@ -595,6 +599,8 @@ def kernel_memory(
         values: the flat integer values of inputs that are constants, by position. Optional: it settles
             what shapes leave open (a transposition's permutation, a reduction's axes, a slice's start).
     """
+    if op == TOGETHER:
+        return _together(attrs, inputs, outputs, device, values)
     entry = _RULES.get(op, _DEFAULT)
     key = (
         entry.rule,
@@ -611,3 +617,26 @@ def kernel_memory(
             found = found._replace(exact=False)
         _cache[key] = found
     return found
+
+
+def _together(
+    attrs: Mapping[str, object],
+    inputs: Sequence[TensorType],
+    outputs: Sequence[TensorType],
+    device: DeviceModel,
+    values: Mapping[int, tuple[int, ...]],
+) -> KernelMemory:
+    """What kernels that run at once do: who comes first is not known, what they take together is."""
+    events: list[Event] = []
+    forward: list[tuple[int, tuple[int, ...]]] = []
+    exact = True
+    first_in = first_out = 0
+    for _, op, own, _, reads, gives in cast("Sequence[_Member]", attrs["members"]):
+        last_in, last_out = first_in + reads, first_out + gives
+        known = {p - first_in: v for p, v in values.items() if first_in <= p < last_in}
+        memory = kernel_memory(op, own, inputs[first_in:last_in], outputs[first_out:last_out], device, known)
+        events += [(kind, n + first_out if kind == "out" else n) for kind, n in memory.events]
+        forward += [(o + first_out, tuple(i + first_in for i in candidates)) for o, candidates in memory.forward]
+        exact = exact and memory.exact
+        first_in, first_out = last_in, last_out
+    return KernelMemory(forward=tuple(forward), events=tuple(events), exact=exact)

@@ -9,6 +9,7 @@ from tfswap.importers.library import drop_lost_colocations, functions_in
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import GATE
+from tfswap.passes.devices import unit
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -46,7 +47,7 @@ def encode_nodes(
     from tensorflow.core.framework import node_def_pb2
 
     encode = _AttrEncoder()
-    functions: list[str] = []
+    functions: dict[str, list[str]] = {}  # by device: who makes a body is there where it is run
     made: list[node_def_pb2.NodeDef] = []
     for node in graph:
         proto = node_def_pb2.NodeDef(name=node.name, op=node.op, device=node.device)
@@ -57,9 +58,9 @@ def encode_nodes(
         if node in graph.bodies:
             for key, value in running(node, graph.bodies[node]).items():
                 proto.attr[key].CopyFrom(value)
-                functions += [f.name for f in functions_in(value)]
+                functions.setdefault(unit(node.device), []).extend(f.name for f in functions_in(value))
         elif node.op == GATE:  # which comes after all that wait for it
-            for name in functions:
+            for name in functions.get(unit(node.device), ()):
                 proto.attr["bodies"].list.func.add(name=name)
         made.append(proto)
     drop_lost_colocations(made)

@@ -13,7 +13,7 @@ planned with (analysis/folding.py), and merges equal nodes, of which an order le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Audit:
         self._executed = tfswap.ops.executed
         self._planned = Expected.of(graph)
         self._gate = gate
+        self._told = b""  # of a step that not all of its devices have told of yet
         self._failure: str | None = None  # the error itself would keep, by its traceback, all that the step holds
 
     def check(self) -> None:
@@ -54,11 +55,13 @@ class Audit:
         Raises:
             VerificationError: it is not what was planned. From then on every time.
         """
-        if executed := self._executed(self._gate):
+        if executed := b"".join(map(self._executed, self._planned.gates)):  # messages one after the other merge
             from tensorflow.core.framework import function_pb2
 
+            told = self._told + executed
+            library = function_pb2.FunctionDefLibrary.FromString(told)
             try:
-                audit(self._planned, function_pb2.FunctionDefLibrary.FromString(executed), self._gate)
+                self._told = b"" if audit(self._planned, library, self._gate) else told
             except VerificationError as error:
                 self._failure = str(error)
         if self._failure is not None:
@@ -74,12 +77,14 @@ class Expected:
         kernels: the nodes that have to be there. Without a view or a constant nothing is lost; calls are inlined.
         ops: by node, what it computes. Without the calls that are inlined.
         bodies: what loops and conditionals run, by node.
+        gates: numbers of the gates, one on each device.
     """
 
     sources: Mapping[str, frozenset[str]]
     kernels: frozenset[str]
     ops: Mapping[str, str]
     bodies: Mapping[str, tuple[Expected, ...]]
+    gates: tuple[int, ...] = ()
 
     @staticmethod
     def of(graph: Graph) -> Expected:
@@ -95,11 +100,13 @@ class Expected:
             frozenset(node.name for node in there if not (is_view(node.op) or is_const(node.op))),
             {node.name: node.op for node in there},
             {node.name: tuple(map(Expected.of, bodies)) for node, bodies in graph.bodies.items()},
+            gates_of(graph),
         )
 
 
 def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int) -> int:
-    """Compare a planned step with its functions as they were executed; returns the number of edges found.
+    """Compare a planned step with its functions as they were executed; returns the number of edges found, 0 where some
+    of its devices are still to tell.
 
     Args:
         library: the step's function on each device, and what they call.
@@ -108,16 +115,32 @@ def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int
         VerificationError: a kernel or an edge did not survive, or a node computes something else.
     """
     functions = {f.signature.name: f for f in library.function}
-    return _compare(planned, Found(_step_functions(functions, gate)), functions, "")
+    edges = 0
+    for made in _made(functions, gate, planned.gates):
+        if sum(any(map(_is_gate(planned.gates), f.node_def)) for f in made) >= len(planned.gates):
+            edges += _compare(planned, Found(made), functions, "")
+    return edges
 
 
-def _step_functions(functions: Mapping[str, Any], gate: int) -> list[Any]:
-    """The step's function on each device: that with the gate, and those that differ from it in their number only."""
-    for name, function in functions.items():
-        if any(node.op == GATE and node.attr["gate"].i == gate for node in function.node_def):
-            family = re.compile(re.escape(name.rstrip("0123456789")) + r"\d+")
-            return [f for n, f in functions.items() if family.fullmatch(n)]
-    raise VerificationError(f"TensorFlow runs a step without its gate {gate}, which holds it in order. {REMEDY}")
+def gates_of(graph: Graph) -> tuple[int, ...]:
+    """The numbers of a graph's gates."""
+    return tuple(number for node in graph if node.op == GATE and isinstance(number := node.attrs["gate"], int))
+
+
+def _made(functions: Mapping[str, Any], gate: int, gates: Sequence[int]) -> Iterator[list[Any]]:
+    """The step's function on each device, for each time that TensorFlow has made it: those with gates, and those that
+    differ from them in their number only.
+    """
+    families = {n.rstrip("0123456789") for n, f in functions.items() if any(map(_is_gate(gates), f.node_def))}
+    if not families:
+        raise VerificationError(f"TensorFlow runs a step without its gate {gate}, which holds it in order. {REMEDY}")
+    for family in sorted(families):
+        member = re.compile(re.escape(family) + r"\d+")
+        yield [f for n, f in functions.items() if member.fullmatch(n)]
+
+
+def _is_gate(gates: Sequence[int]) -> Callable[[Any], bool]:
+    return lambda node: node.op == GATE and node.attr["gate"].i in gates
 
 
 class Found:

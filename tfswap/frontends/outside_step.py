@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfswap.errors import TfswapError
 from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import Joint, saved
+from tfswap.frontends.placement import refuse_several
 from tfswap.frontends.step import Step
 from tfswap.ir.graph import Graph
 from tfswap.passes.hand_over import MOST_BYTES
@@ -156,6 +157,7 @@ class OutsideStep(Step):
 
     def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
         graph = self._joint.import_graph(arguments)
+        refuse_several(self.name, graph)
         # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
         # size whole, or take one that something else of the second half was planned to have.
         large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]

@@ -35,8 +35,9 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.claim import Claim
-from tfswap.passes.collectives import apply_collective_order
+from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together
 from tfswap.passes.defer import apply_defer
+from tfswap.passes.devices import apply_carriers
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join
@@ -216,6 +217,7 @@ class Optimizer:
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         settled = graph.copy()
         apply_collective_order(settled)
+        apply_together(settled)
         apply_free_constants(settled)
         if not portable:
             apply_join(settled, device)
@@ -820,6 +822,8 @@ class Optimizer:
         made = variant.graph.copy()
         chain = apply_swaps(made, variant.flow, plan, portable=self.options.portable)
         apply_order(made, chain, gate)
+        expand_together(made)
+        apply_carriers(made)
         made.prune()
         verify(made)
         if self.options.portable:

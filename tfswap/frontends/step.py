@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.audit import Audit
+from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.plan_cache import PlanCache
+from tfswap.frontends.placement import place
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting
@@ -405,7 +406,9 @@ class Step:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
         from tfswap.importers.function import import_function
 
-        return import_function(self._concrete, arguments), ()
+        graph = import_function(self._concrete, arguments)
+        place(self.name, graph, [*arguments, *without_asking(self._concrete)], _device()[1])
+        return graph, ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""
@@ -528,7 +531,9 @@ class Step:
         import tfswap.ops
 
         self._audits[gate] = Audit(graph, gate)
-        weakref.finalize(made, tfswap.ops.forget_gate, gate)
+        for each in gates_of(graph):
+            tfswap.ops.watch_gate(each)
+            weakref.finalize(made, tfswap.ops.forget_gate, each)
         weakref.finalize(made, self._audits.pop, gate, None)
 
     def _open(self, gate: int) -> None:

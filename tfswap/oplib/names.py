@@ -144,6 +144,10 @@ DEFER: Final = "Tfswap>Defer"
 # runs has one.
 OUTSIDE: Final = "Tfswap>Outside"
 
+# (what all members are given...) -> (what all members give...); attr members. Stands, while a step is planned, for
+# collectives that run at once (passes/collectives.py); TensorFlow does not know it.
+TOGETHER: Final = "Tfswap>Together"
+
 # (tensor: T) -> (carrier: variant); attr T. Puts it where the other half of the step finds it.
 CARRY: Final = "Tfswap>Carry"
 

@@ -40,6 +40,7 @@ from tfswap.ops.runtime import (  # noqa: E402 needs the ops
     reset_stats,
     stats,
     step_stats,
+    watch_gate,
 )
 
 __all__ = [
@@ -72,4 +73,5 @@ __all__ = [
     "step_stats",
     "swap_in",
     "swap_out",
+    "watch_gate",
 ]

@@ -337,11 +337,15 @@ def own_buffer(resource: object) -> None:
 def new_gate(*, closed: bool) -> int:
     """A gate for a step, by its number. Random: a function that another process saved may bring its own gate here."""
     gate = secrets.randbits(62)
-    c = load().c
-    c.tfswap_watch_gate(gate)
+    watch_gate(gate)
     if closed:
-        c.tfswap_close_gate(gate)
+        load().c.tfswap_close_gate(gate)
     return gate
+
+
+def watch_gate(gate: int) -> None:
+    """Keeps from now on what TensorFlow makes behind this gate, for `executed`."""
+    load().c.tfswap_watch_gate(gate)
 
 
 def open_gate(gate: int) -> None:

@@ -1,16 +1,27 @@
-"""Collectives in one order on every worker: that in which they were traced.
+"""Collectives: in one order on every worker, and those of one group at once.
 
 A collective ends when all members of its group have begun it. A worker that begins another one first, since its arena
 is another one and with it its plan, waits for ever. The traced program is the same for all, and so is the order in it.
 
-Ensures: each collective waits for the one that was traced before it on its device, of whatever group.
+So they come in the order in which they were traced: each waits for the one before it on its device, of whatever
+group.
+
+Where several devices of one worker are in one order, no chain of kernels can run the members of a group one after the
+other. While the step is planned they are one kernel, `TOGETHER`, which takes and gives what they all do
+(`apply_together`); in the graph that runs they are themselves again, each after and before what that kernel was after
+and before (`expand_together`). Which belong together TensorFlow tells by counting, group by group on each device, and
+so does this pass.
 """
 
 from __future__ import annotations
 
-from tfswap.ir.graph import Graph, Node
+from collections.abc import Sequence
+
+from tfswap.errors import UnsupportedGraph
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import group_key_input, is_collective
 from tfswap.ir.views import origin
+from tfswap.oplib.names import TOGETHER
 
 
 def apply_collective_order(graph: Graph) -> int:
@@ -46,6 +57,95 @@ def traced_order(graph: Graph) -> list[Node]:
     return [node for _, node in sorted(zip(keys, found, strict=True), key=lambda entry: entry[0])]
 
 
+def apply_together(graph: Graph) -> int:
+    """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
+
+    Raises UnsupportedGraph where it can't be told which belong together.
+    """
+    rounds: dict[tuple[int, int], list[Node]] = {}
+    begun: dict[tuple[int, str], int] = {}
+    found = traced_order(graph)
+    if len({node.device for node in found}) < 2:
+        return 0
+    for node in found:
+        group = _group(graph, node)
+        if group is None:
+            raise UnsupportedGraph(
+                f"{node.name!r} ({node.op}) is one of the collectives of several devices, and its group is not known "
+                "before the step runs, so that nobody can tell which of them have to run at once. Use those of "
+                "tf.distribute, or optimize a function that runs on one device."
+            )
+        number = begun[group, node.device] = begun.get((group, node.device), 0) + 1
+        rounds.setdefault((group, number), []).append(node)
+    together = [members for members in rounds.values() if len(members) > 1]
+    for members in together:
+        _join(graph, members)
+    return len(together)
+
+
+def _join(graph: Graph, members: Sequence[Node]) -> None:
+    made = graph.add(
+        TOGETHER,
+        graph.unique_name(f"tfswap/together/{members[0].name}"),
+        [t for node in members for t in node.inputs],
+        controls=dict.fromkeys(c for node in members for c in node.controls),
+        attrs={"members": tuple((n.name, n.op, n.attrs, n.device, len(n.inputs), len(n.outputs)) for n in members)},
+        outputs=[kind for node in members for kind in node.outputs],
+        device=members[0].device,
+    )
+    given = [node.out(i) for node in members for i in range(len(node.outputs))]
+    stands_for = {tensor: made.out(i) for i, tensor in enumerate(given)}
+    graph.move_behind({members[-1]: [made]})
+    gone = set(members)
+    for node in graph:
+        if not gone.isdisjoint(t.node for t in node.inputs):
+            node.inputs = tuple(stands_for.get(t, t) for t in node.inputs)
+        if not gone.isdisjoint(node.controls):
+            node.controls = tuple(dict.fromkeys(made if c in gone else c for c in node.controls))
+    graph.fetches = [stands_for.get(t, t) for t in graph.fetches]
+    graph.targets = list(dict.fromkeys(made if t in gone else t for t in graph.targets))
+    graph.prune()
+
+
+def expand_together(graph: Graph) -> int:
+    """Put the members back in the place of their kernel, in place; returns how many."""
+    joined = [node for node in graph if node.op == TOGETHER]
+    count = 0
+    for made in joined:
+        inputs, outputs = iter(made.inputs), iter(range(len(made.outputs)))
+        stands_for: dict[Output, Output] = {}
+        members: list[Node] = []
+        for name, op, attrs, device, reads, gives in made.attrs["members"]:  # pyright: ignore[reportGeneralTypeIssues] written by _join
+            numbers = [next(outputs) for _ in range(gives)]
+            member = graph.add(
+                op,
+                graph.unique_name(name),
+                [next(inputs) for _ in range(reads)],
+                controls=made.controls,
+                attrs=attrs,
+                outputs=[made.outputs[i] for i in numbers],
+                device=device,
+            )
+            stands_for.update({made.out(number): member.out(i) for i, number in enumerate(numbers)})
+            members.append(member)
+        for node in graph:
+            if any(t.node is made for t in node.inputs):
+                node.inputs = tuple(stands_for.get(t, t) for t in node.inputs)
+            if made in node.controls:
+                node.controls = tuple(c for c in node.controls if c is not made)
+                for member in members:
+                    graph.add_control(node, member)
+            elif any(t.node in members for t in node.inputs):
+                for member in members:  # what reads one of them comes after all
+                    graph.add_control(node, member)
+        graph.fetches = [stands_for.get(t, t) for t in graph.fetches]
+        graph.targets = [m for t in graph.targets for m in (members if t is made else (t,))]
+        count += len(members)
+    if joined:
+        graph.prune()
+    return count
+
+
 def spans_workers(graph: Graph) -> bool:
     """Whether a collective's group has more members than the graph has devices for them."""
     parts = (graph, *graph.all_bodies())
@@ -60,4 +160,14 @@ def _group_size(graph: Graph, node: Node) -> int | None:
         size = node.attrs.get("group_size")
         return size if isinstance(size, int) else None
     known = graph.small_constants.get(origin(node.inputs[position - 1]).node)
+    return known[0] if known else None
+
+
+def _group(graph: Graph, node: Node) -> int | None:
+    """The key of a collective's group."""
+    position = group_key_input(node.op)
+    if position is None:
+        key = node.attrs.get("group_key")
+        return key if isinstance(key, int) else None
+    known = graph.small_constants.get(origin(node.inputs[position]).node)
     return known[0] if known else None

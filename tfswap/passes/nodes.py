@@ -17,9 +17,9 @@ VARIANT = TensorType("variant", ())
 """What handles and tickets are."""
 
 
-def add_gate(graph: Graph, gate: int) -> Node:
+def add_gate(graph: Graph, gate: int, device: str = "") -> Node:
     """A gate by its number; 0 is always open."""
-    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate})
+    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}, device=device)
 
 
 def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False) -> Node:

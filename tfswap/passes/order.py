@@ -13,6 +13,7 @@ from itertools import pairwise
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import acts, is_joined
 from tfswap.oplib import names
+from tfswap.passes.devices import sharing
 from tfswap.passes.nodes import add_gate
 
 
@@ -25,8 +26,14 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     added = 0
     if gate is not None:
         others = [node for node in graph if acts(node.op)]
-        chain = [add_gate(graph, gate), *chain]
-        placed = set(chain)
+        first, *further = sharing(graph) or ("",)
+        chain = [add_gate(graph, gate, first), *chain]
+        # On each device one, that sees what this device's kernels are made from. Those on further devices are always
+        # open: that the first can fail, all devices' kernels have to have been made.
+        beside = [add_gate(graph, gate + i, device) for i, device in enumerate(further, 1)]
+        for each in beside:
+            graph.add_control(chain[0], each)
+        placed = {*chain, *beside}
         added += sum(graph.add_control(node, chain[0]) for node in others if node not in placed)
     for before, node in pairwise(chain):
         if node.op == names.AWAIT_ALLOCATION:

@@ -28,8 +28,8 @@ from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.placement import place
+from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting

@@ -154,25 +154,30 @@ def test_there_is_no_report_before_the_first_step():
         tfswap.keras.report(optimized())
 
 
-def test_several_replicas_are_refused():
-    told = on_arena(
+def test_replicas_that_share_an_arena_keep_its_limit():
+    same, peak, limit = on_arena(
         """
         import json
         import tensorflow as tf
         import tfswap
         from keras_programs import dense, fit_dense
 
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-            model = tfswap.keras.optimize(dense(), memory_limit="80%")
-        try:
-            fit_dense(model)
-        except tfswap.UnsupportedGraph as error:
-            print(json.dumps(str(error)))
+            plain, model = dense(), dense()
+        model.set_weights(plain.get_weights())
+        expected = fit_dense(plain)["loss"]
+        tfswap.keras.optimize(model, memory_limit="90%")
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        found = fit_dense(model)["loss"]
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        print(json.dumps([found == expected, peak, tfswap.keras.report(model).memory_limit_bytes]))
         """
     )
-    assert "trains on 2 replicas" in told
+    assert same
+    assert peak <= limit
 
 
 @pytest.mark.parametrize("make", [lambda: tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.MirroredStrategy])

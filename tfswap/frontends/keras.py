@@ -6,7 +6,11 @@ number of rows), and planned for the rows that there are. `steps_per_execution` 
 
 `evaluate` and `predict` stay as Keras makes them. So does what `compile` was told: nothing that Keras saves differs.
 
-Not handled: more than one replica, `run_eagerly=True`, `jit_compile=True` (all refused), Keras 2 and other backends.
+A model made under a strategy trains on its replicas: a batch is then what the strategy's iterator gives, a part for
+each replica of this worker. Keras' own aggregation of their logs is part of the step.
+
+Not handled: replicas on several GPUs of one process, `run_eagerly=True`, `jit_compile=True` (all refused), Keras 2 and
+other backends.
 """
 
 from __future__ import annotations
@@ -55,7 +59,6 @@ class Training:
             return model.train_function
         _refuse_eager(model)
         _turn_off_xla(model)
-        _refuse_replicas(model)
         self._steps.clear()
         model.train_function = self._train
         return model.train_function
@@ -230,15 +233,6 @@ def _turn_off_xla(model: Any) -> None:
             "leave it out"
         )
     log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
-
-
-def _refuse_replicas(model: Any) -> None:
-    count = model.distribute_strategy.num_replicas_in_sync
-    if count > 1:
-        raise UnsupportedGraph(
-            f"{_named(model)} trains on {count} replicas, and tfswap.keras.optimize plans for one device. Create the "
-            "model under a strategy of one device, or train it without tfswap"
-        )
 
 
 def _shared_device() -> str | None:

@@ -104,7 +104,14 @@ def start(args: argparse.Namespace, addresses: list[str], rank: int) -> subproce
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ROOM_MIB),
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | environment, stdin=pipe, stdout=pipe, text=True)
+
+
+def result_of(worker: subprocess.Popen[str]) -> str:
+    """The line that a worker prints when it has trained; nothing where it failed."""
+    assert worker.stdout
+    return next((line for line in worker.stdout if line.startswith("{")), "")
 
 
 def free_addresses(count: int) -> list[str]:
@@ -125,19 +132,22 @@ def main() -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        print(json.dumps(work(args)))
+        print(json.dumps(work(args)), flush=True)
+        sys.stdin.read()  # until all have ended: others may still be taking a sum from this one
         return 0
     print(
         f"{args.workers} workers train {STEPS} steps, as they are and with memory_limit={args.limit!r} ...", flush=True
     )
     addresses = free_addresses(args.workers)
     workers = [start(args, addresses, rank) for rank in range(args.workers)]
-    outputs = [worker.communicate()[0] for worker in workers]
+    outputs = [result_of(worker) for worker in workers]
+    for worker in workers:
+        worker.communicate()
     if any(worker.returncode for worker in workers):
         sys.exit("a worker failed, see above")
     held = same = True
     for rank, output in enumerate(outputs):
-        found = json.loads(output.splitlines()[-1])
+        found = json.loads(output)
         plain, after, limit = found["plain"], found["tfswap"], found["limit_bytes"]
         print(f"\nworker {rank}")
         for label, before, now in (

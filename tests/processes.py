@@ -40,6 +40,19 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     return last_json(run_forked(code, **{**arena, **env}))
 
 
+# A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in.
+TOGETHER = """
+from tensorflow.python.eager import context as _context
+_here = _context.context()
+_here.set_config_key_value(f"ended/{RANK}", "yes")
+for _rank in range(WORKERS):
+    _here.get_config_key_value(f"ended/{_rank}")
+_here.set_config_key_value(f"seen/{RANK}", "yes")
+for _rank in range(WORKERS if RANK == 0 else 0):
+    _here.get_config_key_value(f"seen/{_rank}")
+"""
+
+
 def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[Any]:
     """What `code` prints on its last line as JSON, for each worker of a cluster on this machine, each with an arena of
     its own. In `code` RANK says which worker it is.
@@ -56,7 +69,7 @@ def on_workers(code: str, workers: int = 2, mib: int = 256, **env: str) -> list[
             own.mkdir()
             task = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
             arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
-            program = f"RANK = {rank}\n{textwrap.dedent(code)}"
+            program = f"RANK, WORKERS = {rank}, {workers}\n{textwrap.dedent(code)}{TOGETHER}"
             started.append(_Forked(program, {**arena, **env, "TF_CONFIG": task}, own))
         try:
             # One that fails leaves the others waiting.

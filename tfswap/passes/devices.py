@@ -22,7 +22,7 @@ FIRST = "CPU:0"
 
 def unit(device: str) -> str:
     """The device of a node within its worker, "CPU:1"; the first where it names none."""
-    return device.rpartition("/device:")[2] or FIRST
+    return device.partition("/device:")[2] or FIRST
 
 
 def units(graph: Graph) -> dict[str, str]:

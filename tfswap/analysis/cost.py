@@ -205,6 +205,9 @@ _NOTHING = Work(passes=0.0)
 # What is not here streams through memory once. Efficiencies and steps are those of TensorFlow's own CPU kernels on
 # one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
 _WORK: dict[str, Work] = {
+    "_FusedConv2D": Work(_convolution, spread=0.86),
+    "_FusedMatMul": Work(_matmul),
+    "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
     "ArgMax": Work(steps=2.5),
     "ArgMin": Work(steps=2.5),
     "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
@@ -214,7 +217,6 @@ _WORK: dict[str, Work] = {
     "BatchMatMulV3": Work(_matmul, 0.55, spread=0.0),
     "Conv2D": Work(_convolution, spread=0.86),
     "Conv2DBackpropFilter": Work(_filter_gradient, 0.8, spread=0.8),
-    "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
     "Conv2DBackpropInput": Work(_input_gradient, spread=0.87),
     "Conv3D": Work(_convolution),
     "Conv3DBackpropFilterV2": Work(_filter_gradient, 0.8),

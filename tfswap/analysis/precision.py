@@ -25,6 +25,8 @@ from tfswap.ir.ops import is_const, is_feed, is_pure, is_view, reads_metadata_on
 from tfswap.ir.views import origin
 from tfswap.oplib import names
 
+EVERYTHING = "*"
+"""The pattern that fits any node's name."""
 EXACT = "exact"
 """What a rule says of tensors that stay as they are."""
 FLOATS = frozenset({"bfloat16", "float16", "float32"})
@@ -151,6 +153,11 @@ def _varying(graph: Graph) -> set[Node]:
         if given or not is_pure(op):
             found.add(node)
     return found
+
+
+def speaks_of(node: str, rules: Rules) -> bool:
+    """Whether a rule is of the node of this name, and not of all."""
+    return any(pattern != EVERYTHING and fnmatchcase(node, pattern) for pattern, _ in rules)
 
 
 def asked_precision(node: str, rules: Rules) -> str:

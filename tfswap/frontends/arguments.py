@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfswap.analysis.precision import PRECISIONS, Rules
+from tfswap.analysis.precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
@@ -93,6 +93,7 @@ def check(
     spill_limit: Any = None,
     limit_workspaces: Any = False,
     portable: Any = False,
+    grappler: Any = False,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -113,6 +114,7 @@ def check(
         precision=as_rules(precision),
         limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
         portable=as_bool("portable", portable),
+        grappler=as_bool("grappler", grappler),
     )
     return Request(memory_limit, options, plan, mode)
 
@@ -150,7 +152,7 @@ def as_rules(given: Any) -> Rules:
     if given is None:
         return ()
     if isinstance(given, str):
-        given = {"*": given}
+        given = {EVERYTHING: given}
     pairs: Any = given.items() if isinstance(given, Mapping) else given
     try:
         rules = tuple((pattern, precision) for pattern, precision in pairs)

@@ -21,15 +21,16 @@ from tfswap.analysis.precision import (
     asked_precision,
     find_reductions,
     saved_tensors,
+    speaks_of,
 )
 from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.backward import trains
+from tfswap.frontends.grappler import as_executed
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
-from tfswap.frontends.unoptimised import as_executed
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
@@ -114,6 +115,7 @@ class Options:
         precision: what waits for the backward pass in fewer bits; nothing by default.
         limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
         portable: use TensorFlow's own ops alone.
+        grappler: plan what TensorFlow's optimizers make of a traced step.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -125,6 +127,7 @@ class Options:
     precision: Rules = ()
     limit_workspaces: bool = False
     portable: bool = False
+    grappler: bool = False
 
     @property
     def tiers(self) -> Tiers:
@@ -148,6 +151,10 @@ class Options:
             spill.limit_bytes,
             plan.saved_disk_bytes,
         )
+
+    def names(self, node: str) -> bool:
+        """Whether something is asked of the node of this name, and not of all."""
+        return speaks_of(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.tactics if t not in TACTICS]
@@ -233,7 +240,7 @@ class Optimizer:
         settled.prune()
         self.costs = costs or Costs.of(device, self.options.profile)
         self.variants = Variants(settled, self._facts, device, self.costs, portable=portable)
-        self._computed_bytes = _computed_for_nothing(graph, device)
+        self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
         if self.options.precision:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
@@ -605,7 +612,7 @@ class Optimizer:
 
         With its nodes' seconds, and which of them run.
         """
-        graph = self.graph.copy()
+        graph = (self.graph.traced or self.graph).copy()
         graph.fetches += map(graph.tensor, self._held)
         # What a list holds that a function returns can't be told of what Grappler makes of it.
         if not self._holds_lists:

@@ -27,6 +27,7 @@ from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.cudnn import limit_workspaces
+from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
@@ -406,9 +407,15 @@ class Step:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
         from tfswap.importers.function import import_function
 
+        device, model = _device()
         graph = import_function(self._concrete, arguments)
-        place(self.name, graph, [*arguments, *without_asking(self._concrete)], _device()[1])
-        return graph, ()
+        place(self.name, graph, [*arguments, *without_asking(self._concrete)], model)
+        options = self._request.options
+        if not options.grappler:
+            return graph, ()
+        limit = self._request.limit(device)
+        in_bytes = None if limit is None or is_share(limit) else parse_limit(limit, lambda: 0)
+        return as_planned(graph, self._concrete, model, keeps=options.names, limit_bytes=in_bytes), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""

@@ -100,6 +100,7 @@ class Graph:
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
+        traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
     """
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class Graph:
         self.library: Opaque | None = None
         self.small_constants: dict[Node, tuple[int, ...]] = {}
         self.bodies: dict[Node, tuple[Graph, ...]] = {}
+        self.traced: Graph | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)

@@ -815,11 +815,16 @@ _TRAITS: dict[str, Trait] = {
     "_FusedBatchNormEx": _PURE,
     "_FusedBatchNormGradEx": _PURE,
     "_FusedConv2D": _PURE,
+    "_FusedConv3D": _PURE,
     "_FusedDepthwiseConv2dNative": _PURE,
     "_FusedMatMul": _PURE,
     "_UnaryOpsComposition": _PURE,
     "_MklFusedBatchMatMulV2": _PURE,
+    "_MklFusedInstanceNorm": _PURE,
+    "_MklFusedMish": _PURE,
+    "_MklLayerNorm": _PURE,
     "_MklNativeConv2DBackpropFilterWithBias": _PURE,
+    "_MklSwish": _PURE,
     "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
     # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import pytest
 import tensorflow as tf
+from nets import bits, unoptimised
 from processes import on_arena
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
+import tfswap
 from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.unoptimised import as_executed
+from tfswap.frontends.grappler import as_executed, as_planned
+from tfswap.frontends.marks import marked_to_keep
 from tfswap.importers.function import import_function
 from tfswap.ir.graph import Graph
 
@@ -137,7 +142,7 @@ def test_what_is_computed_beforehand_has_room_or_is_left_to_the_step():
             """
 import json
 import tensorflow as tf
-from tfswap.frontends.unoptimised import as_executed
+from tfswap.frontends.grappler import as_executed
 from tfswap.analysis.device import DeviceModel
 from tfswap.importers.function import import_function
 step = tf.function(lambda x: x + tf.reduce_sum(tf.concat([tf.zeros_like(x), tf.ones_like(x)], 0)))
@@ -148,3 +153,73 @@ print(json.dumps([node.op for node in as_executed(traced, DeviceModel())].count(
         )
         == 1
     )
+
+
+def without_memory_optimizer(function, *args):
+    """What TensorFlow gives by default, but for sums in any order."""
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    before = context.context().function_call_options
+    context.context().function_call_options = context.FunctionCallOptions(config_proto=config)
+    try:
+        return function(*args)
+    finally:
+        context.context().function_call_options = before
+
+
+def powers(rows):
+    """What Grappler makes other kernels of: squares, divisions by constants, a bias and a ReLU after a product."""
+    weights = [tf.Variable(tf.random.stateless_normal([64, 64], seed=(i, 1)) * 0.2) for i in range(4)]
+    biases = [tf.Variable(tf.zeros([64])) for _ in weights]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w, b in zip(weights, biases, strict=True):
+                h = tf.nn.relu(tf.nn.bias_add(h @ w, b)) / 3.0 + tf.sin(h)
+                h = tfswap.keep(h)
+            loss = tf.reduce_mean(tf.pow(h, 2.0))
+        trained = [*weights, *biases]
+        for v, g in zip(trained, tape.gradient(loss, trained), strict=True):
+            v.assign_sub(0.1 * g)
+        return loss
+
+    x = tf.random.stateless_normal([rows, 64], seed=(7, 1))
+    return step, x, [*weights, *biases]
+
+
+@pytest.mark.parametrize("rows", [[512, 512], [512, 512, 200]], ids=["fixed", "open"])
+def test_with_grappler_first_values_are_those_of_tensorflow_s_default(rows):
+    spec = [tf.TensorSpec([None, 64])] if len(set(rows)) > 1 else None
+
+    def run(make):
+        step, x, variables = powers(max(rows))
+        called = make(tf.function(step, input_signature=spec))
+        return called, [*bits([called(x[:count]) for count in rows]), *bits(variables)]
+
+    _, expected = run(lambda step: functools.partial(without_memory_optimizer, step))
+    _, off = run(lambda step: functools.partial(unoptimised, step))
+    first, found = run(lambda step: tfswap.optimize(step, memory_limit="80%", grappler=True))
+    traced, plain = run(lambda step: tfswap.optimize(step, memory_limit="80%"))
+    assert found == expected
+    assert plain == off
+    assert not first.plan().changes_nothing
+    concretes = [step.get_concrete_function(powers(max(rows))[1]) for step in (first, traced)]
+    ops = [{op.type for op in concrete.graph.get_operations()} for concrete in concretes]
+    assert {"_FusedMatMul", "Square"} <= ops[0]
+    assert {"Pow", "Relu"} <= ops[1]
+    assert "Pow" not in ops[0]
+
+
+def test_what_is_lowered_first_is_planned_as_it_was_traced():
+    step, x, _ = powers(512)
+    looped = tf.function(lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, step(x)), (0, 0.0))[1])
+    concrete = looped.get_concrete_function(x)
+    graph = import_function(concrete)
+    assert as_planned(graph, concrete, DeviceModel()) is graph
+    concrete = tf.function(step).get_concrete_function(x)
+    graph = import_function(concrete)
+    made = as_planned(graph, concrete, DeviceModel())
+    assert made.traced is graph
+    assert [node.device for node in made if node.device] == []
+    assert sorted(marked_to_keep(made)) == sorted(marked_to_keep(graph)) != []

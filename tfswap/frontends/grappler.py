@@ -1,14 +1,16 @@
-"""The graph that TensorFlow runs of a step that tfswap leaves alone: what Grappler makes of the one that was traced.
+"""What Grappler, TensorFlow's own optimizers, makes of a step before it runs.
 
-Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's peak by up to a fifth either way: the
-traced graph doesn't tell it. So Grappler is asked, as TensorFlow asks it before a function's first call: for the same
-device, with the function's arguments and results as they are there.
+Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's peak by up to a fifth either way, its
+time by more, and its last bits. So it is asked, as TensorFlow asks it before a function's first call: for the same
+device, with the function's arguments and results as they are there. Once as it is by default, to know how the step
+runs that tfswap leaves alone; and where a user wants that planned, without its memory optimizer, which does what tfswap
+does, for no limit, and makes sums in any order, whose last bits differ from run to run.
 
 Its nodes come in the order that Grappler has put them in, by which the executor goes: what Grappler is given is named
 and kept as it is there, since it goes by names.
 
 Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
-each body on its own.
+each body on its own. Such a step is planned as it was traced whatever is asked, and so is one on several devices.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
@@ -25,13 +28,16 @@ from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
 from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, reference_variables
+from tfswap.frontends.marks import marked_to_keep
 from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.function import sparse_shapes
 from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import control_flow
+from tfswap.ir.ops import control_flow, has_small_extras, is_collective
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import origin
+from tfswap.passes.devices import units
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import node_def_pb2, tensor_shape_pb2
@@ -49,20 +55,19 @@ CPU_DEVICE_BYTES = 256 << 20
 """What TensorFlow says that any CPU's memory is (threadpool_device_factory.cc)."""
 ROUNDED_UP = 2
 """A chunk can be as many times as large as what is asked for."""
+UNASKED_BYTES = 4 << 20
+"""What may be folded in an arena whose limit is not known yet."""
 
 
 def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     """`graph` as TensorFlow's executor gets it on `device`, by default; as it was traced where the optimizers fail."""
-    from tensorflow.python.eager import context
     from tensorflow.python.framework import errors_impl
 
-    options = context.context().config.graph_options.rewrite_options
+    options = _options()
     if options.disable_meta_optimizer:  # by tf.config.optimizer.set_experimental_options
         return graph
     if ROUNDED_UP * most_folded_bytes(graph) > machine.free_bytes(HOST):
-        # The process would be aborted: what fails there is not handled.
-        options = type(options).FromString(options.SerializeToString())
-        options.constant_folding = options.OFF
+        options.constant_folding = options.OFF  # the process would be aborted: what fails there is not handled
     try:
         return _optimized(graph, device, options)
     except (errors_impl.OpError, TfswapError) as error:
@@ -70,7 +75,85 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
         return graph
 
 
-def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.RewriterConfig) -> Graph:
+def as_planned(
+    graph: Graph,
+    concrete: Any,
+    device: DeviceModel,
+    *,
+    keeps: Callable[[str], bool] = lambda _: False,
+    limit_bytes: int | None = None,
+) -> Graph:
+    """What is planned of `graph`: what Grappler makes of it without its memory optimizer, or the graph itself.
+
+    Args:
+        graph: as it was traced, with sizes bound to those of a call. Grappler does not get to know these.
+        concrete: the trace.
+        keeps: whether the node of a name has to be there afterwards.
+        limit_bytes: the most that the device may hold meanwhile; None where that is not known yet.
+    """
+    from tensorflow.python.framework import errors_impl
+
+    options = _options()
+    if options.disable_meta_optimizer or not _can_be_asked(graph) or sparse_shapes(concrete):
+        return graph
+    options.memory_optimization = options.NO_MEM_OPT
+    if device.kind == "cpu" and limit_bytes is None:
+        room: float = UNASKED_BYTES
+    else:
+        room = machine.free_bytes(HOST, limit_bytes if device.kind == "cpu" else None)
+    if ROUNDED_UP * most_folded_bytes(graph) > room:
+        options.constant_folding = options.OFF
+    shapes = {t.op.name: None if t.shape.rank is None else tuple(t.shape.as_list()) for t in concrete.inputs}
+    kept = [node.name for node in graph if keeps(node.name)]
+    kept += [tensor.rpartition(":")[0] for tensor in marked_to_keep(graph)]
+    try:
+        made = _optimized(graph, device, options, shapes, kept)
+    except (errors_impl.OpError, TfswapError) as error:
+        log.warning("TensorFlow's own optimizers fail on this step, which is planned as it was traced: %s", error)
+        return graph
+    if _unsized(made) and not _unsized(graph):
+        return graph
+    given = {node.name for node in graph if node.device}
+    for node in made:
+        if node.name not in given and node.device == _device_name(device):
+            node.device = ""  # where it runs was never asked for
+    made.traced = graph
+    return made
+
+
+def _options() -> rewriter_config_pb2.RewriterConfig:
+    """How the user has set Grappler, to be changed."""
+    from tensorflow.python.eager import context
+
+    options = context.context().config.graph_options.rewrite_options
+    return type(options).FromString(options.SerializeToString())
+
+
+def _can_be_asked(graph: Graph) -> bool:
+    """Whether what Grappler makes of a graph is what runs: one device, and nothing that is lowered first."""
+    if graph.bodies or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
+        return False
+    kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}
+    return "variant" not in kinds and not any(feed.op in REFERENCE_VARIABLES for feed in graph.feeds)
+
+
+def _unsized(graph: Graph) -> bool:
+    return any(kind.nbytes is None for node in graph if not has_small_extras(node.op) for kind in node.outputs)
+
+
+def _optimized(
+    graph: Graph,
+    device: DeviceModel,
+    options: rewriter_config_pb2.RewriterConfig,
+    shapes: Mapping[str, Shape] | None = None,
+    kept: Sequence[str] = (),
+) -> Graph:
+    """What Grappler makes of a graph.
+
+    Args:
+        shapes: what Grappler gets to know of the arguments' shapes, by name; by default all that `graph` tells.
+        kept: names of nodes that are there afterwards, besides what the graph's ends are.
+    """
     graph_def = export_graph_def(graph)
     nodes = graph_def.node
     place = _device_name(device)
@@ -84,15 +167,19 @@ def _optimized(graph: Graph, device: DeviceModel, options: rewriter_config_pb2.R
         if node.name in feeds:
             fed[node.name] = type(node)(name=node.name, op="Placeholder")
             fed[node.name].attr["dtype"].type = arguments[node.name].dtype
-            _make_argument(node, feeds[node.name], arguments[node.name])
+            shape = arguments[node.name].shape if shapes is None else shapes[node.name]
+            _make_argument(node, feeds[node.name], replace(arguments[node.name], shape=shape))
     results = _result_names(graph)
     for number, (name, fetch) in enumerate(zip(results, graph.fetches, strict=True)):
         result = nodes.add(name=name, op="_Retval", input=[fetch.name], device=place)
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
-    made = run_grappler(graph_def, [*results, *targets], options, _cluster(device))
+    made = run_grappler(graph_def, [*results, *targets, *kept], options, _cluster(device))
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
+    if shapes is not None:
+        for node in made.node:
+            _drop_controls(node, feeds)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
@@ -177,6 +264,14 @@ def _make_argument(node: node_def_pb2.NodeDef, number: int, argument: Argument) 
     node.op = "_ParallelConcatStart"
     node.attr["dtype"].type = argument.dtype
     node.attr["shape"].shape.CopyFrom(_shape(argument.shape))
+
+
+def _drop_controls(node: node_def_pb2.NodeDef, feeds: Container[str]) -> None:
+    """Let `node` wait for no argument, as what was folded of an argument's shape does: they are there."""
+    inputs = [name for name in node.input if not (name.startswith("^") and name[1:] in feeds)]
+    if len(inputs) < len(node.input):
+        del node.input[:]
+        node.input.extend(inputs)
 
 
 def _device_name(device: DeviceModel) -> str:

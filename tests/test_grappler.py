@@ -25,6 +25,7 @@ ENDS = {"_Arg", "_Retval", "Placeholder", "NoOp"}
 def executed(function, *args) -> list[str]:
     """The ops of the graph that runs when `function` is called, in order, each with its name."""
     context.context().enable_graph_collection()
+    context.context().export_run_metadata()  # what other tests have left there
     try:
         function(*args)
         made = context.context().export_run_metadata()

@@ -244,8 +244,8 @@ eager = lambda step: lambda x: strategy.run(step, (x,)).values
 inside = lambda step: tf.function(lambda x: strategy.reduce("MEAN", strategy.run(step, (x,)), None))
 print(json.dumps([as_undecorated(net.weights, replica, "60%", calls, run) for run in (eager, inside)]))
 """)
-    # What the function around both replicas' steps allocates while they run comes on top of their limit: up to 151 KB of
-    # 14 MB were seen, not in each run (docs/limits.md, "Other users of the device").
+    # What the function around both replicas' steps allocates while they run comes on top of their limit: up to 151 KB
+    # of 14 MB were seen, not in each run (docs/limits.md, "Other users of the device").
     for (same, peak, _, limit, moved), around in zip(found, (0, 256 << 10), strict=True):
         assert same
         assert peak <= limit + around

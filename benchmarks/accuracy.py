@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit
 
 MIB = 2**20
@@ -243,7 +244,7 @@ def spawn(name: str, limit_bytes: int | None, onednn: bool) -> dict[str, Any]:
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """All runs of one model, printed as they come."""
     analysed = spawn(name, 0, args.onednn)
-    peaks = [spawn(name, None, args.onednn)["peak_bytes"] for _ in range(args.runs)]
+    peaks = [spawn(name, None, args.onednn)["peak_bytes"] for _ in progress.over(name, range(args.runs))]
     predicted = analysed["baseline_bytes"]
     low, high = min(peaks), max(peaks)
     good = low * (1 - WIDEN) <= predicted <= high * (1 + WIDEN)
@@ -254,7 +255,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     )
     row: dict[str, Any] = {"model": name, "predicted_bytes": predicted, "measured_bytes": peaks, "ok": good}
     row |= {"floor_bytes": analysed["floor_bytes"], "limits": []}
-    for share in args.limits:
+    for share in progress.over(name, args.limits):
         limit = int(statistics.median(peaks) * share / 100)
         ran = spawn(name, limit, args.onednn)
         row["limits"].append({"share": share, "limit_bytes": limit} | ran)
@@ -292,7 +293,7 @@ def main() -> int:
         print(json.dumps(child(args.models[0], args.limit_bytes)))
         return 0
     print(f"{'model':<14}{'run':<14}{'predicted':>11}{'measured':>11}{', MiB':<13}{'off':>8}")
-    rows = [measure(name, args) for name in args.models or MODELS]
+    rows = [measure(name, args) for name in progress.over("models", args.models or MODELS)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(row["ok"] and all(one.get("ok", True) for one in row["limits"]) for row in rows) else 1

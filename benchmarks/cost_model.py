@@ -23,6 +23,8 @@ from typing import Any
 
 import accuracy
 
+from tfswap import progress
+
 SHARE = 0.02
 FACTOR = 2.0
 LEAST_CALLS, MOST_CALLS, LEAST_S = 3, 16, 0.02
@@ -170,7 +172,7 @@ def main() -> int:
         print(json.dumps(child(args.models[0])))
         return 0
     good = True
-    for name in args.models or accuracy.MODELS:
+    for name in progress.over("models", args.models or accuracy.MODELS):
         good &= show(name, spawn(name))
     return 0 if good else 1
 

@@ -28,6 +28,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 from accuracy import MIB, MODELS
 
+from tfswap import progress
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.frontends.pipeline import Optimizer
@@ -132,7 +133,8 @@ def main() -> None:
         parser.error(f"no model is named {unknown[0]!r}; there are {', '.join(models)}")
     columns = ("persistent", "in place", "fresh", "live", "floor", "unoptimised")
     print(f"{'MiB':<14}{'kernels':>8}" + "".join(f"{c:>13}" for c in columns) + "   floor over both    time  took, s")
-    rows = [measure(name, models[name], args.alive) for name in args.models or models]
+    names = args.models or models
+    rows = [measure(name, models[name], args.alive) for name in progress.over("models", names)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -22,6 +22,8 @@ from typing import Any
 import accuracy
 from accuracy import MIB
 
+from tfswap import progress
+
 DEFAULT = ("resnet", "transformer", "unet")
 
 
@@ -32,7 +34,7 @@ def sweep(name: str, args: argparse.Namespace) -> dict[str, Any]:
     print(f"{name}: unoptimised {baseline / MIB:.1f} MiB predicted, floor {floor / MIB:.1f}")
     print(f"{'limit':>9}{'share':>7}{'planned':>9}{'measured':>10}, MiB{'time':>8}{'swapped':>9}{'again':>7}")
     points: list[dict[str, Any]] = []
-    for i in range(args.limits):
+    for i in progress.over(f"limits of {name}", range(args.limits)):
         limit = floor + (baseline - floor) * i // (args.limits - 1)
         ran = accuracy.spawn(name, limit, args.onednn)
         line = f"{limit / MIB:>9.1f}{100 * limit / baseline:>6.0f}%"

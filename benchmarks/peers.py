@@ -45,6 +45,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfswap import progress
+
 MIB = 2**20
 ARENA_MIB = 4000
 CHECKED_STEPS = 3
@@ -371,7 +373,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
         if peer.label != "grappler off":
             pairs.append((peer, Variant(model, peer.label, folder, peer.peak_bytes)))
     running += [ours for _, ours in pairs]
-    for round_ in range(args.rounds + 1):
+    for round_ in progress.over(f"rounds of {model}", range(args.rounds + 1)):
         first = round_ % len(running)  # nobody always comes after the same one
         for variant in running[first:] + running[:first]:
             took = variant.step()

@@ -34,6 +34,8 @@ from typing import Any
 import planning_time
 from peers import resident_bytes
 
+from tfswap import progress
+
 MIB = 2**20
 LAYERS = (50, 152, 500, 1001, 1517, 2500)
 STAGE_WIDTHS = (64, 128, 256, 512)
@@ -153,7 +155,7 @@ def table(layers: Sequence[int], args: argparse.Namespace) -> list[dict[str, Any
     print(f"{'layers':<7}{'convs':>8}{'nodes':>9}{'tracing':>9}{'':>5}" + "".join(f"{s:>17}" for s in stages), end="")
     print(f"{'total':>9}{'traced':>9}{'more':>7}")
     rows: list[dict[str, Any]] = []
-    for one in sorted(layers):
+    for one in progress.over("depths", sorted(layers)):
         row = spawn("--child=plan", f"--layers={one}", f"--limit={args.limit}")
         s = row["stages_s"]
         row["broken"] = []
@@ -175,7 +177,7 @@ def table(layers: Sequence[int], args: argparse.Namespace) -> list[dict[str, Any
 
 def simulated(layers: Sequence[int], args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for one in layers:
+    for one in progress.over("depths", layers):
         row = spawn("--child=simulate", f"--simulate={one}", f"--batch={args.batch}", f"--device={args.device}")
         rows.append(row)
         fits = f"fits: {row['step_s']:.1f} s a step, {row['host_mib']:.0f} MiB on the host" if row["fits"] else "NO"

@@ -25,6 +25,8 @@ from typing import Any
 
 import accuracy
 
+from tfswap import progress
+
 SPAN_BYTES = 512 << 20
 CASES: dict[str, tuple[Callable[[], accuracy.Made], str]] = {
     "mlp": (lambda: accuracy.mlp(24, 1024), "50%"),
@@ -109,7 +111,7 @@ def main() -> None:
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(accuracy.ARENA_MIB),
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    for name in args.models:
+    for name in progress.over("models", args.models):
         command = [sys.executable, __file__, name, "--child", f"--rounds={args.rounds}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:

@@ -22,6 +22,8 @@ from typing import Any
 
 import accuracy
 
+from tfswap import progress
+
 
 def child(name: str, limits: list[int], steps: int) -> dict[str, Any]:
     """Medians of all variants, in this process."""
@@ -79,7 +81,7 @@ def main() -> None:
         "TF_ENABLE_ONEDNN_OPTS": "0",
         "TFSWAP_PLAN_CACHE": "off",
     }
-    for name in args.models:
+    for name in progress.over("models", args.models):
         command = [
             sys.executable,
             __file__,

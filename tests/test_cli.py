@@ -8,17 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import saved_models
 from processes import ROOT, start_python
+from terminals import stderr_on_terminal
 
 import tfswap
-from tfswap.frontends import cli, progress
+from tfswap import progress
+from tfswap.frontends import cli
 from tfswap.sizes import format_bytes
 
 FLAGS = ("--batch_size=1024",)
@@ -427,20 +427,15 @@ def test_what_is_alive_at_the_peak_is_printed(model: str, capsys: pytest.Capture
     assert shown.splitlines()[0].split() == [*format_bytes(nbytes).split(), name]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_progress_is_shown_only_when_it_lasts(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress.Progress(stream) as shown:
-        shown.stage("quick")
-        time.sleep(0.3)
-    assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "QUIET_S", 0.1)
-    with progress.Progress(stream) as shown:
-        shown.stage("slow")
-        time.sleep(0.6)
-    assert "slow" in stream.getvalue()
-    assert ("\r" in stream.getvalue()) == stream.isatty()
+def test_a_terminal_sees_progress_and_stdout_has_the_result_alone(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    with stderr_on_terminal() as screen:
+        status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
+    assert status == 0
+    assert json.loads(out)["rows"]
+    assert "tfswap analyze" in screen.text
+    assert "looking for the smallest limit" in screen.text
+    _, _, err = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
+    assert err == ""

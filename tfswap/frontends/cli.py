@@ -2,8 +2,8 @@
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met; a command that a signal ends dies of it, and leaves nothing half-written. With --json stdout carries one JSON
-value and nothing else, errors included; progress and messages go to stderr. An error of the user's never shows a
-traceback.
+value and nothing else, errors included; messages go to stderr, and so does progress where that is a terminal. An
+error of the user's never shows a traceback.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 from absl.flags import argparse_flags
 
+from tfswap import progress
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.files import require_new_folder, require_place
-from tfswap.frontends.progress import Progress
 from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import TRACE, alive_lines, require_kind
@@ -95,10 +95,10 @@ def main(arguments: Sequence[str]) -> int:
         return status
     try:
         _require_places(options)
-        with Progress() as progress:
-            progress.stage("loading TensorFlow")
-            _load_tensorflow()
-            content, text = options.command(options, progress)
+        with progress.task(f"tfswap {arguments[0]}"):
+            with progress.task("loading TensorFlow"):
+                _load_tensorflow()
+            content, text = options.command(options)
     except TfswapError as error:
         return _fail(options.json, error)
     except (OSError, MemoryError) as error:
@@ -161,21 +161,20 @@ def _load_tensorflow() -> None:
 Result = tuple[dict[str, Any], str]
 
 
-def _analyze(options: argparse.Namespace, progress: Progress) -> Result:
-    report = _plan(options, progress, mode="analyze")
-    return _analysis(report), _render(options.function, report) + _saved(report, options.save, progress)
+def _analyze(options: argparse.Namespace) -> Result:
+    report = _plan(options, mode="analyze")
+    return _analysis(report), _render(options.function, report) + _saved(report, options.save)
 
 
-def _trace(options: argparse.Namespace, progress: Progress) -> Result:
-    report = _plan(options, progress, mode="analyze")
-    text = f"{options.function}: {report.headline()}{_saved(report, [options.trace_file], progress)}"
+def _trace(options: argparse.Namespace) -> Result:
+    report = _plan(options, mode="analyze")
+    text = f"{options.function}: {report.headline()}{_saved(report, [options.trace_file])}"
     return {**_analysis(report), "trace_file": options.trace_file}, f"{text} https://ui.perfetto.dev shows it."
 
 
-def _saved(report: Any, paths: Sequence[str], progress: Progress) -> str:
+def _saved(report: Any, paths: Sequence[str]) -> str:
     """Saves a report; the text that says so."""
-    for path in paths:
-        progress.stage(f"drawing {path}")
+    for path in progress.over("drawing", paths):
         report.save(path)
     return "".join(f"\nWritten to {path}." for path in paths)
 
@@ -185,19 +184,19 @@ def _analysis(report: Any) -> dict[str, Any]:
     return {**json.loads(report.to_json()), "exit_status": OK if report.keeps_limit else INFEASIBLE}
 
 
-def _optimize(options: argparse.Namespace, progress: Progress) -> Result:
-    report = _plan(options, progress, mode="optimize", output_dir=options.output_dir)
+def _optimize(options: argparse.Namespace) -> Result:
+    report = _plan(options, mode="optimize", output_dir=options.output_dir)
     content = {**json.loads(report.to_json()), "output_dir": options.output_dir}
     text = _render(options.function, report)
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
     text += f"\nWritten to {options.output_dir}{changed}."
     if report.kernels and not options.portable:
         text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
-    return content, text + _saved(report, options.save, progress)
+    return content, text + _saved(report, options.save)
 
 
-def _explain(options: argparse.Namespace, progress: Progress) -> Result:
-    report = _plan(options, progress, mode="analyze")
+def _explain(options: argparse.Namespace) -> Result:
+    report = _plan(options, mode="analyze")
     if options.node:
         explained = report.explain(options.node)
         content = {"explanation": json.loads(explained.to_json()), "exit_status": _analysis(report)["exit_status"]}
@@ -214,10 +213,9 @@ def _explain(options: argparse.Namespace, progress: Progress) -> Result:
     return content, "\n".join([f"{len(rows)} tensors of {options.function}, the swapped first:", *lines])
 
 
-def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
+def _simulate(options: argparse.Namespace) -> Result:
     from tfswap.frontends.simulate import simulate
 
-    progress.stage(f"simulating {options.function} of {options.saved_model_dir}")
     curve = simulate(
         options.saved_model_dir,
         limits=options.limits,
@@ -232,10 +230,9 @@ def _simulate(options: argparse.Namespace, progress: Progress) -> Result:
     return {**json.loads(curve.to_json()), "exit_status": OK if curve.feasible else INFEASIBLE}, text
 
 
-def _fit(options: argparse.Namespace, progress: Progress) -> Result:
+def _fit(options: argparse.Namespace) -> Result:
     from tfswap.frontends.fit import max_batch
 
-    progress.stage(f"trying sizes of {options.function} of {options.saved_model_dir}")
     found = max_batch(
         options.saved_model_dir,
         memory_limit=options.memory_limit,
@@ -247,12 +244,11 @@ def _fit(options: argparse.Namespace, progress: Progress) -> Result:
     return json.loads(found.to_json()), str(found)
 
 
-def _verify(options: argparse.Namespace, progress: Progress) -> Result:
+def _verify(options: argparse.Namespace) -> Result:
     from tfswap.frontends.verify_model import verify_model
 
     if options.other_dir is not None:
-        return _compare(options, progress)
-    progress.stage(f"checking {options.saved_model_dir}")
+        return _compare(options)
     checked = verify_model(options.saved_model_dir)
     content = {"functions": [{"name": name, "swap_nodes": count} for name, count in checked]}
     if not checked:
@@ -261,10 +257,9 @@ def _verify(options: argparse.Namespace, progress: Progress) -> Result:
     return content, "\n".join([*lines, *(f"  {name}: {count} swap nodes" for name, count in checked)])
 
 
-def _compare(options: argparse.Namespace, progress: Progress) -> Result:
+def _compare(options: argparse.Namespace) -> Result:
     from tfswap.frontends.compare_models import compare_models
 
-    progress.stage(f"running {options.function} of {options.saved_model_dir} and {options.other_dir}")
     found = compare_models(
         options.saved_model_dir,
         options.other_dir,
@@ -276,20 +271,19 @@ def _compare(options: argparse.Namespace, progress: Progress) -> Result:
     return {**json.loads(found.to_json()), "exit_status": OK if found.same else FAILED}, str(found)
 
 
-def _doctor(options: argparse.Namespace, progress: Progress) -> Result:
+def _doctor(options: argparse.Namespace) -> Result:
     from tfswap.frontends.doctor import examine
 
     content, text = examine()
     return {**content, "exit_status": OK if content["ok"] else FAILED}, text
 
 
-def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir: str | None = None) -> Any:
+def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None) -> Any:
     from tfswap.oplib.build import tensorflow_facts
 
     tensorflow_facts()  # one clear error when TensorFlow is missing
     from tfswap.frontends.saved_model import optimize_graph
 
-    progress.stage(f"planning {options.function} of {options.saved_model_dir}")
     report = optimize_graph(
         options.saved_model_dir,
         output_dir,
@@ -299,9 +293,7 @@ def _plan(options: argparse.Namespace, progress: Progress, mode: str, output_dir
         portable=options.portable,
         **_of_the_step(options),
     )
-    progress.stage("asking TensorFlow what it makes of the step")
-    report.baseline_peak_bytes  # noqa: B018 - computed here, under the progress line
-    progress.stage("looking for the smallest limit")
+    report.baseline_peak_bytes  # noqa: B018 - computed here, where progress is shown
     report.floor_bytes  # noqa: B018 - as that
     return report
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tfswap import progress
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes
@@ -142,7 +143,7 @@ def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, step
     random = np.random.default_rng(SEED)
     results: dict[str, Any] = {}
     with grappler_off():
-        for n in range(steps):
+        for n in progress.over(f"running {function} of {os.fspath(path)}", range(steps)):
             drawn = iter([_drawn(random, name, spec.dtype, shapes[name]) for name, spec in specs.items()])
             called = tf.nest.map_structure(lambda s, drawn=drawn: next(drawn) if _is_spec(s) else s, (args, kwargs))
             made = step(*called[0], **called[1])

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.devices import Machine
 from tfswap.analysis.profile import Profile
@@ -175,8 +176,9 @@ class Search:
 
     def candidate(self, size: int) -> Candidate | None:
         """The plan for a size; None where none keeps the limit."""
-        optimizer = self.optimizer(size)
-        found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
+        with progress.task(f"trying a size of {size}"):
+            optimizer = self.optimizer(size)
+            found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
         self._fits[size] = found is not None
         return None if found is None else found.candidate
 

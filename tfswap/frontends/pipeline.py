@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tfswap import progress
 from tfswap.analysis.bodies import UnboundedLoop, overlapping_bytes
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
@@ -191,6 +192,7 @@ class Optimizer:
         plan_cache: where plans that were made before are looked for, and new ones are kept.
     """
 
+    @progress.task("reading the step")
     @without_collector
     def __init__(
         self,
@@ -303,6 +305,7 @@ class Optimizer:
         self._baseline_known = True
         return Baseline(found.peak_bytes, found.seconds)
 
+    @progress.task("predicting the step as it is")
     def _predicted(self) -> Baseline:
         flow, cost_s, runs = self._unoptimised
         costs, profile = self.costs, self.costs.profile
@@ -498,6 +501,7 @@ class Optimizer:
             line = self.locate(error.loop)
             raise UnsupportedGraph(f"{error}{f' It is made at {line}.' if line else ''}") from None
 
+    @progress.task("planning")
     @without_collector
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
@@ -649,6 +653,7 @@ class Optimizer:
         values = (self.flow.values[v] for v in self.flow.fetched)
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
+    @progress.task("looking for the smallest limit")
     def floor_bytes(self) -> int:
         return self._lowest()[1].floor_bytes() + self.extra_margin_bytes
 
@@ -816,6 +821,7 @@ class Optimizer:
         require_accumulators(plan, self.variants.accumulators)
         require_fit(plan, self.planner_of(self.variant_of(plan)).problems[0])
 
+    @progress.task("rewriting")
     @without_collector
     def rewrite(self, plan: Plan, gate: int | None = None) -> Graph:
         """A new graph that carries out `plan`, behind a gate if one is given.

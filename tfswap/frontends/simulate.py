@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.devices import THIS, Machine, described
 from tfswap.analysis.profile import Profile
@@ -121,7 +122,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
     points: list[Point] = []
     best: Found | None = None
-    for limit in tried:
+    for limit in progress.over("trying limits", tried):
         found = optimizer.candidate(limit - optimizer.extra_margin_bytes)
         assert found is not None, "the floor is what the planner reaches"
         # A plan for less leaves more to workspaces, so that it may be the faster one here.

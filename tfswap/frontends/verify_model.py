@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tfswap import progress
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import SUFFIX
 from tfswap.importers.library import called_functions
@@ -34,7 +35,7 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
         and (name.endswith(SUFFIX) or any(node.op.startswith(NAMESPACE) for node in function.node_def))
     ]
     checked = []
-    for name in sorted(rewritten):
+    for name in progress.over("verifying", sorted(rewritten)):
         fdef = file.library[name]
         shapes = {a.name: file_shape(fdef, a.name) for a in fdef.signature.input_arg}
         count = verify(import_library_function(file.library, name, shapes))

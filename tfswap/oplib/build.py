@@ -22,19 +22,22 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tfswap import progress
 from tfswap.errors import INSTALL_TENSORFLOW, OpLibraryError
+
+log = logging.getLogger("tfswap")
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
 SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
@@ -270,7 +273,7 @@ def require_place(library: Library) -> None:
 def _build(library: Library, linked: Sequence[Library], facts: TensorFlowFacts, compiler: Compiler) -> None:
     name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
     content = library.sources.content
-    _say(f"tfswap: building its {content} for TensorFlow {facts.version} with {name} (once, takes up to a minute)")
+    log.info("tfswap: building its %s for TensorFlow %s with %s (once)", content, facts.version, name)
     start = time.monotonic()
     for left in library.folder.glob(f"{_WORK}*"):  # by a process that was killed: this one has the lock
         shutil.rmtree(left, ignore_errors=True)
@@ -292,7 +295,7 @@ def _build(library: Library, linked: Sequence[Library], facts: TensorFlowFacts, 
             os.replace(built_manifest, library.folder / MANIFEST_NAME)
     except OSError as error:
         raise _unwritable(library.folder, error) from error
-    _say(f"tfswap: built in {time.monotonic() - start:.0f} s, kept in {library.folder}")
+    log.info("tfswap: built in %.0f s, kept in %s", time.monotonic() - start, library.folder)
 
 
 def _compile(
@@ -324,7 +327,9 @@ def _compile(
     with ThreadPoolExecutor(max_workers=workers) as pool:
         # The longest first would be best; sorted by size comes near it.
         commands.sort(key=lambda command: -os.path.getsize(command[-3]))
-        list(pool.map(_run, commands))
+        with progress.task(f"building the {library.sources.content}", len(commands)) as advance:
+            for _ in pool.map(_run, commands):
+                advance()
     built = work / library.path.name
     name_flag = f"-Wl,-soname,{built.name}"  # what a library that is linked with this one looks for
     inputs = [*objects, *(needed.path for needed in linked)]
@@ -403,8 +408,10 @@ def _locked(library: Library) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"tfswap: another process is building the {library.sources.content}: waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            waiting = f"another process is building the {library.sources.content}: waiting for it"
+            log.info("tfswap: %s", waiting)
+            with progress.task(waiting):
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
@@ -426,7 +433,3 @@ def _tail(text: str, lines: int = 30) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import NamedTuple
 
+from tfswap import progress
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.ops import runs_inline
@@ -102,7 +103,8 @@ def _peaks(program: _Program, resident: Resident) -> list[int]:
     kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
     runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, kernels))))
     runs -= 1 - runs % 2  # of an odd number there is a middle one
-    return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in range(runs)]
+    seeds = progress.over("simulating runs", range(runs))
+    return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in seeds]
 
 
 class _Program:

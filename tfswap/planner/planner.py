@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
@@ -230,7 +231,7 @@ class Planner:
         if best is not None and any(best.timing.total_s <= judged.draft.timing.total_s for judged in self.unmoved):
             return best  # to move something takes time
         slower = max(SLOWER, self.coarseness)
-        for ladder in self.ladders:
+        for ladder in progress.over("solving", self.ladders):
             for rung, target in enumerate(ladder.targets):
                 if target > limit_bytes * self.coarseness:
                     continue  # it peaks above the limit
@@ -292,7 +293,7 @@ class Planner:
         best = self.unmoved[0].apart
         for judged in self.unmoved:
             best = judged.lowest(best.peak_bytes) or best
-        for ladder in self.ladders:
+        for ladder in progress.over("solving", self.ladders):
             for rung, target in reversed(tuple(enumerate(ladder.targets))):
                 if target > best.peak_bytes * self.coarseness:
                     break

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
@@ -166,7 +167,7 @@ class Step:
         """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
         if self.planned:
             return
-        with TRAFFIC.planning():
+        with TRAFFIC.planning(), progress.task(f"planning {self.name}"):
             if self.planned:
                 return
             self._margin_bytes = self._batches_beside * _batch_bytes(inputs)
@@ -200,7 +201,7 @@ class Step:
                     return self._watched(inputs, plain, asked, before, step)
             finally:
                 TRAFFIC.end()
-            with TRAFFIC.planning():
+            with TRAFFIC.planning(), progress.task(f"planning {self.name} again"):
                 if not self._fits(_look(before=True)):
                     self._plan_again(inputs)
             planned = True

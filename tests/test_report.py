@@ -16,9 +16,10 @@ from graphs import Layer, training_step
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import default_rates
+from tfswap.analysis.devices import Machine, default_rates
 from tfswap.errors import TfswapError
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.simulate import sweep
 from tfswap.planner.baseline import record_baseline
 from tfswap.planner.record import record_planned
 from tfswap.planner.schedule import KERNELS, build_schedule
@@ -141,6 +142,21 @@ def test_a_notebook_shows_the_charts(report: Report) -> None:
     assert "<script" not in text
     assert "<step>" not in text
     assert dataclasses.replace(report, _timeline=None)._repr_html_().count("<div class=box") == 0
+
+
+@needs_browser
+def test_a_report_and_a_curve_in_one_notebook_leave_each_other_alone(report: Report, tmp_path: Path) -> None:
+    optimizer = Optimizer(training_step(NET, 512, 128), CPU, Options(("swap",)))
+    curve = sweep(optimizer, "step", Machine("cpu", "CPU", CPU, optimizer.costs.rates, None, None), 2)
+    page = tmp_path / "notebook.html"
+    shown = f"{report._repr_html_()}{curve._repr_html_()}"
+    page.write_text(f"<!doctype html><html><head></head><body>{shown}</body></html>", encoding="utf-8")
+    script = """
+        const drawn = document.querySelector("svg[role=img]"), around = drawn.parentElement.getBoundingClientRect();
+        const box = drawn.getBoundingClientRect();
+        return [around.top <= box.top && box.bottom <= around.bottom, getComputedStyle(drawn).position];
+        """
+    assert told_by(page, script) == [True, "static"]
 
 
 def test_the_trace_is_the_schedule_on_its_lanes(report: Report, tmp_path: Path) -> None:

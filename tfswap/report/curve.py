@@ -17,11 +17,11 @@ from tfswap.sizes import format_bytes
 BAR = 24
 WIDTH, HEIGHT, LEFT, EDGE = 640, 340, 56, 12
 _STYLE = (
-    "<style>.tfswap{font:13px sans-serif}.tfswap td,.tfswap th{padding:1px 10px;text-align:left}"
-    ".tfswap svg text{font-size:11px;fill:#555}.tfswap .grid{stroke:#ddd}"
-    ".tfswap polyline{fill:none;stroke:#2563c9;stroke-width:2}.tfswap .point{fill:#2563c9}"
-    ".tfswap .knee{fill:#d9480f;r:6}.tfswap .plain{fill:#222}.tfswap rect.out{fill:#ddd}.tfswap tr.out{color:#999}"
-    "</style>"
+    "<style>.tfswap-curve{font:13px sans-serif}.tfswap-curve td,.tfswap-curve th{padding:1px 10px;text-align:left}"
+    ".tfswap-curve svg text{font-size:11px;fill:#555}.tfswap-curve .grid{stroke:#ddd}"
+    ".tfswap-curve polyline{fill:none;stroke:#2563c9;stroke-width:2}.tfswap-curve .point{fill:#2563c9}"
+    ".tfswap-curve .knee{fill:#d9480f;r:6}.tfswap-curve .plain{fill:#222}"
+    ".tfswap-curve rect.out{fill:#ddd}.tfswap-curve tr.out{color:#999}</style>"
 )
 FLAT = 0.01
 """Ratios within 1% of each other are equal: times are predicted no better."""
@@ -166,9 +166,9 @@ class Curve:
             for p in self.points
         )
         return (
-            f"{_STYLE}<div class=tfswap>{fields(self.summary())}{self._svg()}<table><tr><th>limit</th><th>peak</th>"
-            f"<th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}<th></th></tr>{body}"
-            "</table></div>"
+            f"{_STYLE}<div class=tfswap-curve>{fields(self.summary())}{self._svg()}<table><tr><th>limit</th>"
+            f"<th>peak</th><th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}"
+            f"<th></th></tr>{body}</table></div>"
         )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:

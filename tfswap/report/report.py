@@ -99,7 +99,7 @@ class ConvolutionRow:
     free_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The figures of one planned step, all in bytes where not said otherwise.
 
@@ -292,6 +292,9 @@ class Report:
                 lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
         lines += ["", "alive at the peak, the largest:", *alive_lines(self)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.step or 'a training step'}: {self.headline()}>"
 
     def _repr_html_(self) -> str:
         return fragment(self, self._drawn(), ROWS_SHOWN)

@@ -59,8 +59,8 @@ def test_code_has_a_language_that_is_run(page: str) -> None:
 
 
 def test_the_site_has_all_pages() -> None:
-    listed = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    listed = set(re.findall(r"[\w/]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.suffix in {".md", ".ipynb"}}
 
 
 def test_the_reference_has_all_public_names() -> None:

@@ -245,6 +245,19 @@ def test_what_is_resident_counts_and_its_holes_are_used():
     assert memory.peak_bytes == 5 * UNIT + UNIT // 2
 
 
+def test_where_a_step_runs_later_holes_that_tensors_just_fit_into_have_something_in_them():
+    flow = facts(CHAIN)
+    steps = build_schedule(named(flow, "a b c d"), ())
+    chunks = ((0, UNIT, True), (UNIT, UNIT, True), (2 * UNIT, 2 * UNIT, False), (4 * UNIT, UNIT, True))
+    seen = Resident(3 * UNIT, chunks)
+    unseen = seen.unseen()
+    assert simulate_memory(flow, steps, resident=seen).peak_bytes == 6 * UNIT
+    # Next to what has come into the hole one tensor fits, and gets all that is left.
+    assert unseen.total_bytes == 3 * UNIT + 256
+    assert simulate_memory(flow, steps, resident=unseen).peak_bytes == 7 * UNIT
+    assert Resident(UNIT).unseen() == Resident(UNIT)
+
+
 def test_a_split_parts_a_chunk_for_the_next_step():
     flow = facts(CHAIN)
     order = named(flow, "a b c d")

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from tfswap.analysis.cost import spread_over
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
-from tfswap.planner.allocator import Arena, Chunk, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step, at_extremes
 
 MAX_REPEATS = 3
@@ -122,6 +122,23 @@ class Resident:
     limit_bytes: int | None = None
     collects: bool = False
     varies: bool = False
+
+    def unseen(self) -> Resident:
+        """What may be there by the time that a step runs which is planned now.
+
+        Small tensors have come meanwhile. What hangs most on where chunks lie are holes that several tensors just fit
+        into: here something lies at the beginning of each.
+        """
+        if not self.chunks:
+            return self
+        chunks: list[Chunk] = []
+        for address, size, in_use in self.chunks:
+            if not in_use and size > ALIGNMENT_BYTES:
+                chunks.append((address, ALIGNMENT_BYTES, True))
+                address, size = address + ALIGNMENT_BYTES, size - ALIGNMENT_BYTES
+            chunks.append((address, size, in_use))
+        taken_bytes = (len(chunks) - len(self.chunks)) * ALIGNMENT_BYTES
+        return dataclasses.replace(self, total_bytes=self.total_bytes + taken_bytes, chunks=tuple(chunks), varies=True)
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import group_key_input, is_collective
+from tfswap.ir.ops import group_key_input, is_collective, is_const
 from tfswap.ir.views import origin
 from tfswap.oplib.names import TOGETHER
 
@@ -110,18 +110,22 @@ def _join(graph: Graph, members: Sequence[Node]) -> None:
 def expand_together(graph: Graph) -> int:
     """Put the members back in the place of their kernel, in place; returns how many."""
     joined = [node for node in graph if node.op == TOGETHER]
+    feeds = set(graph.feeds)
     count = 0
     for made in joined:
         inputs, outputs = iter(made.inputs), iter(range(len(made.outputs)))
         stands_for: dict[Output, Output] = {}
         members: list[Node] = []
+        # All wait for what one of them reads: who begins earlier holds what it needs until the others begin.
+        read = (t.node for t in made.inputs)
+        before = dict.fromkeys((*made.controls, *(n for n in read if n not in feeds and not is_const(n.op))))
         for name, op, attrs, device, reads, gives in made.attrs["members"]:  # pyright: ignore[reportGeneralTypeIssues] written by _join
             numbers = [next(outputs) for _ in range(gives)]
             member = graph.add(
                 op,
                 graph.unique_name(name),
                 [next(inputs) for _ in range(reads)],
-                controls=made.controls,
+                controls=before,
                 attrs=attrs,
                 outputs=[made.outputs[i] for i in numbers],
                 device=device,

@@ -377,12 +377,11 @@ class Step:
         _free_functions()
 
     def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
-        """The optimizer, which is made once, for the arena as it is, and what is in that."""
+        """The optimizer, which is made once, for the arena as it is or may be when the step runs, and what is there."""
         optimizer = self._optimizer or self._new_optimizer(inputs)
-        if live:
-            self._own_buffers(optimizer, inputs)
+        self._own_buffers(optimizer, inputs)
         _free_functions()
-        resident = self._resident()
+        resident = self._resident() if live else self._resident().unseen()
         optimizer.suppose(resident)
         return optimizer, resident
 
@@ -419,13 +418,24 @@ class Step:
         return as_planned(graph, self._concrete, model, keeps=options.names, limit_bytes=in_bytes), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
-        """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content."""
+        """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content.
+
+        One that was assigned a NumPy array may have that array's, outside of the arena, and replicas' variables are
+        assigned one buffer: the first update takes another. Also where the step is traced into a function around it,
+        as far as variables are known there.
+        """
+        import tensorflow as tf
+
         import tfswap.ops
 
+        if self._request.changes_nothing or not _has_arena():
+            return
         captures = without_asking(self._concrete)
-        for position in optimizer.written_variables():
-            if position >= len(inputs):
-                tfswap.ops.own_buffer(captures[position - len(inputs)])
+        handles = [captures[p - len(inputs)] for p in optimizer.written_variables() if p >= len(inputs)]
+        with tf.init_scope():
+            for handle in handles:
+                if not tf.is_symbolic_tensor(handle):
+                    tfswap.ops.own_buffer(handle)
 
     def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
         """Arguments of the sizes that the plan is for, of which these may be smaller."""

@@ -255,6 +255,43 @@ def test_a_limit_bounds_the_sum_of_devices_that_share_an_arena(across):
     assert moved
 
 
+def test_a_step_in_which_one_replica_fails_ends_and_the_next_one_works():
+    code = MIRRORED.replace("ACROSS", "None").replace(
+        "    gradients = tape", '    tf.debugging.assert_all_finite(loss, "the loss")\n    gradients = tape'
+    )
+    found = on_arena(f"""{code}
+from nets import pool_in_use
+
+start = [weight.numpy() for weight in net.weights]
+with grappler_off():
+    expected, _ = trained(net.weights, start, tf.function(step), *calls)
+optimized = tfswap.optimize(tf.function(step), memory_limit="45%")
+optimized(*calls[0])
+
+def after_failing(failing):
+    def spoilt(context):
+        return part(0)(context) * (float("nan") if context.replica_id_in_sync_group == failing else 1.0)
+
+    x = strategy.experimental_distribute_values_from_function(spoilt)
+    try:
+        optimized(x)
+    except tf.errors.InvalidArgumentError as error:
+        told = str(error)
+    left = pool_in_use()
+    values, peak = trained(net.weights, start, optimized, *calls)
+    moved = len(optimized.plan().absences)
+    return [told, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
+
+print(json.dumps([after_failing(0), after_failing(1)]))
+""")
+    for told, left, same, peak, limit, moved in found:
+        assert "the loss" in told
+        assert left == 0
+        assert same
+        assert peak <= limit
+        assert moved
+
+
 def test_strategies_run_a_decorated_function_on_several_devices():
     code = MIRRORED.replace("ACROSS", "None")
     found = on_arena(f"""{code}

@@ -122,6 +122,25 @@ print(json.dumps([names, [each.numpy().tobytes().hex() for each in found]]))
     assert sums == sums_there
 
 
+def test_a_keras_model_of_several_workers_is_refused_before_its_fit_fails():
+    told = on_workers("""
+import json
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import keras
+import tfswap
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+try:
+    tfswap.keras.optimize(model, memory_limit="60%")
+except tfswap.TfswapError as error:
+    print(json.dumps(str(error)))
+""")
+    assert "examples/multi_worker.py" in told[0]
+    assert told[0] == told[1]
+
+
 COLLECTIVES = """
 %key = Placeholder() -> int32[]
 %later_key = Placeholder() -> int32[]

@@ -9,8 +9,9 @@ number of rows), and planned for the rows that there are. `steps_per_execution` 
 A model made under a strategy trains on its replicas: a batch is then what the strategy's iterator gives, a part for
 each replica of this worker. Keras' own aggregation of their logs is part of the step.
 
-Not handled: replicas on several GPUs of one process, `run_eagerly=True`, `jit_compile=True` (all refused), Keras 2 and
-other backends.
+Not handled: replicas on several GPUs of one process, several workers, which Keras 3 itself can't train on (its `fit`
+sums up batches as one tensor, and takes means over the rows of scalars), `run_eagerly=True`, `jit_compile=True` (all
+refused), Keras 2 and other backends.
 """
 
 from __future__ import annotations
@@ -204,12 +205,24 @@ def _require_keras_model(model: Any) -> None:
             f"Keras runs on {keras.backend.backend()!r}, and tfswap rewrites TensorFlow's graphs: set "
             "KERAS_BACKEND=tensorflow before Keras is imported"
         )
+    if _has_several_workers(model.distribute_strategy):
+        raise TfswapError(
+            f"{_named(model)} is one of several workers', and Keras 3's fit() and train_on_batch() fail there, without "
+            "tfswap too. Write the loop: call the model and its optimizer in the step that strategy.run() runs, and "
+            "apply tfswap.optimize to the function around it, as examples/multi_worker.py does"
+        )
     own = type(model).make_train_function
     if own is not TensorFlowTrainer.make_train_function:
         raise TfswapError(
             f"{_named(model)} has a make_train_function of its own ({own.__qualname__}), which tfswap would replace. "
             "Apply tfswap.optimize to the tf.function in it that trains on one batch"
         )
+
+
+def _has_several_workers(strategy: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.extended._in_multi_worker_mode()
 
 
 def _refuse_eager(model: Any) -> None:

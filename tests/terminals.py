@@ -18,8 +18,8 @@ class Screen:
 
 
 @contextlib.contextmanager
-def stderr_on_terminal() -> Iterator[Screen]:
-    """sys.stderr is a terminal."""
+def on_terminal(stream: str = "stderr") -> Iterator[Screen]:
+    """`sys.stderr` or `sys.stdout` is a terminal."""
     screen = Screen()
     own, device = pty.openpty()
 
@@ -31,8 +31,8 @@ def stderr_on_terminal() -> Iterator[Screen]:
     reader = threading.Thread(target=read)
     reader.start()
     with (
-        open(device, "w") as stream,
-        mock.patch.object(sys, "stderr", stream),
+        open(device, "w") as opened,
+        mock.patch.object(sys, stream, opened),
         mock.patch.dict(os.environ, TERM="xterm"),
     ):
         yield screen

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import saved_models
 from processes import ROOT, start_python
-from terminals import stderr_on_terminal
+from terminals import on_terminal
 
 import tfswap
 from tfswap import progress
@@ -135,7 +135,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_analyze_says_what_the_step_takes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS)
     assert status == 0
-    for word in ("peak before", "peak after", "smallest limit", "Swapped, and why", "waits from kernel"):
+    for word in ("peak before", "peak planned", "smallest limit", "why", "waits from kernel"):
         assert word in out
     status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
     assert status == 0
@@ -196,7 +196,7 @@ def test_analyze_says_what_is_rounded(model: str, capsys: pytest.CaptureFixture[
 def test_analyze_needs_no_limit(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "analyze", model, *FLAGS)
     assert status == 0
-    assert "none given" in out
+    assert out.splitlines()[1].split() == ["memory", "limit", "none"]
 
 
 def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +207,7 @@ def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.Capt
     assert all(r["reason"] for r in rows)
     status, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--tensor=Relu_2:0")
     assert status == 0
-    assert out.count("\n") == 2
+    assert len(out.splitlines()) == 3
     status, _, err = run(capsys, "explain", model, *FLAGS, "--tensor=nowhere")
     assert status == 1
     assert "nowhere" in err
@@ -423,7 +423,7 @@ def test_what_is_alive_at_the_peak_is_printed(model: str, capsys: pytest.Capture
     _, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
     name, nbytes = json.loads(out)["alive_at_peak"][0]
     _, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS)
-    shown = out.partition("Alive at the peak, the largest\n")[2]
+    shown = out.partition("alive at the peak\n")[2]
     assert shown.splitlines()[0].split() == [*format_bytes(nbytes).split(), name]
 
 
@@ -431,7 +431,7 @@ def test_a_terminal_sees_progress_and_stdout_has_the_result_alone(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    with stderr_on_terminal() as screen:
+    with on_terminal() as screen:
         status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
     assert status == 0
     assert json.loads(out)["rows"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from graphs import Layer, training_step
 from processes import run_python
-from terminals import stderr_on_terminal
+from terminals import on_terminal
 
 from tfswap import progress
 from tfswap.analysis.device import DeviceModel
@@ -30,7 +30,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_what_takes_long_is_shown_with_its_parts_and_goes() -> None:
-    with stderr_on_terminal() as screen, progress.task("planning a step"):
+    with on_terminal() as screen, progress.task("planning a step"):
         plan()
     for what in ("planning a step", "reading the step", "simulating runs", "solving"):
         assert what in screen.text
@@ -41,7 +41,7 @@ def test_what_takes_long_is_shown_with_its_parts_and_goes() -> None:
 
 def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "QUIET_S", 100.0)
-    with stderr_on_terminal() as screen, progress.task("quick"):
+    with on_terminal() as screen, progress.task("quick"):
         pass
     assert screen.text == ""
 
@@ -49,7 +49,7 @@ def test_what_is_soon_done_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("at_once")
 def test_what_fails_is_taken_away_too() -> None:
     for _ in range(2):  # and leaves the display to the next
-        with stderr_on_terminal() as screen, contextlib.suppress(RuntimeError), progress.task("failing"):
+        with on_terminal() as screen, contextlib.suppress(RuntimeError), progress.task("failing"):
             for _ in progress.over("parts", [1, 2]):
                 raise RuntimeError
         assert "failing" in screen.text
@@ -62,7 +62,7 @@ def test_of_two_threads_one_has_the_display() -> None:
         with progress.task("the other"):
             pass
 
-    with stderr_on_terminal() as screen, progress.task("the first"):
+    with on_terminal() as screen, progress.task("the first"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -72,7 +72,7 @@ def test_of_two_threads_one_has_the_display() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stderr_on_terminal() as screen:
+    with on_terminal() as screen:
         monkeypatch.setenv("TERM", "dumb")
         with progress.task("planning"):
             pass
@@ -104,6 +104,6 @@ def test_building_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path))
     facts = build.TensorFlowFacts("1", "1", (), ())
-    with stderr_on_terminal() as screen:
+    with on_terminal() as screen:
         build.ensure_built(build.CORE, facts)
     assert "building the ops" in screen.text

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from browser import needs_browser, told_by
 from graphs import Layer, training_step
+from terminals import on_terminal
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
@@ -25,7 +26,8 @@ from tfswap.planner.record import record_planned
 from tfswap.planner.schedule import KERNELS, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN
 from tfswap.report.page import COLUMNS, HOLDS, MOST_BYTES, ROWS
-from tfswap.report.report import Report, TensorRow
+from tfswap.report.report import ROWS_SHOWN, Report, TensorRow
+from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
 from tfswap.sizes import format_bytes
 
@@ -219,3 +221,16 @@ def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path
     data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
     assert max(sum(column[2:]) for column in data["runs"][1]["columns"]) == planned.peak_bytes
     assert all(len(run["blocks"]) <= 3000 for run in data["runs"])
+
+
+def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = str(report).splitlines()
+    for row in report.rows[:ROWS_SHOWN]:
+        assert any(row.name in line and line.endswith(row.reason) for line in told)
+    monkeypatch.setenv("COLUMNS", "60")
+    with on_terminal("stdout") as screen:
+        show(report)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.text)
+    assert shown != screen.text, "no colours"
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "smallest limit" in shown

@@ -28,11 +28,11 @@ from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.files import require_new_folder, require_place
 from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import TACTICS
-from tfswap.report.report import TRACE, alive_lines, require_kind
+from tfswap.report.report import HEADS, TRACE, require_kind
+from tfswap.report.tables import listing, show, stacked
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
-ROWS_SHOWN = 10
 SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
 
@@ -98,12 +98,15 @@ def main(arguments: Sequence[str]) -> int:
         with progress.task(f"tfswap {arguments[0]}"):
             with progress.task("loading TensorFlow"):
                 _load_tensorflow()
-            content, text = options.command(options)
+            content, shown = options.command(options)
     except TfswapError as error:
         return _fail(options.json, error)
     except (OSError, MemoryError) as error:
         return _fail(options.json, TfswapError(f"{type(error).__name__}: {error}"))
-    print(json.dumps(content, indent=1, sort_keys=True) if options.json else text)
+    if options.json:
+        print(json.dumps(content, indent=1, sort_keys=True))
+    else:
+        show(shown)
     return content.get("exit_status", OK)
 
 
@@ -158,25 +161,27 @@ def _load_tensorflow() -> None:
 
 # The commands. Each returns what --json prints and what a person reads.
 
-Result = tuple[dict[str, Any], str]
+Result = tuple[dict[str, Any], Any]
+"""What is read is text, or what rich prints."""
 
 
 def _analyze(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="analyze")
-    return _analysis(report), _render(options.function, report) + _saved(report, options.save)
+    return _analysis(report), stacked(_title(options.function, report), report, *_saved(report, options.save))
 
 
 def _trace(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="analyze")
-    text = f"{options.function}: {report.headline()}{_saved(report, [options.trace_file])}"
-    return {**_analysis(report), "trace_file": options.trace_file}, f"{text} https://ui.perfetto.dev shows it."
+    written = " ".join(_saved(report, [options.trace_file]))
+    text = f"{options.function}: {report.headline()}\n{written} https://ui.perfetto.dev shows it."
+    return {**_analysis(report), "trace_file": options.trace_file}, text
 
 
-def _saved(report: Any, paths: Sequence[str]) -> str:
-    """Saves a report; the text that says so."""
+def _saved(report: Any, paths: Sequence[str]) -> list[str]:
+    """Saves a report; the lines that say so."""
     for path in progress.over("drawing", paths):
         report.save(path)
-    return "".join(f"\nWritten to {path}." for path in paths)
+    return [f"Written to {path}." for path in paths]
 
 
 def _analysis(report: Any) -> dict[str, Any]:
@@ -187,12 +192,11 @@ def _analysis(report: Any) -> dict[str, Any]:
 def _optimize(options: argparse.Namespace) -> Result:
     report = _plan(options, mode="optimize", output_dir=options.output_dir)
     content = {**json.loads(report.to_json()), "output_dir": options.output_dir}
-    text = _render(options.function, report)
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
-    text += f"\nWritten to {options.output_dir}{changed}."
+    text = f"Written to {options.output_dir}{changed}."
     if report.kernels and not options.portable:
         text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
-    return content, text + _saved(report, options.save)
+    return content, stacked(_title(options.function, report), report, text, *_saved(report, options.save))
 
 
 def _explain(options: argparse.Namespace) -> Result:
@@ -209,8 +213,8 @@ def _explain(options: argparse.Namespace) -> Result:
         )
     content = _analysis(report)
     content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
-    lines = [_row(r.nbytes, r.tactic, r.name, r.reason) for r in rows]
-    return content, "\n".join([f"{len(rows)} tensors of {options.function}, the swapped first:", *lines])
+    table = listing(HEADS, [(format_bytes(r.nbytes), r.tactic, r.name, r.reason) for r in rows])
+    return content, stacked(f"{len(rows)} tensors of {options.function}, the swapped first:", table)
 
 
 def _simulate(options: argparse.Namespace) -> Result:
@@ -298,52 +302,17 @@ def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None)
     return report
 
 
+def _title(function: str, report: Any) -> str:
+    if report.keeps_limit:
+        return function
+    remedy = "Below is the step as it is; give the smallest limit, or a smaller batch."
+    return f"{function}: THE LIMIT CAN'T BE MET. {remedy}"
+
+
 def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
     """What the flags of `_add_model_flags` say."""
     names = ("function", "batch_size", "input_shapes", "tactics", "host_memory_limit", "spill_dir", "spill_limit")
     return {name: getattr(options, name) for name in (*names, "profile", "precision")}
-
-
-def _render(function: str, report: Any) -> str:
-    share = 100 * report.planned_peak_bytes / max(report.baseline_peak_bytes, 1)
-    limit = "none given" if report.memory_limit_bytes is None else format_bytes(report.memory_limit_bytes)
-    moved = sum(row.cost_bytes for row in report.rows)
-    lines = [
-        f"{function}  ({report.step})",
-        f"  peak before      {format_bytes(report.baseline_peak_bytes)}",
-        f"  peak after       {format_bytes(report.planned_peak_bytes)}  ({share:.0f}%)",
-        f"  memory limit     {limit}",
-        f"  smallest limit   {format_bytes(report.floor_bytes)}  ({report.floor_bytes} bytes)",
-        f"  always there     {format_bytes(report.persistent_bytes)}  (variables, arguments, constants)",
-        f"  swapped          {len(report.swapped)} tensors, {format_bytes(moved)} travel per step",
-        f"  recomputed       {len(report.recomputed)} tensors, {report.reruns} kernels run again per step",
-        f"  host memory      {format_bytes(report.host_bytes)}",
-        f"  disk             {format_bytes(report.disk_bytes)}",
-        f"  predicted time   x{report.time_ratio:.2f}  ({report.costs})",
-    ]
-    swapped, recomputed = list(report.swapped), list(report.recomputed)
-    kept = [r for r in report.rows if r.tactic == "keep"]
-    lines += _section("Swapped, and why", swapped) + _section("Recomputed, and why", recomputed)
-    lines += _section("Kept, the largest", kept)
-    lines += ["", "Alive at the peak, the largest", *alive_lines(report)]
-    lines += ["", *(f"note: {note}" for note in report.notes)]
-    if not report.keeps_limit:
-        lines[0] += ": THE LIMIT CAN'T BE MET. Below is the step as it is; give the smallest limit, or a smaller batch."
-    return "\n".join(lines)
-
-
-def _section(title: str, rows: list[Any]) -> list[str]:
-    if not rows:
-        return []
-    lines = ["", title]
-    lines += [_row(r.nbytes, "", r.name, r.reason) for r in rows[:ROWS_SHOWN]]
-    if len(rows) > ROWS_SHOWN:
-        lines.append(f"  {'':>10}  and {len(rows) - ROWS_SHOWN} more: tfswap explain lists them all")
-    return lines
-
-
-def _row(nbytes: int, tactic: str, name: str, reason: str) -> str:
-    return f"  {format_bytes(nbytes):>10}  {tactic + '  ' if tactic else ''}{name}: {reason}"
 
 
 # The flags.

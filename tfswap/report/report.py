@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.encodings import Encoding
@@ -27,10 +28,15 @@ from tfswap.planner.workspaces import rooms
 from tfswap.report.explain import Explanation, explain
 from tfswap.report.page import fragment, page
 from tfswap.report.picture import picture
+from tfswap.report.tables import as_text, figures, listing, stacked
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
 from tfswap.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HEADS = ("bytes", "tactic", "tensor", "why")
 ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
@@ -238,7 +244,7 @@ class Report:
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("always there", format_bytes(self.persistent_bytes)),
-            ("smallest limit", f"{format_bytes(self.floor_bytes)}{self._working_set_text()}"),
+            ("smallest limit", self._floor_text()),
             *([("reuse", self._reuse_text())] if self.kernels else []),
             *([("workspaces", self._workspaces_text())] if self.convolutions else []),
             ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
@@ -249,10 +255,13 @@ class Report:
             ("predicted time", f"x{self.time_ratio:.2f}, {self.costs}"),
         ]
 
-    def _working_set_text(self) -> str:
+    def _floor_text(self) -> str:
+        floor = f"{format_bytes(self.floor_bytes)} ({self.floor_bytes} bytes)"
         if not self.largest_kernel:
-            return ""
-        return f"; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} besides what is always there"
+            return floor
+        return (
+            f"{floor}; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} besides what is always there"
+        )
 
     def _reuse_text(self) -> str:
         within, between = self.reuse.within_layers_bytes, self.reuse.between_layers_bytes
@@ -282,19 +291,24 @@ class Report:
             f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
         )
 
-    def __str__(self) -> str:
-        lines = [f"{label + ':':<16}{text}" for label, text in self.summary()]
-        shown = self.rows[:ROWS_SHOWN]
+    def __rich__(self) -> RenderableType:
+        shown, alive = self.rows[:ROWS_SHOWN], self.alive_at_peak[:ALIVE_SHOWN]
+        parts: list[RenderableType] = [figures(self.summary())]
         if shown:
-            lines += ["", f"{'bytes':>12}  {'tactic':<9}  tensor"]
-            lines += [f"{format_bytes(row.nbytes):>12}  {row.tactic:<9}  {row.name} ({row.reason})" for row in shown]
-            if len(self.rows) > len(shown):
-                lines.append(f"{'':>12}  ... and {len(self.rows) - len(shown)} more")
-        lines += ["", "alive at the peak, the largest:", *alive_lines(self)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+            rows = [(format_bytes(row.nbytes), row.tactic, row.name, row.reason) for row in shown]
+            rest = len(self.rows) - len(shown)
+            rows += [("", "", f"and {rest} more", "")] * (rest > 0)
+            parts += ["", listing(HEADS, rows)]
+        there = [(format_bytes(nbytes), name) for name, nbytes in alive]
+        if rest := self.alive_at_peak[ALIVE_SHOWN:]:
+            there.append((format_bytes(sum(nbytes for _, nbytes in rest)), f"in {len(rest)} more"))
+        parts += ["", listing(("bytes", "alive at the peak"), there)]
+        return stacked(*parts, *(f"note: {note}" for note in self.notes))
 
-    def __repr__(self) -> str:
-        return f"<Report: {self.step or 'a training step'}: {self.headline()}>"
+    def __str__(self) -> str:
+        return as_text(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return fragment(self, self._drawn(), ROWS_SHOWN)
@@ -359,15 +373,6 @@ def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KI
         )
     require_place(path)
     return ending
-
-
-def alive_lines(report: Report) -> list[str]:
-    """What is alive at the planned peak, a line each, the largest first; the rest in one line."""
-    shown, rest = report.alive_at_peak[:ALIVE_SHOWN], report.alive_at_peak[ALIVE_SHOWN:]
-    lines = [f"{format_bytes(nbytes):>12}  {name}" for name, nbytes in shown]
-    if rest:
-        lines.append(f"{format_bytes(sum(nbytes for _, nbytes in rest)):>12}  in {len(rest)} more")
-    return lines
 
 
 def make_report(

@@ -1,0 +1,70 @@
+"""The tables that reports are printed as, by rich: in full as text, fitted to its width on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+WIDE = 10_000
+"""Columns of text: no line of it is broken, so that programs find what they look for."""
+
+
+def figures(rows: Iterable[tuple[str, str]]) -> Table:
+    """Labels and what they say."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(label, text)
+    return table
+
+
+def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Rows under their heads, of which the first is of figures."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(heads[0], justify="right", no_wrap=True)
+    for head in heads[1:]:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def stacked(*parts: RenderableType) -> RenderableType:
+    """One under the other."""
+    from rich.console import Group
+
+    return Group(*parts)
+
+
+def as_text(shown: RenderableType) -> str:
+    """All of it, without colours."""
+    text = io.StringIO()
+    _console(text, width=WIDE, color_system=None).print(shown)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def show(shown: RenderableType) -> None:
+    """Print it: to a terminal in its width."""
+    if isinstance(shown, str):
+        print(shown)
+    elif sys.stdout.isatty():
+        _console(sys.stdout).print(shown)
+    else:
+        print(as_text(shown))
+
+
+def _console(file: TextIO, **how: object) -> Console:
+    from rich.console import Console
+
+    return Console(file=file, markup=False, emoji=False, highlight=False, **how)  # type: ignore[arg-type]

@@ -3,7 +3,9 @@
     python examples/saved_model.py
     python examples/saved_model.py --limit 50% --keep smaller   # keeps the rewritten file in the folder smaller
 
-What trains need not have the model's code: the file and `import tfswap.ops` are enough. Under two minutes on two cores.
+What trains need not have the model's code: the file and `import tfswap.ops` are enough, or `import
+tfswap.ops.codecs` where its plan encodes, as this one's does; the README.txt beside the file says which. Under two
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def child(folder: str, steps: int) -> dict[str, Any]:
     """Train from a file."""
     import tensorflow as tf
 
-    import tfswap.ops  # noqa: F401 the rewritten file's ops are registered by it
+    import tfswap.ops.codecs  # noqa: F401 the rewritten file's ops are registered by it
 
     settle()
     trainer = tf.saved_model.load(folder)

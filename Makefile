@@ -4,7 +4,7 @@
 #   make test    runs the tests
 #   make lint    ruff and pyright
 #   make docs    builds the documentation into site/, strictly
-#   make wheels  a release's wheels into dist/
+#   make wheels  a release's wheels into dist/; VERSIONS="2.20.0 2.21.0" says for which TensorFlows
 #   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
@@ -38,7 +38,7 @@ docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)
 
 wheels: $(VENV)/release
-	$(BIN)/python release/wheels.py dist
+	$(BIN)/python release/wheels.py dist --tensorflow $(VERSIONS)
 
 sanitize: $(VENV)/test
 	$(BIN)/python tests/sanitize.py

@@ -121,6 +121,17 @@ def test_the_page_tells_what_is_alive_and_sorts_its_table(report: Report, tmp_pa
 
 
 @needs_browser
+def test_long_names_stay_in_their_place(report: Report, tmp_path: Path) -> None:
+    long = dataclasses.replace(report, _largest=lambda: ("gradient_tape_of_a_model/" * 8, 1 << 20))
+    script = """
+        const within = (a, b) => a.left >= b.left - 1 && a.right <= b.right + 1;
+        const places = [...document.querySelectorAll(".facts div")];
+        return places.map(p => within(p.querySelector("dd").getBoundingClientRect(), p.getBoundingClientRect()));
+        """
+    assert set(told_by(saved(long, tmp_path, ".html"), script)) == {True}
+
+
+@needs_browser
 def test_the_page_of_a_step_that_is_left_alone_has_one_chart(unchanged: Report, tmp_path: Path) -> None:
     assert told_by(saved(unchanged, tmp_path, ".html"), 'return document.querySelectorAll(".box").length') == 1
 

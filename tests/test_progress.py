@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from graphs import Layer, training_step
-from processes import run_python
+from processes import run_forked
 from terminals import on_terminal
 
 from tfswap import progress
@@ -80,7 +80,7 @@ def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_pipe_stays_free_of_it() -> None:
-    done = run_python(
+    done = run_forked(
         """
         import sys
         from tfswap import progress

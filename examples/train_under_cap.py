@@ -16,8 +16,8 @@ the same BFC allocator that it gives GPUs, and TF_CPU_BFC_MEM_LIMIT_IN_MB makes 
 no larger. Both are read when TensorFlow is imported, hence the processes. What tfswap swaps out lies outside
 that arena, as pinned host memory lies outside a GPU's. The arena starts as one free region, as a GPU's does.
 TF_ENABLE_ONEDNN_OPTS=0 because oneDNN's own graph pass fuses ops in the unoptimised step only, which changes
-last bits, and a GPU has no such pass; Grappler is off in the reference for the same reason (its memory
-optimizer adds in any order). Where TensorFlow sees a GPU, that GPU is used and capped instead.
+last bits, and a GPU has no such pass; TensorFlow's memory optimizer is off in the reference for the same reason (it
+adds in any order). Where TensorFlow sees a GPU, that GPU is used and capped instead.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run_free(args: argparse.Namespace) -> dict[str, Any]:
     """The unoptimised step with room to spare, and what tfswap says of it."""
     device = prepare_device(args.cap_bytes, free=True)
     step, arguments = build_step(args.batch, args.size)
-    with grappler_off():
+    with memory_optimizer_off():
         result = train(step, arguments, device)
     import tfswap
 
@@ -112,7 +112,7 @@ def run_capped(args: argparse.Namespace) -> dict[str, Any]:
     device = prepare_device(args.cap_bytes)
     step, arguments = build_step(args.batch, args.size)
     try:
-        with grappler_off():
+        with memory_optimizer_off():
             return train(step, arguments, device)
     except tf.errors.ResourceExhaustedError as error:
         line = next((line for line in error.message.splitlines() if "OOM" in line), error.message.splitlines()[0])
@@ -164,9 +164,9 @@ def memory_curves(step: Any, arguments: tuple[Any, Any], limit_bytes: int) -> tu
     return without, planned
 
 
-def grappler_off() -> Any:
-    """TensorFlow's graph optimizers off for calls in this context, so that losses repeat to the bit."""
-    from tfswap.exporters.function import grappler_off as off
+def memory_optimizer_off() -> Any:
+    """TensorFlow's memory optimizer off for calls in this context, so that losses repeat to the bit."""
+    from tfswap.exporters.function import memory_optimizer_off as off
 
     return off()
 

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfswap
-from tfswap.exporters.function import grappler_off
+from tfswap.exporters.function import memory_optimizer_off
 
 STEPS = 5
 SETTLED = 2
@@ -88,7 +88,7 @@ def train(net: str, device: str, limit: str) -> dict[str, Any]:
     reference = limit == "unoptimised"
     if not reference:
         function = tfswap.optimize(function, memory_limit=limit)
-    with grappler_off() if reference else contextlib.nullcontext():
+    with memory_optimizer_off() if reference else contextlib.nullcontext():
         for _ in range(STEPS):
             tf.config.experimental.reset_memory_stats(device)
             digest.update(function(batch).numpy().tobytes())

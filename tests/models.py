@@ -149,7 +149,7 @@ def train(model: Any, function: Callable[..., Any], arguments: list[Any]) -> dic
 
 def main(name: str, limit: str) -> dict[str, Any]:
     import tfswap
-    from tfswap.exporters.function import grappler_off
+    from tfswap.exporters.function import memory_optimizer_off
 
     settle()
     tf.keras.utils.set_random_seed(0)
@@ -162,7 +162,7 @@ def main(name: str, limit: str) -> dict[str, Any]:
     if limit == "default":
         return train(model, function, arguments)
     if limit == "unoptimised":
-        with grappler_off():
+        with memory_optimizer_off():
             return train(model, function, arguments)
     if limit == "floor":
         try:

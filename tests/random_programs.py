@@ -14,7 +14,7 @@ import sys
 import tensorflow as tf
 
 import tfswap
-from tfswap.exporters.function import grappler_off
+from tfswap.exporters.function import memory_optimizer_off
 
 MIB = 2**20
 STEPS = 3
@@ -130,7 +130,7 @@ def check(seed: int) -> list[dict]:
     # Once: where the allocator puts it, and with how large a chunk, is part of any floor.
     x = normal(program.shape, 5)
     reference = tf.function(program.step)
-    with grappler_off():
+    with memory_optimizer_off():
         expected, unoptimised = run(program, reference, x)
     del reference
     floor, baseline = _floor(program, x)

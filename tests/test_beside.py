@@ -299,7 +299,7 @@ del slab
 x = Net.data()
 plain = Net()
 reference = tf.function(plain.step)
-with tfswap.exporters.function.grappler_off():
+with tfswap.exporters.function.memory_optimizer_off():
     expected = [float(reference(x)) for _ in range(6)]
 net = Net()
 step = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT)

@@ -10,7 +10,7 @@ from processes import on_arena
 
 tf = pytest.importorskip("tensorflow")
 
-from nets import LIMIT, WIDTH, Net, batch, bits, unoptimised  # noqa: E402
+from nets import LIMIT, WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.frontends.function import GROWTH, grown  # noqa: E402
@@ -70,7 +70,7 @@ def drawing(optimized):
     step = tf.function(body, input_signature=OPEN)
     if optimized:
         step = tfswap.optimize(step, memory_limit="80%")
-    losses = [unoptimised(step, batch(rows)) for rows in (400, 400, 900, 100, 900, 1500, 400)]
+    losses = [as_traced(step, batch(rows)) for rows in (400, 400, 900, 100, 900, 1500, 400)]
     return step, bits(losses)
 
 

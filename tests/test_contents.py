@@ -9,7 +9,7 @@ import pytest
 
 tf: Any = pytest.importorskip("tensorflow")
 
-from nets import bits, unoptimised  # noqa: E402 needs TensorFlow
+from nets import as_traced, bits  # noqa: E402 needs TensorFlow
 
 import tfswap  # noqa: E402 as above
 from tfswap.frontends.compare_models import compare_models  # noqa: E402 as above
@@ -152,7 +152,7 @@ def test_a_loop_is_planned_for_the_sizes_of_its_first_call() -> None:
     reference = step_of(loop_after_loop, twin)
     for rows in (ROWS, ROWS, ROWS // 3):
         x = tf.random.stateless_normal([rows, STEPS, WIDTH], seed=(3, rows))
-        assert bits(step(x)) == bits(unoptimised(reference, x))
+        assert bits(step(x)) == bits(as_traced(reference, x))
     assert bits(weight) == bits(twin)
     assert step.plans == 1
     assert not step.plan().changes_nothing
@@ -183,7 +183,7 @@ def test_a_map_over_an_open_batch_keeps_its_bits() -> None:
     weight, twin = new_weight(), new_weight()
     step = tfswap.optimize(step_of(map_over_rows, weight), memory_limit="90%")
     x = tf.random.stateless_normal([ROWS // 4, STEPS, WIDTH], seed=(3, 4))
-    assert bits(step(x)) == bits(unoptimised(step_of(map_over_rows, twin), x))
+    assert bits(step(x)) == bits(as_traced(step_of(map_over_rows, twin), x))
     assert bits(weight) == bits(twin)
     assert not step.plan().changes_nothing
 

@@ -29,7 +29,7 @@ def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
     found = demo.memory_curves(step, (tf.zeros([2048, 64]),), 4 << 20)
     without, planned = json.loads(json.dumps(found))  # as the demo's processes hand them on
     assert max(planned) <= 4 << 20 < max(without)
-    with demo.grappler_off():
+    with demo.memory_optimizer_off():
         assert float(step(tf.ones([4, 64]))) >= 0
 
 

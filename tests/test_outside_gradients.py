@@ -9,7 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from nets import WIDTH, Net, batch, bits, pool_in_use, unoptimised  # noqa: E402
+from nets import WIDTH, Net, as_traced, batch, bits, pool_in_use  # noqa: E402
 from processes import on_arena  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
@@ -58,7 +58,7 @@ def gradients(function, sources, *inputs, watch=(), **tape_options):
             loss = tf.add_n([tf.reduce_sum(tf.square(t)) for t in tf.nest.flatten(made) if t.dtype.is_floating])
         return loss, tape.gradient(loss, sources)
 
-    return unoptimised(run)
+    return as_traced(run)
 
 
 def same(function, sources, *inputs, memory_limit=LIMIT, **options):
@@ -92,7 +92,7 @@ def test_a_forward_pass_alone_is_planned_as_what_it_is():
     gradients(step, net.weights, batch())
     with_gradients = step.report()
     made = step(batch())
-    assert bits(made) == bits(unoptimised(tf.function(features(net)), batch()))
+    assert bits(made) == bits(as_traced(tf.function(features(net)), batch()))
     assert step.report().baseline_peak_bytes < with_gradients.baseline_peak_bytes
     assert step.plans == 2
 
@@ -113,7 +113,7 @@ def test_several_results_of_which_some_have_no_gradient():
             loss = tf.reduce_sum(function(batch())["a"])
         return tape.gradient(loss, net.weights)
 
-    assert bits(one(step)) == bits(unoptimised(one, tf.function(run))), "the others' gradients are zeros"
+    assert bits(one(step)) == bits(as_traced(one, tf.function(run))), "the others' gradients are zeros"
 
 
 def test_results_without_gradients():
@@ -126,7 +126,7 @@ def test_results_without_gradients():
     optimized = planned(step, memory_limit="3MiB")
     with tf.GradientTape() as tape:
         made = optimized(batch())
-    assert bits(made) == bits(unoptimised(tf.function(step), batch()))
+    assert bits(made) == bits(as_traced(tf.function(step), batch()))
     assert tape.gradient(tf.cast(made, tf.float32), net.weights) == [None] * len(net.weights)
 
 
@@ -160,7 +160,7 @@ def test_variables_that_change_in_between():
         return gradients
 
     for _ in range(2):
-        assert bits(run(step)) == bits(unoptimised(run, reference))
+        assert bits(run(step)) == bits(as_traced(run, reference))
 
 
 def test_dropout_makes_one_mask_for_both():
@@ -250,7 +250,7 @@ def test_two_calls_before_one_backward_pass():
         return loss, tape.gradient(loss, net.weights)
 
     for _ in range(2):
-        assert bits(siamese(step)) == bits(unoptimised(siamese, reference))
+        assert bits(siamese(step)) == bits(as_traced(siamese, reference))
 
 
 def test_a_backward_pass_that_never_runs_leaves_nothing():

@@ -24,7 +24,7 @@ import time
 import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
-from nets import Net, batch, bits, unoptimised
+from nets import Net, as_traced, batch, bits, unoptimised
 from tfswap.planner.tiers import STAGING_BYTES
 
 MIB = 2**20
@@ -35,9 +35,9 @@ def optimized(net, host=HOST, **options):
     options = {"memory_limit": "60%", "tactics": ("swap",), "host_memory_limit": host, **options}
     return tfswap.optimize(tf.function(net.step), **options)
 
-def expected(function, count):
+def expected(function, count, without=unoptimised):
     # Bits of the losses of so many steps without tfswap; their peak is forgotten.
-    made = [bits(unoptimised(function, batch(ROWS, n))) for n in range(count)]
+    made = [bits(without(function, batch(ROWS, n))) for n in range(count)]
     tf.config.experimental.reset_memory_stats("CPU:0")
     return made
 
@@ -238,7 +238,7 @@ loaded, plain = tf.saved_model.load(folder + "/made"), Net(8)
 for weight, other in zip(plain.weights, loaded.weights, strict=True):
     weight.assign(other)
 ops.reset_stats()
-assert bits(loaded.train_step(batch(ROWS))) == bits(unoptimised(tf.function(plain.step), batch(ROWS)))
+assert bits(loaded.train_step(batch(ROWS))) == bits(as_traced(tf.function(plain.step), batch(ROWS)))
 assert ops.stats().disk_out_bytes > 0 and ops.stats().pool_reserved_bytes <= HOST
 print(json.dumps(0))
 """
@@ -264,7 +264,7 @@ step = tfswap.optimize(
     tf.function(recurrent(one)), memory_limit="60%", host_memory_limit=HOST, spill_dir={str(tmp_path)!r},
     tactics=("swap",)
 )
-for n, loss in enumerate(expected(tf.function(recurrent(other)), 3)):
+for n, loss in enumerate(expected(tf.function(recurrent(other)), 3, as_traced)):
     assert bits(step(batch(ROWS, n))) == loss
 assert step.plan().accumulators and step.plan().disk_bytes > 0
 assert step.stats().disk_out_bytes > 0 and ops.stats().pool_reserved_bytes <= HOST
@@ -302,7 +302,7 @@ step = tfswap.optimize(
     spill_dir={str(tmp_path)!r}, tactics=("swap",)
 )
 reference = tf.function(recurrent(other))
-losses = [bits(unoptimised(reference, batch(ROWS, n))) for n in range(3)]
+losses = [bits(as_traced(reference, batch(ROWS, n))) for n in range(3)]
 assert bits(step(batch(ROWS, 0))) == losses[0]
 plan, stats = step.plan(), step.stats()
 assert plan.accumulators and 0 < plan.saved_disk_bytes <= plan.disk_bytes

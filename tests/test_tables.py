@@ -54,8 +54,8 @@ run()
 net.table.scatter_add(nothing)
 run()
 
-from tfswap.exporters.function import grappler_off
-with grappler_off():
+from tfswap.exporters.function import memory_optimizer_off
+with memory_optimizer_off():
     reference = NETS[{net!r}]()
     unoptimised = tf.function(reference.step)
     expected = [unoptimised(*arguments).numpy().tobytes().hex() for _ in losses]

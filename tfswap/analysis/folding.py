@@ -14,6 +14,8 @@ from tfswap.ir.ops import is_const, is_folded, is_known, is_view, reads_metadata
 
 MAX_FOLDED_BYTES = 10 << 20
 """TensorFlow keeps no result larger than this."""
+UNIFORM = frozenset({"Fill", "OnesLike", "ZerosLike"})
+"""Ops that give one value everywhere."""
 
 
 def folds(node: Node, constants: set[Node]) -> bool:
@@ -80,20 +82,33 @@ def computed_bytes(graph: Graph) -> int:
     return own + sum(map(computed_bytes, graph.all_bodies()))
 
 
-def most_folded_bytes(graph: Graph) -> int:
-    """The most that TensorFlow's optimizers hold at once, on the host, to compute a node beforehand.
+def too_large_to_fold(graph: Graph, room_bytes: float) -> list[Node]:
+    """What TensorFlow's optimizers hold more than that for, on the host, if they compute it beforehand.
 
-    They compute what follows from constants and from shapes, node by node, and only then look how large it is.
+    They compute what follows from constants and from shapes, node by node, and only then look how large it is. Where
+    these are not computed, nothing that follows from them is. What is one value everywhere they note without computing
+    it (constant_folding.cc, MaterializeConstantValuedNode).
     """
     known: set[Node] = set()
-    most = 0
+    found: list[Node] = []
     for node in graph.topological():
         if is_const(node.op) or reads_metadata_only(node.op) or (is_folded(node.op) and _reads_only(known, node)):
-            known.add(node)
-            if not is_const(node.op) and not is_view(node.op):
-                read = sum(t.type.nbytes or 0 for t in node.inputs if t.node in known)
-                most = max(most, read + sum(kind.nbytes or 0 for kind in node.outputs))
-    return max([most, *map(most_folded_bytes, graph.all_bodies())])
+            read = (t.type for t in node.inputs if t.node in known)
+            held = sum(kind.nbytes or 0 for kind in (*read, *node.outputs))
+            if held > room_bytes and not (is_const(node.op) or is_view(node.op) or node.op in UNIFORM):
+                found.append(node)
+            else:
+                known.add(node)
+    return found
+
+
+def largest_kernel_bytes(graph: Graph) -> int:
+    """The most that one node of the step reads and makes, of those that are not computed beforehand."""
+    order = graph.topological()
+    beforehand = {*constant_nodes(graph, order), *computed(graph)}
+    of_step = (node for node in order if node not in beforehand and not is_view(node.op))
+    held = ([*node.outputs, *(tensor.type for tensor in node.inputs)] for node in of_step)
+    return max((sum(kind.nbytes or 0 for kind in kinds) for kinds in held), default=0)
 
 
 def _reads_only(constants: set[Node], node: Node) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfswap.collector import without_collector
@@ -176,7 +177,7 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
 @functools.cache
 def call_attributes() -> tuple[Any, ...]:
     """What a call of such a function carries, as the runtime takes it."""
-    options: Any = grappler_off.options()
+    options: Any = _grappler_off_options()
     return tuple(itertools.chain(*options.as_attrs().items()))
 
 
@@ -260,23 +261,41 @@ def unregister(names: Sequence[str]) -> None:
             context.context().remove_function(name)
 
 
-class grappler_off:  # noqa: N801 - a context manager, named as one
+@functools.cache
+def _grappler_off_options() -> Any:
+    """What calls of such functions carry."""
+    from tensorflow.python.eager import context
+
+    return context.FunctionCallOptions(config_proto=grappler_off_config())
+
+
+def grappler_off() -> contextlib.AbstractContextManager[None]:
     """While active, functions that this thread calls run with Grappler's optimizers off."""
+    return _called_with(_grappler_off_options())
 
-    @staticmethod
-    @functools.cache
-    def options() -> Any:
-        """The options that such functions are called with."""
-        from tensorflow.python.eager import context
 
-        return context.FunctionCallOptions(config_proto=grappler_off_config())
+def memory_optimizer_off() -> contextlib.AbstractContextManager[None]:
+    """While active, functions that this thread calls run with Grappler, but for its memory optimizer.
 
-    def __enter__(self) -> None:
-        from tensorflow.python.eager import context
+    That makes sums in any order, whose last bits differ from run to run: an optimized step's values are held against
+    what runs without.
+    """
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.python.eager import context
 
-        self._context = context.context()
-        self._previous = self._context.function_call_options
-        self._context.function_call_options = self.options()
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    return _called_with(context.FunctionCallOptions(config_proto=config))
 
-    def __exit__(self, *_: object) -> None:
-        self._context.function_call_options = self._previous
+
+@contextlib.contextmanager
+def _called_with(options: Any) -> Iterator[None]:
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    before = here.function_call_options
+    here.function_call_options = options
+    try:
+        yield
+    finally:
+        here.function_call_options = before

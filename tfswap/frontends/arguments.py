@@ -93,7 +93,6 @@ def check(
     spill_limit: Any = None,
     limit_workspaces: Any = False,
     portable: Any = False,
-    grappler: Any = False,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -114,7 +113,6 @@ def check(
         precision=as_rules(precision),
         limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
         portable=as_bool("portable", portable),
-        grappler=as_bool("grappler", grappler),
     )
     return Request(memory_limit, options, plan, mode)
 

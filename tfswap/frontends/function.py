@@ -532,7 +532,6 @@ def optimize(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     limit_workspaces: bool = False,
-    grappler: bool = False,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -563,11 +562,6 @@ def optimize(
         limit_workspaces: tell cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
             each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
             runs on a GPU; see docs/memory_model.md.
-        grappler: let TensorFlow's own optimizers (Grappler) go first, without their memory optimizer, and plan what
-            they make of the step. Values then are those of TensorFlow as it is by default, but for that optimizer,
-            whose sums differ from run to run; else those with Grappler off. The step is faster where much is shared,
-            folded or fused, and the first call takes some seconds longer. Without effect on a step with loops or
-            conditionals, on several devices, or whose gradients are taken outside.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
@@ -588,7 +582,6 @@ def optimize(
         spill_dir,
         spill_limit,
         limit_workspaces,
-        grappler=grappler,
     )
 
     def decorate(target: Any) -> OptimizedFunction:

@@ -3,18 +3,20 @@
 Grappler shares, folds, reassociates, fuses and sorts anew, which moves a step's peak by up to a fifth either way, its
 time by more, and its last bits. So it is asked, as TensorFlow asks it before a function's first call: for the same
 device, with the function's arguments and results as they are there. Once as it is by default, to know how the step
-runs that tfswap leaves alone; and where a user wants that planned, without its memory optimizer, which does what tfswap
-does, for no limit, and makes sums in any order, whose last bits differ from run to run.
+runs that tfswap leaves alone; and once for the graph that is planned, without its memory optimizer, which does what
+tfswap does, for no limit, and makes sums in any order, whose last bits differ from run to run.
 
 Its nodes come in the order that Grappler has put them in, by which the executor goes: what Grappler is given is named
 and kept as it is there, since it goes by names.
 
 Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
-each body on its own. Such a step is planned as it was traced whatever is asked, and so is one on several devices.
+each body on its own. Such a step is planned as it was traced, and so is one on several devices.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
 import re
@@ -23,12 +25,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.folding import most_folded_bytes
+from tfswap.analysis.folding import largest_kernel_bytes, too_large_to_fold
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
 from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, reference_variables
 from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.plan_cache import PlanCache
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import sparse_shapes
 from tfswap.importers.grappler import run_grappler
@@ -38,10 +41,11 @@ from tfswap.ir.ops import control_flow, has_small_extras, is_collective
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.devices import units
+from tfswap.passes.nodes import PRESERVE
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import node_def_pb2, tensor_shape_pb2
-    from tensorflow.core.protobuf import rewriter_config_pb2
+    from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
+    from tensorflow.core.protobuf import device_properties_pb2, rewriter_config_pb2
 
 READS = frozenset({"ReadVariableOp"})
 WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
@@ -53,10 +57,10 @@ log = logging.getLogger("tfswap")
 HOST = "CPU:0"
 CPU_DEVICE_BYTES = 256 << 20
 """What TensorFlow says that any CPU's memory is (threadpool_device_factory.cc)."""
+KEPT_BYTES = 100 << 10
+"""Grappler keeps what it has folded up to this size, whatever it comes from (constant_folding.cc, kMaxConstantSize)."""
 ROUNDED_UP = 2
 """A chunk can be as many times as large as what is asked for."""
-UNASKED_BYTES = 4 << 20
-"""What may be folded in an arena whose limit is not known yet."""
 
 
 def as_executed(graph: Graph, device: DeviceModel) -> Graph:
@@ -66,8 +70,6 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     options = _options()
     if options.disable_meta_optimizer:  # by tf.config.optimizer.set_experimental_options
         return graph
-    if ROUNDED_UP * most_folded_bytes(graph) > machine.free_bytes(HOST):
-        options.constant_folding = options.OFF  # the process would be aborted: what fails there is not handled
     try:
         return _optimized(graph, device, options)
     except (errors_impl.OpError, TfswapError) as error:
@@ -81,7 +83,7 @@ def as_planned(
     device: DeviceModel,
     *,
     keeps: Callable[[str], bool] = lambda _: False,
-    limit_bytes: int | None = None,
+    cache: PlanCache | None = None,
 ) -> Graph:
     """What is planned of `graph`: what Grappler makes of it without its memory optimizer, or the graph itself.
 
@@ -89,7 +91,7 @@ def as_planned(
         graph: as it was traced, with sizes bound to those of a call. Grappler does not get to know these.
         concrete: the trace.
         keeps: whether the node of a name has to be there afterwards.
-        limit_bytes: the most that the device may hold meanwhile; None where that is not known yet.
+        cache: where it is looked for, and kept.
     """
     from tensorflow.python.framework import errors_impl
 
@@ -97,17 +99,11 @@ def as_planned(
     if options.disable_meta_optimizer or not _can_be_asked(graph) or sparse_shapes(concrete):
         return graph
     options.memory_optimization = options.NO_MEM_OPT
-    if device.kind == "cpu" and limit_bytes is None:
-        room: float = UNASKED_BYTES
-    else:
-        room = machine.free_bytes(HOST, limit_bytes if device.kind == "cpu" else None)
-    if ROUNDED_UP * most_folded_bytes(graph) > room:
-        options.constant_folding = options.OFF
     shapes = {t.op.name: None if t.shape.rank is None else tuple(t.shape.as_list()) for t in concrete.inputs}
     kept = [node.name for node in graph if keeps(node.name)]
     kept += [tensor.rpartition(":")[0] for tensor in marked_to_keep(graph)]
     try:
-        made = _optimized(graph, device, options, shapes, kept)
+        made = _optimized(graph, device, options, shapes, kept, cache)
     except (errors_impl.OpError, TfswapError) as error:
         log.warning("TensorFlow's own optimizers fail on this step, which is planned as it was traced: %s", error)
         return graph
@@ -147,6 +143,7 @@ def _optimized(
     options: rewriter_config_pb2.RewriterConfig,
     shapes: Mapping[str, Shape] | None = None,
     kept: Sequence[str] = (),
+    cache: PlanCache | None = None,
 ) -> Graph:
     """What Grappler makes of a graph.
 
@@ -154,6 +151,12 @@ def _optimized(
         shapes: what Grappler gets to know of the arguments' shapes, by name; by default all that `graph` tells.
         kept: names of nodes that are there afterwards, besides what the graph's ends are.
     """
+    room_bytes = machine.free_bytes(HOST) / ROUNDED_UP  # what finds none ends the process
+    if any(too_large_to_fold(body, room_bytes) for body in graph.all_bodies()):
+        options.constant_folding = options.OFF
+    if device.kind == "cpu":
+        room_bytes = min(room_bytes, _folding_room(graph))
+    unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
     graph_def = export_graph_def(graph)
     nodes = graph_def.node
     place = _device_name(device)
@@ -164,6 +167,8 @@ def _optimized(
     fed: dict[str, node_def_pb2.NodeDef] = {}
     for node in nodes:
         node.device = node.device or place
+        if node.name in unfolded:
+            node.attr[PRESERVE].b = True
         if node.name in feeds:
             fed[node.name] = type(node)(name=node.name, op="Placeholder")
             fed[node.name].attr["dtype"].type = arguments[node.name].dtype
@@ -175,10 +180,12 @@ def _optimized(
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
-    made = run_grappler(graph_def, [*results, *targets, *kept], options, _cluster(device))
+    made = _made_of(graph_def, [*results, *targets, *kept], options, device, cache)
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
-    if shapes is not None:
-        for node in made.node:
+    for node in made.node:
+        if node.name in unfolded:
+            del node.attr[PRESERVE]
+        if shapes is not None:
             _drop_controls(node, feeds)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
@@ -192,6 +199,51 @@ def _optimized(
             if traced.op == node.op:  # what set_shape has said is in no op
                 node.outputs = traced.outputs
     return result
+
+
+def _made_of(
+    graph_def: graph_pb2.GraphDef,
+    kept: Sequence[str],
+    options: rewriter_config_pb2.RewriterConfig,
+    device: DeviceModel,
+    cache: PlanCache | None,
+) -> graph_pb2.GraphDef:
+    from google.protobuf.message import DecodeError
+    from tensorflow.python.grappler import cluster
+
+    named = _named_device(device)
+
+    def make() -> graph_pb2.GraphDef:
+        return run_grappler(graph_def, kept, options, cluster.Cluster(devices=[named]))
+
+    def is_whole(text: bytes) -> bool:
+        try:
+            return len(type(graph_def).FromString(text).node) > 0
+        except DecodeError:
+            return False
+
+    if cache is None:
+        return make()
+    given = [message.SerializeToString(deterministic=True) for message in (graph_def, options, named)]
+    given.append(repr((kept, device, _processor())).encode())
+    return type(graph_def).FromString(cache.made_of(given, lambda: make().SerializeToString(), is_whole))
+
+
+@functools.cache
+def _processor() -> str:
+    """What the processor can do, by which some kernels are fused or not."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return ""
+
+
+def _folding_room(graph: Graph) -> float:
+    """What may be held of an arena to compute a node beforehand, while a limit is on it.
+
+    For the step's largest kernel every limit has room. The limit itself has no part in this: with another one the step
+    would have other last bits, and its floor would be that of another graph.
+    """
+    return max(largest_kernel_bytes(graph) / ROUNDED_UP, KEPT_BYTES)
 
 
 def _result_names(graph: Graph) -> list[str]:
@@ -278,14 +330,13 @@ def _device_name(device: DeviceModel) -> str:
     return f"/job:localhost/replica:0/task:0/device:{device.kind.upper()}:0"
 
 
-def _cluster(device: DeviceModel) -> Any:
+def _named_device(device: DeviceModel) -> device_properties_pb2.NamedDevice:
     """`device` as Grappler knows devices; what only its estimates of time use is made up.
 
     Where it believes that a step takes four fifths of the device's memory, it makes sums that need less, and more of
     them (memory_optimizer.cc, SchedulingPass).
     """
     from tensorflow.core.protobuf import device_properties_pb2
-    from tensorflow.python.grappler import cluster
 
     memory_bytes = CPU_DEVICE_BYTES if device.kind == "cpu" else machine.device_limit_bytes("GPU:0") or 0
     made = device_properties_pb2.DeviceProperties(
@@ -293,5 +344,4 @@ def _cluster(device: DeviceModel) -> Any:
     )
     if device.kind == "gpu":
         made.environment["architecture"] = "8.0"
-    name = _device_name(device)
-    return cluster.Cluster(devices=[device_properties_pb2.NamedDevice(properties=made, name=name)])
+    return device_properties_pb2.NamedDevice(properties=made, name=_device_name(device))

@@ -114,12 +114,10 @@ def _collects(device: str) -> bool:
     return device.startswith("GPU") and os.environ.get("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true") != "false"
 
 
-def free_bytes(device: str, limit_bytes: int | None = None) -> float:
-    """What the device's allocator may still hand out, for it to hold no more than `limit_bytes` if that is given;
-    without end where it has no limit.
-    """
-    own, info = device_limit_bytes(device), memory_info(device)
-    return math.inf if own is None or info is None else min(own, limit_bytes or own) - info.current_bytes
+def free_bytes(device: str) -> float:
+    """What the device's allocator may still hand out; without end where it has no limit."""
+    limit, info = device_limit_bytes(device), memory_info(device)
+    return math.inf if limit is None or info is None else limit - info.current_bytes
 
 
 def device_limit_bytes(device: str) -> int | None:

@@ -116,7 +116,6 @@ class Options:
         precision: what waits for the backward pass in fewer bits; nothing by default.
         limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
         portable: use TensorFlow's own ops alone.
-        grappler: plan what TensorFlow's optimizers make of a traced step.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -128,7 +127,6 @@ class Options:
     precision: Rules = ()
     limit_workspaces: bool = False
     portable: bool = False
-    grappler: bool = False
 
     @property
     def tiers(self) -> Tiers:

@@ -1,5 +1,7 @@
 """Plans on disk: the same step is planned once for a limit, by whichever process comes first.
 
+What TensorFlow's optimizers make of a step is kept too, which takes them longer than reading it.
+
 An entry is named by all that a plan is chosen by except the arena: the graph, the options, the device, the versions of
 TensorFlow and of tfswap's own sources, and the limit. The arena is another one in each process. So what is found here
 is a proposal, which whoever takes it simulates in the arena that he has, and plans anew where it does not fit.
@@ -11,6 +13,7 @@ is working out waits for that.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import functools
@@ -19,7 +22,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -120,6 +124,35 @@ class PlanCache:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             total -= size
+
+    def made_of(self, given: Iterable[bytes], make: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:
+        """What `make` makes of `given`, this time or an earlier one.
+
+        Args:
+            given: all that it depends on, besides the versions.
+            is_whole: whether that is what these bytes are.
+        """
+
+        def parse(text: str) -> bytes:
+            try:
+                found = zlib.decompress(base64.b85decode(text))
+            except (ValueError, zlib.error) as error:
+                raise InvalidModel(f"it can't be decoded: {error}") from error
+            if not is_whole(found):
+                raise InvalidModel("it holds something else")
+            return found
+
+        digest = hashlib.sha256(_versions().encode())
+        for part in given:
+            digest.update(f"\n{len(part)}\n".encode())
+            digest.update(part)
+        name = digest.hexdigest()[:32]
+        with self.alone(name):
+            found = self.read(name, parse)
+            if found is None:
+                found = make()
+                self.write(name, base64.b85encode(zlib.compress(found)).decode())
+        return found
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[None]:

@@ -31,6 +31,7 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction, bind_call, stand_ins, undecorated
+from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.ir.graph import Graph
 from tfswap.planner.plan import Plan
@@ -75,7 +76,7 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
     traced = undecorated(function)
     device, model = machine.current_device()
     concrete = traced.get_concrete_function(*args)
-    graph = import_function(concrete, stand_ins(traced, concrete, args, {}))
+    graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
     optimizer = Optimizer(graph, model, resident=machine.resident(device), keeps_results=True)
     plan = _serial_plan(optimizer, machine.device_limit_bytes(device) if limit is None else limit)
     ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")

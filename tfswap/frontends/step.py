@@ -407,15 +407,11 @@ class Step:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
         from tfswap.importers.function import import_function
 
-        device, model = _device()
+        device = _device()[1]
         graph = import_function(self._concrete, arguments)
-        place(self.name, graph, [*arguments, *without_asking(self._concrete)], model)
-        options = self._request.options
-        if not options.grappler:
-            return graph, ()
-        limit = self._request.limit(device)
-        in_bytes = None if limit is None or is_share(limit) else parse_limit(limit, lambda: 0)
-        return as_planned(graph, self._concrete, model, keeps=options.names, limit_bytes=in_bytes), ()
+        place(self.name, graph, [*arguments, *without_asking(self._concrete)], device)
+        names, cache = self._request.options.names, PlanCache.of_environment()
+        return as_planned(graph, self._concrete, device, keeps=names, cache=cache), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content.

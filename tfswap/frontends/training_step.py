@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends import machine
 from tfswap.frontends.backward import require_backward
 from tfswap.frontends.function import name_of, stand_ins, undecorated
+from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
 from tfswap.ir.graph import Graph
@@ -88,7 +90,7 @@ def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
                 f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
                 "Where it takes only multiples of some number, say so with multiple_of=."
             ) from error
-        return import_function(made, stand_ins(traced, made, specs, {}))
+        return as_planned(import_function(made, stand_ins(traced, made, specs, {})), made, machine.current_device()[1])
 
     arguments = inspect.signature(traced.python_function).bind(*args).arguments
     tensors = {name: [t for t in tf.nest.flatten(value) if _is_tensor(t)] for name, value in arguments.items()}

@@ -1,8 +1,6 @@
 """ConcreteFunction to IR, with every dimension that can be known bound to its real size.
 
-The traced graph is what gets planned and what runs: Grappler stays off for the rewritten call, since it
-re-orders additions (values would change) and has no notion of a byte limit. TensorFlow's own reference for
-these bits is the same function with Grappler off.
+The graph is as it was traced: what TensorFlow's optimizers make of it comes after (frontends/grappler.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tfswap.exporters.function import grappler_off, memory_optimizer_off
 from tfswap.oplib import names
 
 WIDTH = 128
-LIMIT = "60%"
+LIMIT = "50%"
 
 
 class Net:

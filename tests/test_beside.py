@@ -385,7 +385,7 @@ TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):
     code = PROGRAM.replace("NET", net).replace("LIMIT", f'"{limit}"').replace("BUSY", str(busy))
     run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
-    assert run["beside"] >= 2
+    assert run["beside"]
     assert bool(run["absences"]) == (limit != "100%")
     assert run["same"]
     assert max(run["measured"]) <= run["limit"]

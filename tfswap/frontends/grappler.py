@@ -6,8 +6,8 @@ device, with the function's arguments and results as they are there. Once as it 
 runs that tfswap leaves alone; and once for the graph that is planned, without its memory optimizer, which does what
 tfswap does, for no limit, and makes sums in any order, whose last bits differ from run to run.
 
-Its nodes come in the order that Grappler has put them in, by which the executor goes: what Grappler is given is named
-and kept as it is there, since it goes by names.
+What Grappler is given is named and kept as it is there, since it goes by names. Of the step as it is by default nodes
+come in the order that Grappler has put them in, by which the executor goes.
 
 Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
 each body on its own. Such a step is planned as it was traced, and so is one on several devices.
@@ -113,8 +113,18 @@ def as_planned(
     for node in made:
         if node.name not in given and node.device == _device_name(device):
             node.device = ""  # where it runs was never asked for
+    _arrange_as_traced(made, graph)
     made.traced = graph
     return made
+
+
+def _arrange_as_traced(made: Graph, traced: Graph) -> None:
+    """Put nodes in the trace's order, which holds less memory than Grappler's; new ones behind what they read."""
+    place = {node.name: rank for rank, node in enumerate(traced)}
+    rank: dict[Node, int] = {}
+    for node in made.topological():
+        rank[node] = place.get(node.name, max((rank[source] for source, _ in node.inputs), default=0))
+    made.arrange(rank)
 
 
 def _options() -> rewriter_config_pb2.RewriterConfig:
@@ -243,7 +253,7 @@ def _folding_room(graph: Graph) -> float:
     For the step's largest kernel every limit has room. The limit itself has no part in this: with another one the step
     would have other last bits, and its floor would be that of another graph.
     """
-    return max(largest_kernel_bytes(graph) / ROUNDED_UP, KEPT_BYTES)
+    return max(largest_kernel_bytes(graph), KEPT_BYTES)
 
 
 def _result_names(graph: Graph) -> list[str]:

@@ -165,6 +165,10 @@ class Graph:
         stay = [node for node in self if node not in moved]
         self._nodes = {n.name: n for node in stay for n in (node, *followers.get(node, ()))}
 
+    def arrange(self, rank: Mapping[Node, int]) -> None:
+        """Sort nodes by rank in the order of insertion, by which `topological` decides ties."""
+        self._nodes = {node.name: node for node in sorted(self, key=rank.__getitem__)}
+
     def replace_input(self, node: Node, position: int, value: Output) -> None:
         inputs = list(node.inputs)
         inputs[position] = value

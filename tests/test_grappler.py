@@ -196,6 +196,28 @@ def test_values_are_those_of_tensorflow_s_default(rows):
     assert "Pow" not in ops
 
 
+def test_assertions_are_no_conditionals_to_be_planned_as_they_were_traced():
+    def run(make):
+        step, x, variables = powers(512)
+
+        def checked(x):
+            tf.debugging.assert_less(tf.reduce_max(x), 100.0)
+            loss = step(x)
+            with tf.control_dependencies([tf.debugging.assert_non_negative(loss)]):
+                return tf.identity(loss)
+
+        called = make(tf.function(checked))
+        return called, x, [*bits([called(x), called(x)]), *bits(variables)]
+
+    _, _, expected = run(lambda step: functools.partial(unoptimised, step))
+    _, _, off = run(lambda step: functools.partial(as_traced, step))
+    step, x, found = run(lambda step: tfswap.optimize(step, memory_limit="80%"))
+    assert found == expected != off
+    assert {"If", "_FusedMatMul"} <= {op.type for op in step.get_concrete_function(x).graph.get_operations()}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assert_less"):
+        step(x + 200.0)
+
+
 def test_what_is_lowered_first_is_planned_as_it_was_traced():
     step, x, _ = powers(512)
     looped = tf.function(lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, _: (i + 1, step(x)), (0, 0.0))[1])

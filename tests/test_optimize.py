@@ -15,7 +15,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from nets import LIMIT, WIDTH, Net, as_traced, batch, bits, called, swaps, unoptimised  # noqa: E402
+from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.frontends.pipeline import Optimizer  # noqa: E402 needs TensorFlow too
@@ -88,7 +88,7 @@ def test_nested_structures_go_in_and_come_out():
     inputs = {"pair": (x, x + 1.0), "one": x * 2.0}
     args, kwargs = (inputs, tf.constant(1.0), tf.constant(2.0)), {"last": tf.constant(0.5)}
     step = tfswap.optimize(tf.function(body), memory_limit="90%")
-    result, expected = step(*args, **kwargs), as_traced(tf.function(body), *args, **kwargs)
+    result, expected = step(*args, **kwargs), unoptimised(tf.function(body), *args, **kwargs)
     assert not step.plan().changes_nothing
     tf.nest.assert_same_structure(result, expected, expand_composites=True)
     assert result["none"] is None

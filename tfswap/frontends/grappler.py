@@ -10,7 +10,8 @@ What Grappler is given is named and kept as it is there, since it goes by names.
 come in the order that Grappler has put them in, by which the executor goes.
 
 Not handled: loops and conditionals, which TensorFlow lowers first, are optimized here as the nodes that were traced,
-each body on its own. Such a step is planned as it was traced, and so is one on several devices.
+each body on its own. Such a step is planned as it was traced, unless they only check something, as assertions do; and
+so is one on several devices.
 """
 
 from __future__ import annotations
@@ -137,10 +138,21 @@ def _options() -> rewriter_config_pb2.RewriterConfig:
 
 def _can_be_asked(graph: Graph) -> bool:
     """Whether what Grappler makes of a graph is what runs: one device, and nothing that is lowered first."""
-    if graph.bodies or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
+    if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
         return False
     kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}
     return "variant" not in kinds and not any(feed.op in REFERENCE_VARIABLES for feed in graph.feeds)
+
+
+def _only_checks(graph: Graph) -> bool:
+    """Whether what its conditionals give is waited for and not read, as assertions are; and there is no loop."""
+    if any((flow := control_flow(node.op)) is None or flow.is_loop for node in graph.bodies):
+        return False
+    passed_on = {node for node in graph if any(t.node in graph.bodies for t in node.inputs)}
+    if any(fetch.node in passed_on or fetch.node in graph.bodies for fetch in graph.fetches):
+        return False
+    read = any(t.node in passed_on for node in graph for t in node.inputs)
+    return not read and all(node.op == "Identity" for node in passed_on)
 
 
 def _unsized(graph: Graph) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import logging
+import zlib
 
 import pytest
 import tensorflow as tf
@@ -13,9 +15,11 @@ from tensorflow.python.eager import context
 
 import tfswap
 from tfswap.analysis.device import DeviceModel
+from tfswap.frontends import grappler
 from tfswap.frontends.grappler import as_executed, as_planned
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.importers.function import import_function
+from tfswap.importers.grappler import run_grappler
 from tfswap.ir.graph import Graph
 
 ENDS = {"_Arg", "_Retval", "Placeholder", "NoOp"}
@@ -194,6 +198,30 @@ def test_values_are_those_of_tensorflow_s_default(rows):
     ops = {op.type for op in concrete.graph.get_operations()}
     assert {"_FusedMatMul", "Square"} <= ops
     assert "Pow" not in ops
+
+
+def test_what_was_made_once_is_found_again_unless_it_is_damaged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TFSWAP_PLAN_CACHE", str(tmp_path))
+    step, x, _ = powers(512)
+    concrete = tf.function(step).get_concrete_function(x)
+    ran = []
+    monkeypatch.setattr(grappler, "run_grappler", lambda *given: (ran.append(given), run_grappler(*given))[1])
+
+    def made():
+        return ops(as_planned(import_function(concrete), concrete, DeviceModel()))
+
+    expected = made()
+    assert made() == expected
+    assert len(ran) == 1
+    (entry,) = tmp_path.iterdir()
+    for damaged in ("", entry.read_text()[:-1], "no such text", base64.b85encode(zlib.compress(b"no graph")).decode()):
+        entry.write_text(damaged)
+        assert made() == expected
+        assert "is of no use" in caplog.text
+        caplog.clear()
+    assert len(ran) == 5
+    assert made() == expected
+    assert len(ran) == 5
 
 
 def test_assertions_are_no_conditionals_to_be_planned_as_they_were_traced():

@@ -84,7 +84,6 @@ def as_planned(
     device: DeviceModel,
     *,
     keeps: Callable[[str], bool] = lambda _: False,
-    cache: PlanCache | None = None,
 ) -> Graph:
     """What is planned of `graph`: what Grappler makes of it without its memory optimizer, or the graph itself.
 
@@ -92,7 +91,6 @@ def as_planned(
         graph: as it was traced, with sizes bound to those of a call. Grappler does not get to know these.
         concrete: the trace.
         keeps: whether the node of a name has to be there afterwards.
-        cache: where it is looked for, and kept.
     """
     from tensorflow.python.framework import errors_impl
 
@@ -104,7 +102,7 @@ def as_planned(
     kept = [node.name for node in graph if keeps(node.name)]
     kept += [tensor.rpartition(":")[0] for tensor in marked_to_keep(graph)]
     try:
-        made = _optimized(graph, device, options, shapes, kept, cache)
+        made = _optimized(graph, device, options, shapes, kept)
     except (errors_impl.OpError, TfswapError) as error:
         log.warning("TensorFlow's own optimizers fail on this step, which is planned as it was traced: %s", error)
         return graph
@@ -165,7 +163,6 @@ def _optimized(
     options: rewriter_config_pb2.RewriterConfig,
     shapes: Mapping[str, Shape] | None = None,
     kept: Sequence[str] = (),
-    cache: PlanCache | None = None,
 ) -> Graph:
     """What Grappler makes of a graph.
 
@@ -202,7 +199,7 @@ def _optimized(
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
-    made = _made_of(graph_def, [*results, *targets, *kept], options, device, cache)
+    made = _made_of(graph_def, [*results, *targets, *kept], options, device)
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
     for node in made.node:
         if node.name in unfolded:
@@ -228,8 +225,8 @@ def _made_of(
     kept: Sequence[str],
     options: rewriter_config_pb2.RewriterConfig,
     device: DeviceModel,
-    cache: PlanCache | None,
 ) -> graph_pb2.GraphDef:
+    """What Grappler makes of it, this time or in an earlier process."""
     from google.protobuf.message import DecodeError
     from tensorflow.python.grappler import cluster
 
@@ -244,6 +241,7 @@ def _made_of(
         except DecodeError:
             return False
 
+    cache = PlanCache.of_environment()
     if cache is None:
         return make()
     given = [message.SerializeToString(deterministic=True) for message in (graph_def, options, named)]

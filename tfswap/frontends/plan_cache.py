@@ -50,6 +50,8 @@ MOST_BYTES = 256 << 20
 """What the folder may hold: then what has not been used for longest goes."""
 LEFT_SHARE = 0.75
 """Of that, what then stays."""
+LARGEST_SHARE = 0.1
+"""Of that, what one graph may take: one that holds large constants is made anew rather."""
 WAIT_S, POLL_S = 600.0, 0.05
 """Who waits for another process's plan plans by himself after so long."""
 ENDING = ".json"
@@ -151,7 +153,9 @@ class PlanCache:
             found = self.read(name, parse)
             if found is None:
                 found = make()
-                self.write(name, base64.b85encode(zlib.compress(found)).decode())
+                text = base64.b85encode(zlib.compress(found)).decode()
+                if len(text) <= MOST_BYTES * LARGEST_SHARE:
+                    self.write(name, text)
         return found
 
     @contextlib.contextmanager

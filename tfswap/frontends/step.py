@@ -410,8 +410,7 @@ class Step:
         device = _device()[1]
         graph = import_function(self._concrete, arguments)
         place(self.name, graph, [*arguments, *without_asking(self._concrete)], device)
-        names, cache = self._request.options.names, PlanCache.of_environment()
-        return as_planned(graph, self._concrete, device, keeps=names, cache=cache), ()
+        return as_planned(graph, self._concrete, device, keeps=self._request.options.names), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content.

@@ -46,7 +46,7 @@ def run(code):
 def test_each_function_counts_its_own_latest_step():
     run(
         """
-big, small = optimized(Net(8).step), optimized(Net(5).step)
+big, small = optimized(Net(9).step), optimized(Net(5).step)
 for step in (big, small, big, big, small):
     step(batch())
     assert figures(step) == planned(step) != (0, 0), (figures(step), planned(step))

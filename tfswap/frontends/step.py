@@ -290,7 +290,8 @@ class Step:
             peak = optimizer.peak_bytes(plan, resident) if told is None else told
             kept = fits and told is not None and self._keeps(peak)
             if given or self._request.plan or kept:
-                plan = dataclasses.replace(plan, planned_peak_bytes=peak)
+                there = max(plan.persistent_bytes, resident.total_bytes)
+                plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
                 break
             if instantiated and self.limit_bytes is not None:  # what others have there comes and goes
                 lacking = max(lacking, promised(peak) + self._margin_bytes - self.limit_bytes)
@@ -389,6 +390,7 @@ class Step:
         from tfswap.importers.source_lines import SourceLines
 
         graph, held = self._import(self._planned_for(inputs))
+        _free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident()
         made = self._optimizer = Optimizer(
             graph,

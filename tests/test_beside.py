@@ -392,6 +392,34 @@ def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, bus
     assert {peak == run["planned"] for peak in run["measured"]} == {True}
 
 
+NEAR_THE_FLOOR = """
+import json
+import tensorflow as tf
+from tfswap.frontends import machine
+from tfswap.frontends.grappler import as_planned
+from tfswap.frontends.pipeline import Optimizer
+from tfswap.importers.function import import_function
+
+NET
+
+slab = tf.raw_ops.Empty(shape=[900 << 20], dtype=tf.uint8)
+del slab
+x, net = Net.data(), Net(layers=6)
+concrete = tf.function(net.step).get_concrete_function(x)
+device, model = machine.current_device()
+graph = as_planned(import_function(concrete, [x]), concrete, model)
+optimizer = Optimizer(graph, model, resident=machine.resident(device), keeps_results=True)
+plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
+print(json.dumps([[len(plan.beside), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
+"""
+
+
+def test_near_the_floor_those_stay_side_by_side_that_do_not_raise_the_peak():
+    """There requests get chunks of their own size, and what runs beside others at the peak runs alone."""
+    plans = on_arena(NEAR_THE_FLOOR.replace("NET", ATTENTION), 1000, **TWO_THREADS)
+    assert all(beside > 2 and splits and kept for beside, splits, kept in plans), plans
+
+
 WAITING = """
 import json
 import tensorflow as tf

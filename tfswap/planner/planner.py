@@ -345,14 +345,17 @@ class Judged:
         """Of a limit that may be met."""
         if self.beside is not None:
             yield self.beside
-            yield from self._split(self.beside, limit_bytes)
+            yield from (found for _, found in self._split(self.beside, limit_bytes))
         if self.apart.peak_bytes <= limit_bytes:
             yield self.within
-        yield from self._split(self.apart, limit_bytes)
+        for share, apart in self._split(self.apart, limit_bytes):
+            if apart.peak_bytes <= limit_bytes:
+                yield self._beside(apart.memory.peak_bytes, share) or apart
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
-        found = min((self.apart, *self._split(self.apart, below_bytes)), key=lambda one: one.peak_bytes)
+        splits = (found for _, found in self._split(self.apart, below_bytes))
+        found = min((self.apart, *splits), key=lambda one: one.peak_bytes)
         return found if found.peak_bytes < below_bytes else None
 
     @cached_property
@@ -378,42 +381,50 @@ class Judged:
         """With those side by side that don't raise the peak."""
         return self._beside(self.apart.memory.peak_bytes) or self.apart
 
-    def _beside(self, most_bytes: float) -> Candidate | None:
+    def _beside(self, most_bytes: float, share: float | None = None) -> Candidate | None:
+        """The draft with those side by side that peak at no more; in chunks as they come, or exact ones (`share`)."""
         choice = self.draft.choice
         for _ in range(BESIDE_TRIES):
             if not choice.beside:
                 break
-            memory = self._memory(choice)
+            tried = choice if share is None else self._in_exact_chunks(choice, share)
+            memory = self._memory(tried)
             if memory.peak_bytes <= most_bytes and not memory.raced:
-                return self._candidate(choice)
-            kept = _settled(choice, memory, most_bytes)
-            choice = kept if kept != choice else choice._replace(beside=())
+                return self._candidate(tried)
+            kept = _settled(tried, memory, most_bytes).beside
+            choice = choice._replace(beside=kept if kept != choice.beside else ())
         return None
 
     def _candidate(self, choice: Choice) -> Candidate:
-        memory = self._memory(choice)
-        timing = self.draft.timing if choice == self.draft.choice else self._planner.timing(choice)
+        memory, whole = self._memory(choice), choice._replace(splits=())  # splits take no time
+        timing = self.draft.timing if whole == self.draft.choice else self._planner.timing(whole)
         return Candidate(choice, memory, timing, promised(memory.peak_bytes))
 
-    def _split(self, candidate: Candidate, limit_bytes: float) -> Iterator[Candidate]:
+    def _split(self, candidate: Candidate, limit_bytes: float) -> Iterator[tuple[float, Candidate]]:
         """The candidate with requests that get no larger chunks than they need, where that may get it within a limit.
 
-        With few, then with more.
+        With few, then with more, each with the share of the live peak from which on requests are taken.
         """
         choice = candidate.choice
         if self._planner.portable:
             return
+        live_bytes, _ = self._splits_of(choice)
+        if promised(live_bytes) <= limit_bytes:
+            for share in LEAST_SHARES:
+                split = self._in_exact_chunks(choice, share)
+                memory = self._memory(split)
+                if not memory.raced:
+                    yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
+
+    def _in_exact_chunks(self, choice: Choice, share: float) -> Choice:
+        live_bytes, splits = self._splits_of(choice)
+        return choice._replace(splits=tuple(split for split in splits if split.nbytes >= share * live_bytes))
+
+    def _splits_of(self, choice: Choice) -> tuple[int, tuple[Split, ...]]:
         if choice.beside not in self._splits:
             steps = build_schedule(*choice)
             self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)
-        live_bytes, splits = self._splits[choice.beside]
-        if promised(live_bytes) <= limit_bytes:
-            for share in LEAST_SHARES:
-                worth = tuple(split for split in splits if split.nbytes >= share * live_bytes)
-                split = choice._replace(splits=worth)
-                memory = self._memory(split)
-                if not memory.raced:  # and splits take no time
-                    yield Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
+        return self._splits[choice.beside]
 
     def _memory(self, choice: Choice) -> Memory:
         """What the draft does to memory with what `choice` has side by side."""

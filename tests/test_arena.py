@@ -597,6 +597,21 @@ print(json.dumps([beside, peaks, step.plan().limit_bytes]))
     assert max(peaks[1:]) <= limit  # making the step is in the first
 
 
+def test_what_the_function_around_a_step_makes_for_it_is_counted():
+    peaks, limit, planned = run("""
+settle()
+net = Dense(64, 4)
+x = net.batch(4096)
+step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
+around = tf.function(lambda x: step(tf.nn.relu(x) * 1.5))
+around.get_concrete_function(x)
+peaks = [peak_of(around, x) for _ in range(2)]
+report = step.report()
+print(json.dumps([peaks, report.memory_limit_bytes, report.planned_peak_bytes]))
+""")
+    assert max(peaks) <= planned <= limit
+
+
 def test_a_limit_that_can_not_be_kept_any_more_is_told_once():
     messages, passed = run("""
 settle()

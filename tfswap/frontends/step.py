@@ -35,6 +35,7 @@ from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting
+from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
@@ -382,7 +383,9 @@ class Step:
         optimizer = self._optimizer or self._new_optimizer(inputs)
         self._own_buffers(optimizer, inputs)
         _free_functions()
-        resident = self._resident() if live else self._resident().unseen()
+        resident = self._resident()
+        if not live:
+            resident = resident.unseen().beside(self._made_around(inputs))
         optimizer.suppose(resident)
         return optimizer, resident
 
@@ -391,7 +394,7 @@ class Step:
 
         graph, held = self._import(self._planned_for(inputs))
         _free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
-        resident = self._resident()
+        resident = self._resident().beside(self._made_around(inputs))
         made = self._optimizer = Optimizer(
             graph,
             _device()[1],
@@ -433,6 +436,12 @@ class Step:
             for handle in handles:
                 if not tf.is_symbolic_tensor(handle):
                     tfswap.ops.own_buffer(handle)
+
+    def _made_around(self, inputs: Sequence[Any]) -> list[int]:
+        """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
+        captures = without_asking(self._concrete)
+        given = zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True)
+        return [t.shape.num_elements() * t.dtype.size for by, t in given if _is_made_around(by, t)]
 
     def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
         """Arguments of the sizes that the plan is for, of which these may be smaller."""
@@ -823,6 +832,17 @@ def _is_live(inputs: Sequence[Any]) -> bool:
     import tensorflow as tf
 
     return _has_arena() and _runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
+
+
+def _is_made_around(given: Any, planned: Any) -> bool:
+    """Whether the function around a step computes what the step is given, as far as the size is known; what is fed to
+    that function is its caller's, who calls it now.
+    """
+    import tensorflow as tf
+
+    if not tf.is_symbolic_tensor(given) or planned.dtype.name in HANDLES or not planned.shape.is_fully_defined():
+        return False
+    return given.op.type != "Placeholder" or given.graph.outer_graph.building_function
 
 
 def _free_functions() -> None:

@@ -113,6 +113,12 @@ class Arena:
         self._next_region_bytes = next_region_bytes(sizes, limit_bytes)
         self._collects = collects
 
+    @property
+    def chunks(self) -> list[Chunk]:
+        """In order of address, without the region that has no end."""
+        sizes = sorted(self._size.items())
+        return [(address, size, address not in self._free) for address, size in sizes if size < UNBOUNDED_BYTES // 2]
+
     def copy(self) -> Arena:
         """An arena of its own with the same chunks."""
         made = Arena.__new__(Arena)

@@ -22,6 +22,9 @@ from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step, at_extremes
 
+TAKEN_PART, MOST_TAKEN_BYTES = 64, 16 << 10
+"""Of each hole of an arena that nobody has seen, so much is taken: some dozens of the allocator's least chunks, but a
+small part of what a hole has room for."""
 MAX_REPEATS = 3
 
 
@@ -132,13 +135,24 @@ class Resident:
         if not self.chunks:
             return self
         chunks: list[Chunk] = []
+        total_bytes = self.total_bytes
         for address, size, in_use in self.chunks:
             if not in_use and size > ALIGNMENT_BYTES:
-                chunks.append((address, ALIGNMENT_BYTES, True))
-                address, size = address + ALIGNMENT_BYTES, size - ALIGNMENT_BYTES
+                taken = round_up(min(size // TAKEN_PART, MOST_TAKEN_BYTES)) or ALIGNMENT_BYTES
+                chunks.append((address, taken, True))
+                address, size = address + taken, size - taken
+                total_bytes += taken
             chunks.append((address, size, in_use))
-        taken_bytes = (len(chunks) - len(self.chunks)) * ALIGNMENT_BYTES
-        return dataclasses.replace(self, total_bytes=self.total_bytes + taken_bytes, chunks=tuple(chunks), varies=True)
+        return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks), varies=True)
+
+    def beside(self, sizes: Sequence[int]) -> Resident:
+        """This content and tensors of so many bytes."""
+        if not self.chunks or not sizes:
+            return self
+        arena = self.arena()
+        for size in sizes:
+            arena.allocate(size)
+        return dataclasses.replace(self, total_bytes=arena.in_use_bytes, chunks=tuple(arena.chunks))
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""

@@ -23,8 +23,8 @@ two times taken in the same round: by the clock, and by CPU time, which other wo
 "peak" is the arena's (get_memory_info) over all steps, the first included. XLA takes its temporaries from the arena
 too; "resident" is there to see what lies outside of it: how far the process grew, in physical memory and at most, from
 before the model was there to the steps after the warm-up (XLA's compiler, tfswap's host memory and its planner are in
-that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and with
-Grappler off.
+that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and
+without Grappler's memory optimizer.
 
 Kernels are TensorFlow's default, oneDNN's; TF_ENABLE_ONEDNN_OPTS=0 leaves them out.
 """
@@ -50,7 +50,7 @@ from tfswap import progress
 MIB = 2**20
 ARENA_MIB = 4000
 CHECKED_STEPS = 3
-REFERENCES = ("unoptimised", "grappler off")
+REFERENCES = ("unoptimised", "memory optimizer off")
 MEMORY_OPTIMIZERS = {
     "grappler recompute": "RECOMPUTATION_HEURISTICS",
     "grappler swap": "SWAPPING_HEURISTICS",
@@ -261,10 +261,10 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step = tf.function(make_step(model))
     if variant in MEMORY_OPTIMIZERS:
         grappler_with(MEMORY_OPTIMIZERS[variant])
-    if variant == "grappler off":
-        from tfswap.exporters.function import grappler_off
+    if variant == "memory optimizer off":
+        from tfswap.exporters.function import memory_optimizer_off
 
-        scope = grappler_off()
+        scope = memory_optimizer_off()
     tf.config.experimental.reset_memory_stats("CPU:0")
     with scope:
         started = time.perf_counter()
@@ -370,7 +370,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     pairs: list[tuple[Variant, Variant]] = []
     for peer in running:
         peer.step()
-        if peer.label != "grappler off":
+        if peer.label != "memory optimizer off":
             pairs.append((peer, Variant(model, peer.label, folder, peer.peak_bytes)))
     running += [ours for _, ours in pairs]
     for round_ in progress.over(f"rounds of {model}", range(args.rounds + 1)):

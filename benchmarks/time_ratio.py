@@ -4,7 +4,7 @@
     python benchmarks/time_ratio.py resnet --limits 80 60 --steps 15
 
 Each model runs in a process of its own, on TensorFlow's BFC allocator. The unoptimised step (once as TensorFlow runs
-it, once with Grappler off, as a planned step runs) and the planned ones take turns, so that whatever else the machine
+it, once without the memory optimizer, as a planned step runs) and the planned ones take turns, so that whatever else the machine
 does slows all of them alike; the ratio is that of the medians. Predicted is what `report().time_ratio` says, with the
 analytic model and with a profile taken just before.
 """
@@ -30,17 +30,17 @@ def child(name: str, limits: list[int], steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
-    from tfswap.exporters.function import grappler_off
+    from tfswap.exporters.function import memory_optimizer_off
 
     step, arguments = accuracy.MODELS[name]()
     plain, bare = tf.function(step), tf.function(step)
 
-    def without_grappler() -> Any:
-        with grappler_off():
+    def repeatable() -> Any:
+        with memory_optimizer_off():
             return bare(*arguments)
 
     profile = tfswap.profile(plain, *arguments, steps=5)
-    calls: dict[str, Any] = {"plain": lambda: plain(*arguments), "grappler off": without_grappler}
+    calls: dict[str, Any] = {"plain": lambda: plain(*arguments), "memory optimizer off": repeatable}
     predicted: dict[str, list[float]] = {}
     for limit in limits:
         made = tfswap.optimize(tf.function(step), memory_limit=f"{limit}%", profile=profile)
@@ -95,7 +95,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
-        plain, bare = found["medians_s"]["plain"], found["medians_s"]["grappler off"]
+        plain, bare = found["medians_s"]["plain"], found["medians_s"]["memory optimizer off"]
         print(f"{name}: {plain:.3f} s a step, {bare:.3f} s with Grappler off; {found['rates']}")
         for label, (analytic, profiled) in found["predicted"].items():
             measured = found["medians_s"][label]

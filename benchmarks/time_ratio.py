@@ -4,9 +4,9 @@
     python benchmarks/time_ratio.py resnet --limits 80 60 --steps 15
 
 Each model runs in a process of its own, on TensorFlow's BFC allocator. The unoptimised step (once as TensorFlow runs
-it, once without the memory optimizer, as a planned step runs) and the planned ones take turns, so that whatever else the machine
-does slows all of them alike; the ratio is that of the medians. Predicted is what `report().time_ratio` says, with the
-analytic model and with a profile taken just before.
+it, once without its memory optimizer, as it is planned) and the planned ones take turns, so that whatever else the
+machine does slows all of them alike; the ratio is that of the medians. Predicted is what `report().time_ratio` says, with
+the analytic model and with a profile taken just before.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def main() -> None:
             sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
         plain, bare = found["medians_s"]["plain"], found["medians_s"]["memory optimizer off"]
-        print(f"{name}: {plain:.3f} s a step, {bare:.3f} s with Grappler off; {found['rates']}")
+        print(f"{name}: {plain:.3f} s a step, {bare:.3f} s without memory optimizer; {found['rates']}")
         for label, (analytic, profiled) in found["predicted"].items():
             measured = found["medians_s"][label]
             print(
-                f"  {label:<6} measured x{measured / plain:.2f} (x{measured / bare:.2f} of Grappler off), "
+                f"  {label:<6} measured x{measured / plain:.2f} (x{measured / bare:.2f} of that), "
                 f"predicted x{analytic:.2f} analytic, x{profiled:.2f} profiled",
                 flush=True,
             )

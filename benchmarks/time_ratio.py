@@ -5,8 +5,8 @@
 
 Each model runs in a process of its own, on TensorFlow's BFC allocator. The unoptimised step (once as TensorFlow runs
 it, once without its memory optimizer, as it is planned) and the planned ones take turns, so that whatever else the
-machine does slows all of them alike; the ratio is that of the medians. Predicted is what `report().time_ratio` says, with
-the analytic model and with a profile taken just before.
+machine does slows all of them alike; the ratio is that of the medians. Predicted is what `report().time_ratio` says,
+with the analytic model and with a profile taken just before.
 """
 
 from __future__ import annotations

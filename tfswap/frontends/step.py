@@ -842,7 +842,8 @@ def _is_made_around(given: Any, planned: Any) -> bool:
 
     if not tf.is_symbolic_tensor(given) or planned.dtype.name in HANDLES or not planned.shape.is_fully_defined():
         return False
-    return given.op.type != "Placeholder" or given.graph.outer_graph.building_function
+    outer = getattr(given.graph, "outer_graph", None)  # where sizes are asked for there is none
+    return given.op.type != "Placeholder" or (outer is not None and outer.building_function)
 
 
 def _free_functions() -> None:

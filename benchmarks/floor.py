@@ -70,11 +70,13 @@ def working_set_bytes(flow: Dataflow, kernel: int, *, in_place: bool) -> int:
 def measure(name: str, make: Callable[[], Any], alive: bool) -> dict[str, Any]:
     import tensorflow as tf
 
+    from tfswap.frontends.grappler import as_planned
     from tfswap.importers.function import import_function
 
     step, arguments = make()
-    graph = import_function(tf.function(step).get_concrete_function(*arguments), arguments)
-    optimizer = Optimizer(graph, DeviceModel(intra_op_threads=2, inter_op_threads=2))
+    concrete = tf.function(step).get_concrete_function(*arguments)
+    device = DeviceModel(intra_op_threads=2, inter_op_threads=2)
+    optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device)
     there = optimizer.flow.persistent_bytes
     chunks = ((0, there, True), (there, ARENA_BYTES, False))
     optimizer.suppose(Resident(there, chunks, instantiated=True))

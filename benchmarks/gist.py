@@ -168,6 +168,7 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
+    from tfswap.frontends.grappler import as_planned
     from tfswap.frontends.machine import current_device
     from tfswap.frontends.pipeline import Optimizer, Options
     from tfswap.importers.function import import_function
@@ -178,9 +179,11 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     function = tf.function(step)
     options = MODES[mode]
     row: dict[str, Any] = {"network": name, "mode": mode}
+    device = current_device()[1]
+    concrete = function.get_concrete_function(*inputs)
     if mode == "unoptimised":
-        graph = import_function(function.get_concrete_function(*inputs), inputs)
-        plain = Optimizer(graph, current_device()[1], Options(tactics=())).variants.plain
+        graph = as_planned(import_function(concrete, inputs), concrete, device)
+        plain = Optimizer(graph, device, Options(tactics=())).variants.plain
         row["map_bytes"] = feature_map_bytes(plain.graph, plain.flow)
     else:
         try:
@@ -200,11 +203,9 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     if mode != "unoptimised":
         plan = function.plan()
         row |= {"encoded": len(plan.encoded), "reduced": len(plan.reduced), "planned_bytes": plan.planned_peak_bytes}
-        graph = import_function(tf.function(step).get_concrete_function(*inputs), inputs)
+        graph = as_planned(import_function(concrete, inputs), concrete, device)
         rules = (("*", options["precision"]),) if "precision" in options else ()
-        variant = Optimizer(
-            graph, current_device()[1], Options(tactics=options["tactics"], precision=rules)
-        ).variant_of(plan)
+        variant = Optimizer(graph, device, Options(tactics=options["tactics"], precision=rules)).variant_of(plan)
         row["map_bytes"] = feature_map_bytes(variant.graph, variant.flow)
     return row
 

@@ -326,7 +326,8 @@ def _work(node: Node) -> Work:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
-    return rates.launch_s + work_seconds(node, rates)
+    body_s = node.attrs.get(names.BODY_SECONDS)
+    return rates.launch_s + (body_s if isinstance(body_s, float) else work_seconds(node, rates))
 
 
 def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tfswap.analysis import workspace
 from tfswap.analysis.workspace import Event, Facts
 from tfswap.ir.types import TensorType
+from tfswap.oplib.names import TEMPORARY_BYTES
 from tfswap.planner.allocator import round_up
 
 
@@ -93,6 +94,24 @@ def with_events(
 def fresh(facts: Facts) -> KernelMemory:
     """Every output allocated, in order; nothing else. Also the default for unknown ops."""
     return KernelMemory(events=outs(len(facts.outputs)))
+
+
+XLA_POINTER_BYTES = 8
+
+
+def compiled(facts: Facts) -> KernelMemory:
+    """What XLA makes of a function: its results and a table of them, the largest first, then all its temporaries in one
+    buffer, of the size that was measured (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log).
+    """
+    count = len(facts.outputs)
+    buffers: list[tuple[int, Event]] = [(kind.nbytes or 0, ("out", i)) for i, kind in enumerate(facts.outputs)]
+    if count > 1:
+        table = XLA_POINTER_BYTES * count
+        buffers.append((table, ("temp", table)))
+    buffers.sort(key=lambda buffer: -buffer[0])
+    temporary = facts.attrs.get(TEMPORARY_BYTES, 0)
+    assert isinstance(temporary, int)
+    return with_events((*(event for _, event in buffers), ("temp", temporary)), exact=False)
 
 
 def alias_first(facts: Facts) -> KernelMemory:

@@ -17,8 +17,7 @@ cuDNN, cuBLAS and CUB take besides is not modelled.
 
 Not handled: the insides of functions that control-flow ops call (they are graphs of their own, to be
 simulated like any other); string and variant payloads, which live on the heap; cuDNN's workspaces,
-which autotuning picks at run time; functions that XLA compiles (Keras compiles grouped convolutions so on a
-CPU), whose temporaries are XLA's and can be large.
+which autotuning picks at run time.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tfswap.analysis.einsum import einsum
 from tfswap.analysis.kernel_rules import KernelMemory
 from tfswap.analysis.workspace import Event
 from tfswap.ir.types import TensorType
-from tfswap.oplib.names import TOGETHER
+from tfswap.oplib.names import TEMPORARY_BYTES, TOGETHER
 
 __all__ = ["Event", "KernelMemory", "kernel_memory"]
 
@@ -554,6 +553,9 @@ _RULES: dict[str, _Entry] = {
     "UnsortedSegmentSum": _FRESH,
     "VariableShape": _FRESH,
     "Where": _FRESH,
+    # Calls of functions that XLA compiles, of which it was measured (frontends/compiled.py).
+    "PartitionedCall": _Entry(rules.compiled, (TEMPORARY_BYTES,)),
+    "StatefulPartitionedCall": _Entry(rules.compiled, (TEMPORARY_BYTES,)),
     # tfswap's codecs (ops/csrc/codecs/*_ops.cc).
     "Tfswap>DecodeFloats": _FRESH,
     "Tfswap>DecodeGroups": _FRESH,

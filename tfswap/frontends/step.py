@@ -27,6 +27,7 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.captures import captured, without_asking
+from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.pipeline import Optimizer
@@ -414,6 +415,7 @@ class Step:
 
         device = _device()[1]
         graph = import_function(self._concrete, arguments)
+        measure_compiled(graph, [*arguments, *without_asking(self._concrete)], *_device())
         place(self.name, graph, [*arguments, *without_asking(self._concrete)], device)
         return as_planned(graph, self._concrete, device, keeps=self._request.options.names), ()
 

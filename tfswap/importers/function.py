@@ -14,7 +14,8 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.inline import CALLS, has_calls, inline_calls
+from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.importers.library import reachable
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow, gives_shapes, has_small_extras
@@ -51,12 +52,10 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
         traced = {n.name: n.attr["_output_shapes"] for n in graph_def.node if "_output_shapes" in n.attr}
         enums = [t.dtype.as_datatype_enum for t in outputs]
         graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, enums, strict=True)), targets)
-        bodies = {f.signature.name: f.attr for f in graph_def.library.function}
+        _restore_compiled(graph_def)
         for node in graph_def.node:
             if node.name in traced:  # what set_shape has said is in no op
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
-            if node.op in CALLS:
-                refuse_xla(node.name, bodies.get(node.attr["f"].func.name, {}))
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
     if calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
@@ -100,14 +99,31 @@ def own_outputs(concrete: Any) -> list[Any]:
     return concrete.graph.outputs[: len(concrete.function_def.signature.output_arg)]
 
 
+def _restore_compiled(graph_def: Any) -> None:
+    """Leave functions that XLA compiles as they were: TensorFlow knows them by their names, with what is in them."""
+    from tensorflow.python.eager import context
+
+    library = {f.signature.name: f for f in graph_def.library.function}
+    compiled = [f for f in library.values() if compiled_by(f.attr)]
+    for name in {f.signature.name for f in compiled}.union(*(reachable(f.node_def, library) for f in compiled)):
+        if context.context().has_function(name):
+            library[name].CopyFrom(context.context().get_function_def(name))
+
+
+def compiled_by(attributes: Any) -> str | None:
+    """The attribute of a node or function that has XLA compile it, if there is one."""
+    asked = (a for a in XLA_ATTRIBUTES if a in attributes and (attributes[a].b or attributes[a].s))
+    return next(asked, None)
+
+
 def refuse_xla(name: str, attributes: Any) -> None:
-    for attribute in XLA_ATTRIBUTES:
-        if attribute in attributes and (attributes[attribute].b or attributes[attribute].s):
-            raise UnsupportedGraph(
-                f"{name!r} is compiled by XLA ({attribute}): XLA fuses the step and hides its tensors, so no "
-                "graph rewrite can bound them. Remove jit_compile=True (in Keras: "
-                "compile(..., jit_compile=False)) or turn off auto-clustering, and decorate it again, or save it anew."
-            )
+    attribute = compiled_by(attributes)
+    if attribute is not None:
+        raise UnsupportedGraph(
+            f"{name!r} is compiled by XLA ({attribute}): XLA fuses the step and hides its tensors, so no "
+            "graph rewrite can bound them. Remove jit_compile=True (in Keras: "
+            "compile(..., jit_compile=False)) or turn off auto-clustering, and decorate it again, or save it anew."
+        )
 
 
 def _arguments(

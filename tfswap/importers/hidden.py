@@ -1,7 +1,8 @@
 """Functions that nodes run in the step, out of the graph's sight: what they hold on the device is in no count.
 
 Seen are calls that become part of the graph (inline.py), loops and conditionals (bodies.py). Data pipelines run on the
-host. What is left: dataset loops, calls that TensorFlow does not inline, and ops that nobody knows here.
+host. What is left: dataset loops, calls that TensorFlow does not inline, and ops that nobody knows here. Of calls that
+XLA compiles it is measured what they hold (frontends/compiled.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.ir.ops import makes_pipeline
+from tfswap.oplib.names import TEMPORARY_BYTES
 
 
 def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
@@ -20,7 +22,7 @@ def hidden_calls(graph: Graph) -> Iterator[tuple[Node, list[str]]]:
         for node in part:
             if node in part.bodies or _is_on_host(node):
                 continue
-            if names := _functions(node):
+            if TEMPORARY_BYTES not in node.attrs and (names := functions_of(node)):
                 yield node, names
 
 
@@ -39,7 +41,8 @@ def functions_beside(graph: Graph) -> Mapping[str, Any]:
     return {f.signature.name: f for f in library.function}
 
 
-def _functions(node: Node) -> list[str]:
+def functions_of(node: Node) -> list[str]:
+    """Names of the functions that a node runs."""
     from tensorflow.core.framework import attr_value_pb2
 
     return [

@@ -939,6 +939,12 @@ def reads_metadata_only(op: str) -> bool:
 
 
 @cache
+def is_random(op: str) -> bool:
+    """Whether the op gives another value each time it runs."""
+    return Trait.RANDOM in traits(op)
+
+
+@cache
 def gives_shapes(op: str) -> bool:
     """Whether each output of the op is the shape of the input of that position."""
     return op == SHAPES

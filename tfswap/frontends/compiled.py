@@ -1,0 +1,204 @@
+"""Functions that XLA compiles inside of a step: left as they are, each call a kernel that is planned around.
+
+What such a call holds while it runs is XLA's own affair and told nowhere. So it is measured before the step is planned:
+the call runs alone, on zeros, in the arena that it will run in, which has room for that wherever a plan has room for
+the call. Its node is told, and analysis/kernels.py reads it there. How long it takes is estimated from the body as it
+was traced, so that the same step has the same plan in every process.
+
+Not handled: calls that write variables, or do what must happen once; calls in the bodies of loops and conditionals;
+steps that are not planned in the process that runs them. These are refused like all else that runs out of sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.devices import default_rates
+from tfswap.analysis.kernels import kernel_memory
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.exporters.graph_def import export_graph_def
+from tfswap.frontends import machine
+from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
+from tfswap.importers.hidden import functions_beside, functions_of
+from tfswap.importers.inline import CALLS
+from tfswap.importers.library import reachable
+from tfswap.importers.library_function import import_library_function
+from tfswap.importers.shapes import HANDLES
+from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
+from tfswap.ir.ops import calls_functions, is_const, is_feed, is_pure, is_random, is_view, reads_variable
+from tfswap.ir.types import TensorType
+from tfswap.ir.views import origin
+from tfswap.oplib.names import BODY_SECONDS, TEMPORARY_BYTES
+from tfswap.planner.allocator import round_up
+
+PAGE_BYTES = 4096
+"""Temporaries are counted in these: what is let go of late, from the run before, hides up to a few small chunks."""
+
+
+def measure_compiled(graph: Graph, given: Sequence[Any], device: str, model: DeviceModel) -> None:
+    """Tell each call of a function that XLA compiles, in place, what it takes besides its results, and how long.
+
+    Args:
+        given: what the step is given, feed by feed; of tensors the types count alone.
+        device: in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
+    """
+    calls = [node for node in graph if node.op in CALLS]
+    if not calls or machine.memory_info(device) is None:
+        return
+    library = functions_beside(graph)
+    handles = zip(graph.feeds, given, strict=True)
+    known: dict[Output, Any] = {feed.out(): value for feed, value in handles if _is_handle(feed.out())}
+    known |= {node.out(): value for node, value in graph.small_constants.items()}
+    measured: dict[object, tuple[dict[str, object], list[Any]]] = {}
+    for node in graph.topological():
+        if node.op not in CALLS or not _may_run_alone(name := functions_of(node)[0], library):
+            continue
+        if any(t.type.nbytes is None for t in node.inputs if not _is_handle(t)):
+            continue
+        decides = [known.get(origin(t)) for t in node.inputs]
+        key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
+        if key not in measured:
+            measured[key] = _measured(node, graph, decides, device, model)
+            if (seconds := _body_seconds(node, name, library, model)) is not None:
+                measured[key][0][BODY_SECONDS] = seconds
+        facts, results = measured[key]
+        node.attrs = {**node.attrs, **facts}
+        known |= {node.out(i): value for i, value in enumerate(results) if value is not None}
+
+
+def _may_run_alone(name: str, library: Mapping[str, Any]) -> bool:
+    """Whether XLA compiles the function, and nobody notices that it has run once more."""
+    if name not in library or compiled_by(library[name].attr) is None:
+        return False
+    run = [name, *reachable(library[name].node_def, library)]
+    ops = {node.op for f in run for node in library[f].node_def}
+    rules = is_pure, is_const, is_feed, is_random, is_view, reads_variable, calls_functions
+    return all(op == "NoOp" or any(rule(op) for rule in rules) for op in ops)
+
+
+def _content(fdef: Any) -> bytes:
+    """What a function does, by whatever name."""
+    unnamed = type(fdef)()
+    unnamed.CopyFrom(fdef)
+    unnamed.signature.name = ""
+    return unnamed.SerializeToString(deterministic=True)
+
+
+def _measured(
+    node: Node, graph: Graph, decides: Sequence[Any], device: str, model: DeviceModel
+) -> tuple[dict[str, object], list[Any]]:
+    """What the arena holds besides the results while the call runs; and those results by which others are compiled."""
+    import tensorflow as tf
+
+    function = _alone(node, graph, decides, device)
+    with tf.init_scope(), tf.device(device):
+        given = [_argument(t.type, value) for t, value in zip(node.inputs, decides, strict=True) if not _is_handle(t)]
+        results = [_small_integers(result) for result in function(*given)]  # XLA compiles it, once
+        risen = _risen_bytes(lambda: function(*given), device)
+    known = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, model)
+    sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)
+    pages = -(-(risen - sum(map(round_up, sizes))) // PAGE_BYTES)
+    return {TEMPORARY_BYTES: max(0, pages * PAGE_BYTES)}, results
+
+
+def _is_handle(tensor: Output) -> bool:
+    return tensor.type.dtype in HANDLES
+
+
+def _argument(kind: TensorType, value: Any) -> Any:
+    import tensorflow as tf
+
+    shape: Any = kind.shape
+    return tf.zeros(shape, kind.dtype) if value is None else tf.reshape(tf.constant(value, kind.dtype), shape)
+
+
+def _small_integers(result: Any) -> Any:
+    """A permutation or a shape, say, that XLA has to know when it compiles what reads it."""
+    small = result.dtype.is_integer and result.shape.num_elements() <= SMALL_INTEGERS
+    return result.numpy().tolist() if small else None
+
+
+def _alone(node: Node, graph: Graph, decides: Sequence[Any], device: str) -> Any:
+    """A function that runs the call on the step's own variables and the tensors that it is given.
+
+    It holds none of these: TensorFlow's functions are freed when the garbage collector comes.
+    """
+    import tensorflow as tf
+
+    made = Graph()
+    made.library = graph.library
+    kinds = [tensor.type for tensor in node.inputs]
+    feeds = [
+        made.add("Placeholder", f"input_{i}", attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,))
+        for i, kind in enumerate(kinds)
+    ]
+    made.add(node.op, "call", [feed.out() for feed in feeds], attrs=node.attrs, outputs=node.outputs)
+    graph_def = export_graph_def(made)
+    handles = {feed.name: value for feed, value in zip(feeds, decides, strict=True) if _is_handle(feed.out())}
+    names = [feed.name for feed in feeds if feed.name not in handles]
+
+    def run(*tensors: Any) -> Any:
+        inside = tf.compat.v1.get_default_graph()
+        bound = {name: inside.capture(handle) for name, handle in handles.items()}
+        bound |= dict(zip(names, tensors, strict=True))
+        with tf.device(device):
+            return tf.graph_util.import_graph_def(graph_def, bound, ["call"], name="")[0].outputs
+
+    shapes: list[tuple[Any, str]] = [(kind.shape, kind.dtype) for kind in kinds if kind.dtype not in HANDLES]
+    specs = [tf.TensorSpec(*shape) for shape in shapes]
+    with tf.init_scope():
+        return tf.compat.v1.wrap_function(run, specs)
+
+
+def _risen_bytes(call: Callable[[], Any], device: str) -> int:
+    """How far the arena's peak lies above what is in use before, during `call`. The user's peak is as it was."""
+    import tensorflow as tf
+
+    before = machine.memory_info(device)
+    assert before is not None
+    tf.config.experimental.reset_memory_stats(device)
+    try:
+        call()
+    finally:
+        risen = machine.memory_info(device)
+        _raise_peak(before.peak_bytes, device)
+    assert risen is not None
+    return risen.peak_bytes - before.current_bytes
+
+
+def _raise_peak(peak_bytes: int, device: str) -> None:
+    """Bring the arena's peak back to what it has been.
+
+    Each request is for half of what is missing, since the chunk that it is given can be almost twice as large.
+    """
+    import tensorflow as tf
+
+    held: list[Any] = []
+    while (info := machine.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
+        half = (peak_bytes - info.current_bytes) // 2
+        try:
+            held.append(tf.raw_ops.Empty(shape=[half], dtype=tf.uint8))
+        except tf.errors.ResourceExhaustedError:
+            return
+
+
+def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:
+    """What the body takes as it was traced, kernel by kernel: more than fused. None where that can't be told."""
+    plain = {}
+    for function in (name, *reachable(library[name].node_def, library)):
+        plain[function] = type(library[name])()
+        plain[function].CopyFrom(library[function])
+        for attribute in XLA_ATTRIBUTES:
+            plain[function].attr.pop(attribute, None)
+    arguments = library[name].signature.input_arg
+    shapes = {a.name: t.type.shape for a, t in zip(arguments, node.inputs, strict=True)}
+    try:
+        body = import_library_function(plain, name, shapes)
+    except (UnsupportedGraph, InvalidModel):
+        return None
+    rates = default_rates(model)
+    kernels = (n for n in body if not (is_view(n.op) or is_const(n.op) or is_feed(n.op)))
+    return sum(kernel_seconds(n, rates) for n in kernels)

@@ -6,7 +6,8 @@ the call. Its node is told, and analysis/kernels.py reads it there. How long it 
 was traced, so that the same step has the same plan in every process.
 
 Not handled: calls that write variables, or do what must happen once; calls in the bodies of loops and conditionals;
-steps that are not planned in the process that runs them. These are refused like all else that runs out of sight.
+steps that are not planned in the process that runs them, or whose variables that process does not know yet, since they
+are traced into another function. These are refused like all else that runs out of sight.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def measure_compiled(graph: Graph, given: Sequence[Any], device: str, model: Dev
     for node in graph.topological():
         if node.op not in CALLS or not _may_run_alone(name := functions_of(node)[0], library):
             continue
-        if any(t.type.nbytes is None for t in node.inputs if not _is_handle(t)):
-            continue
         decides = [known.get(origin(t)) for t in node.inputs]
+        if not all(map(_can_be_given, node.inputs, decides)):
+            continue
         key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
         if key not in measured:
             measured[key] = _measured(node, graph, decides, device, model)
@@ -96,8 +97,14 @@ def _measured(
     function = _alone(node, graph, decides, device)
     with tf.init_scope(), tf.device(device):
         given = [_argument(t.type, value) for t, value in zip(node.inputs, decides, strict=True) if not _is_handle(t)]
-        results = [_small_integers(result) for result in function(*given)]  # XLA compiles it, once
-        risen = _risen_bytes(lambda: function(*given), device)
+        try:
+            results = [_small_integers(result) for result in function(*given)]  # XLA compiles it, once
+            risen = _risen_bytes(lambda: function(*given), device)
+        except tf.errors.ResourceExhaustedError as error:
+            raise UnsupportedGraph(
+                f"{node.name!r} is compiled by XLA, and what it holds can't be measured: by itself, on zeros, it does "
+                f"not fit into what is free of {device}'s arena. Free some of it, or call the function outside of the step."
+            ) from error
     known = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, model)
     sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)
     pages = -(-(risen - sum(map(round_up, sizes))) // PAGE_BYTES)
@@ -106,6 +113,15 @@ def _measured(
 
 def _is_handle(tensor: Output) -> bool:
     return tensor.type.dtype in HANDLES
+
+
+def _can_be_given(tensor: Output, value: Any) -> bool:
+    """Whether a call can be given it outside of the step: a variable that is there, or a tensor of known size."""
+    import tensorflow as tf
+
+    if _is_handle(tensor):
+        return isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
+    return tensor.type.nbytes is not None
 
 
 def _argument(kind: TensorType, value: Any) -> Any:

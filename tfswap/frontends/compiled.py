@@ -103,7 +103,7 @@ def _measured(
         except tf.errors.ResourceExhaustedError as error:
             raise UnsupportedGraph(
                 f"{node.name!r} is compiled by XLA, and what it holds can't be measured: by itself, on zeros, it does "
-                f"not fit into what is free of {device}'s arena. Free some of it, or call the function outside of the step."
+                f"not fit into what is free of {device}'s arena. Free some of it, or call it outside of the step."
             ) from error
     known = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, model)
     sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)

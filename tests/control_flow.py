@@ -349,6 +349,7 @@ def recurrent_micro_batches() -> Made:
 def steps_in_loop() -> Made:
     """Several steps in a loop, each of two micro-batches in a loop of its own, with gradients in loop variables."""
     weights = _weights(*[(64, 64)] * 5)
+    loop = functools.partial(tf.while_loop, parallel_iterations=1)  # else who draws first is up to the executor
 
     def micro_step(i: Any, sums: Any, x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -357,13 +358,13 @@ def steps_in_loop() -> Made:
 
     def one_step(k: Any, x: Any) -> Any:
         zeros = [tf.zeros(w.shape) for w in weights]
-        sums = tf.while_loop(lambda i, *_: i < 2, micro_step, [0, zeros, x], maximum_iterations=2)[1]
+        sums = loop(lambda i, *_: i < 2, micro_step, [0, zeros, x], maximum_iterations=2)[1]
         for w, s in zip(weights, sums, strict=True):
             w.assign_sub(0.01 * s)
         return k + 1, x
 
     def step(x: Any) -> Any:
-        tf.while_loop(lambda k, _: k < 3, one_step, [0, x], maximum_iterations=3)
+        loop(lambda k, _: k < 3, one_step, [0, x], maximum_iterations=3)
         return _stack_loss(x[0], weights)
 
     return weights, step, [_data(2, 1000, 64)]

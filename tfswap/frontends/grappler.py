@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import largest_kernel_bytes, too_large_to_fold
+from tfswap.collector import without_collector
 from tfswap.errors import TfswapError
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
@@ -78,6 +79,7 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
         return graph
 
 
+@without_collector
 def as_planned(
     graph: Graph,
     concrete: Any,

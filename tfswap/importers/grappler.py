@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.protobuf import rewriter_config_pb2
+
+LARGE = 10_000
+"""Nodes from which on it counts what the optimizers leave behind: some 8 KiB for each node."""
 
 
 def run_grappler(
@@ -32,4 +37,13 @@ def run_grappler(
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.CopyFrom(options)
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    return tf_optimizer.OptimizeGraph(config, meta, cluster=cluster)
+    made = tf_optimizer.OptimizeGraph(config, meta, cluster=cluster)
+    if len(graph_def.node) > LARGE:
+        _give_back()
+    return made
+
+
+def _give_back() -> None:
+    """Let the system have what malloc keeps of the copies that the optimizers have made, where there is such a call."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,116 @@
+"""The headlines of this field's papers, each measured here: a row for each, as JSON, and a page made from that.
+
+    python benchmarks/headlines.py                                   # all rows; hours on two cores
+    python benchmarks/headlines.py offloading batch --json docs/headlines.json   # these two; the others stay
+    python benchmarks/headlines.py --quick                           # ratios of small nets, within bounds? seconds
+    python benchmarks/headlines.py --page docs/headlines.json        # docs/headlines.md and its plots, from the figures
+
+    offloading     VGG19's memory against time beside checkpoints (CPU offloading)
+    batch          the largest batch under a fixed cap (Meng et al., TFLMS)
+    layrub         the memory of AlexNet, VGG, Inception and ResNets of 50 to 1,517 layers (Layrub)
+    solvers        published policies under the same cap, in tfswap's own engine
+    kinds          each model's peak by kind of tensor, and ResNet-50's memory over a step (Meng et al., figure 1)
+    ablation       what each tactic adds, and what each part of swapping is good for
+    pytorch        checkpoint and save_on_cpu on the same architectures (needs the extra "peers")
+    superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
+    gist           encodings as the only tactic (benchmarks/gist.py)
+
+Each row is a module of benchmarks/versus: `measure` gives its figures, `present` says what they mean. A row that was
+measured takes the place of that row in the JSON file, and carries its command, machine, versions, time and load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROWS = ("offloading", "batch", "layrub", "solvers", "kinds", "ablation", "pytorch", "superneurons", "gist")
+
+
+def taken(command: list[str], started: float) -> dict[str, Any]:
+    """Where and how a row was measured."""
+    packages = ("tensorflow", "tensorflow-cpu", "keras")
+    versions = {"Python": platform.python_version(), "tfswap": metadata.version("tfswap")}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": shlex.join(command),
+        "machine": machine(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "when": time.strftime("%Y-%m-%d", time.gmtime(started)),
+        "took_s": time.time() - started,
+        "load": os.getloadavg()[2],
+        "cores": os.cpu_count(),
+    }
+
+
+def machine() -> str:
+    """The processor, as Linux names it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _quick() -> int:
+    from versus import quick, turns
+
+    found = turns.told_by({"module": "quick"}, 512)
+    for name, ratio in found.items():
+        print(f"{name:<36}{ratio:>7.3f}, at most {quick.BOUNDS[name]}")
+    return 0 if all(found[name] <= most for name, most in quick.BOUNDS.items()) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
+    parser.add_argument(
+        "--quick", action="store_true", help="no rows, but ratios of small nets, and whether they are within bounds"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures here; rows that are there already stay")
+    parser.add_argument("--page", type=Path, metavar="JSON", help="make a page from these figures, beside them")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch, for the row pytorch")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        spec = json.loads(args.child)
+        importlib.import_module(f"versus.{spec.get('module', 'turns')}").child(spec)
+        return 0
+    if unknown := [row for row in args.rows if row not in ROWS]:
+        parser.error(f"no row is named {unknown[0]!r}; there are {', '.join(ROWS)}")
+    from versus import page
+
+    if args.quick:
+        return _quick()
+    if args.page:
+        page.make_page(json.loads(args.page.read_text()), args.page.with_suffix(".md"), ROWS)
+        return 0
+    for row in args.rows or ROWS:
+        module = importlib.import_module(f"versus.{row}")
+        started = time.time()
+        found = module.measure(**({"python": args.python} if row == "pytorch" else {}))
+        command = ["python", "benchmarks/headlines.py", row]
+        figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+        figures[row] = {"taken": taken(command, started), "found": found}
+        if args.json:
+            args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        section = module.present(found)
+        print(f"{section.title}\n  published: {section.published}\n  here: {section.ours}", flush=True)
+        for table in section.tables:
+            print(page.as_text(table), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The largest batch under a fixed cap (Meng et al. 2017, TFLMS): TensorFlow as it is, and with tfswap.
+
+The arena is TensorFlow's own and hard limited to the cap, so that what does not fit ends in ResourceExhaustedError.
+What a step takes grows in proportion to its batch, beside its variables: so two runs tell the next batch to try, and a
+few more find the largest one that was seen to run; the smallest that was seen to fail stands beside it. What the floor
+allows: no plan can do without the variables and the largest kernel's own needs, while kernels stay whole; the batch at
+which these two alone fill the cap follows from two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from versus.page import Section, Table, mib
+from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, attempt
+
+OURS = Form("tfswap", limit=None)
+ROOMY_MIB = 6000
+TRIES = 5
+SHORT = 0.01
+"""By so much of the cap, and a multiple of it with each try, tries stay below what was refused."""
+
+
+COLUMNS = (
+    "net",
+    "cap, MiB",
+    "batch, unoptimised",
+    "batch, tfswap",
+    "times",
+    "the floor allows",
+    "peak, MiB",
+    "on the host, MiB",
+    "CPU time per example, over unoptimised",
+)
+P100 = ("tactics", "batch, unoptimised", "batch, tfswap", "times", "time there, over an unoptimised step of that batch")
+NOTES = (
+    "Few tries are made for each: a batch between the largest that ran and the smallest that failed may fit as well.",
+    "A cap of 16 GB on a real GPU was not tried.",
+)
+
+
+class Case(NamedTuple):
+    """A net under a cap.
+
+    Attributes:
+        net, size: of nets.NETS, and what it is called with besides its batch.
+        cap_mib: the arena.
+        first: half of a batch that is tried with room to spare.
+    """
+
+    net: str
+    size: dict[str, Any]
+    cap_mib: int
+    first: int
+
+
+CASES = {
+    "ResNet-50": Case("application", {"name": "ResNet50", "size": 64}, 320, 4),
+    "Inception-V3": Case("application", {"name": "InceptionV3", "size": 96}, 320, 2),
+    "DCGAN": Case("gan", {}, 160, 32),
+    "LSTM, 1 layer": Case("lstm_lm", {"layers": 1}, 64, 8),
+    "LSTM, 4 layers": Case("lstm_lm", {"layers": 4}, 64, 8),
+    "LSTM, 16 layers": Case("lstm_lm", {"layers": 16}, 96, 8),
+    "NMT, 8 layers, 50 steps": Case("nmt", {"length": 50}, 64, 4),
+    "NMT, 8 layers, 400 steps": Case("nmt", {"length": 400}, 160, 1),
+}
+
+
+def measure() -> dict[str, Any]:
+    return {"nets": [{"name": name} | search(case) for name, case in CASES.items()], "simulated": on_a_p100()}
+
+
+def search(case: Case) -> dict[str, Any]:
+    """The largest batches that ran, both ways, and all tries."""
+    cap = case.cap_mib * MIB
+    roomy = [attempt(case.net, case.size | {"batch": n * case.first}, UNOPTIMISED, ROOMY_MIB, 2) for n in (1, 2)]
+    plain = _largest(case, UNOPTIMISED, [(_batch(one), one["peak_bytes"]) for one in roomy], cap)
+    best = max((t for t in plain if t["fits"]), key=_batch, default=None)
+    begin = _batch(best) if best else case.first
+    same = attempt(case.net, case.size | {"batch": begin}, OURS, case.cap_mib)
+    tries = [same]
+    if same["fits"]:
+        tries += _largest(case, OURS, [(0, same["persistent_bytes"]), (begin, same["floor_bytes"])], cap)
+    ours = max((t for t in tries if t["fits"]), key=_batch, default=None)
+    return {"case": case._asdict(), "unoptimised": best, "ours": ours, "same": same, "tries": [*plain, *tries]}
+
+
+def on_a_p100(batches: Sequence[int] = (32, 64)) -> list[dict[str, Any]]:
+    """ResNet-50 at ImageNet's size on Meng et al.'s machine, by its needs at two batches. Simulated."""
+    import tensorflow as tf
+    from versus.nets import NETS
+
+    import tfswap
+
+    rows = []
+    for tactics in (("swap",), TACTICS):
+        curves = []
+        for batch in batches:
+            step, (x, y) = NETS["application"]("ResNet50", batch=1, size=224)
+            specs = tf.TensorSpec([batch, *x.shape[1:]]), tf.TensorSpec([batch], y.dtype)
+            curves.append(tfswap.simulate(tf.function(step), *specs, device="p100", limits=2, tactics=tactics))
+        memory = curves[0].memory_bytes or 0
+        plain, ours = (
+            int(_at([(n, getattr(c, figure)) for n, c in zip(batches, curves, strict=True)], memory))
+            for figure in ("baseline_peak_bytes", "floor_bytes")
+        )
+        rows.append({"tactics": tactics, "memory_bytes": memory, "unoptimised": plain, "ours": ours})
+        rows[-1] |= {"batches": batches, "time_ratio": [point.time_ratio for point in curves[-1].points]}
+    return rows
+
+
+def present(found: dict[str, Any]) -> Section:
+    lines, ratios, floors = [], {}, {}
+    for net in found["nets"]:
+        case, plain, ours = net["case"], net["unoptimised"], net["ours"]
+        line = [net["name"], str(case["cap_mib"]), _told(net["tries"], plain), _told(net["tries"], ours)]
+        if plain and ours:
+            ratios[net["name"]] = _batch(ours) / _batch(plain)
+            bound = allowed(case, net["same"], ours)
+            floors[net["name"]] = _batch(ours) / bound
+            line += [f"{ratios[net['name']]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
+            line += [f"{ours['cpu_s'] / _batch(ours) / (plain['cpu_s'] / _batch(plain)):.2f}"] * ("cpu_s" in ours)
+        lines.append(line + [""] * (len(COLUMNS) - len(line)))
+    tables = [
+        Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
+    ]
+    words = [f"{name} {times:.1f} times" for name, times in ratios.items()]
+    if found["simulated"]:
+        tables.append(
+            Table("ResNet-50 at 224x224 on a described P100, simulated, nothing of it ran:", P100, _p100(found))
+        )
+        words += [f"ResNet-50 on a described P100 {line[3]} times ({line[0]})" for line in _p100(found)]
+    return Section(
+        "The largest batch under a cap",
+        "ResNet-50 4.6 times by swapping (Meng et al. 2017), 4.9 (TFLMS); 2 to 30 times over all their nets",
+        "; ".join(words),
+        "a CPU's arena of some MiB stands in for 16 GB: variables and workspaces are a larger part of it; small images",
+        tables,
+        notes=[*NOTES, *(f"{name}: {share:.2f} of the batch that the floor allows." for name, share in floors.items())],
+    )
+
+
+def _told(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
+    """The largest batch that ran, and the smallest above it that did not."""
+    if best is None:
+        return "none"
+    failed = [_batch(t) for t in tries if t["how"] == best["how"] and not t["fits"] and _batch(t) > _batch(best)]
+    return f"{_batch(best)} ({min(failed)})" if failed else f"{_batch(best)}"
+
+
+def _p100(found: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            "swapping alone" if row["tactics"] == ["swap"] else "all tactics",
+            str(row["unoptimised"]),
+            str(row["ours"]),
+            f"{row['ours'] / row['unoptimised']:.1f}",
+            f"{row['time_ratio'][0]:.2f}",
+        ]
+        for row in found["simulated"]
+    ]
+
+
+def allowed(case: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The batch at which what no plan can do without fills the cap, by the line through two runs."""
+    needs = [(_batch(t), t["persistent_bytes"] + t["working_set_bytes"]) for t in (one, other)]
+    return _at(needs, case["cap_mib"] * MIB)
+
+
+def _batch(tried: dict[str, Any]) -> int:
+    return tried["size"]["batch"]
+
+
+def _at(points: Sequence[tuple[float, float]], cap: float) -> float:
+    """Where the line through two points comes to the cap."""
+    (x, y), (u, v) = points
+    return x + (cap - y) * (u - x) / (v - y) if v != y else float(x)
+
+
+def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int) -> list[dict[str, Any]]:
+    """Tries, towards the largest batch whose needs come to the cap.
+
+    Args:
+        points: batches and bytes that they need; the line through the last two tells what to try.
+    """
+    tries: list[dict[str, Any]] = []
+    low, high = 0, 1 << 30
+    for n in range(TRIES):
+        # Behind a refusal the line is followed a little less far each time: floors do not lie on it exactly.
+        batch = int(_at(points[-2:], cap * (1 - SHORT * n if high < 1 << 30 else 1)))
+        batch = min(max(batch, low + max(1, low // 50)), high - max(1, high // 50))
+        if not low < batch < high:
+            break
+        tried = attempt(case.net, case.size | {"batch": batch}, form, case.cap_mib)
+        tries.append(tried)
+        low, high = (batch, high) if tried["fits"] else (low, batch)
+        needs = tried["peak_bytes"] if form.how == "unoptimised" and tried["fits"] else tried.get("floor_bytes")
+        points.append((batch, needs or cap * 1.03))
+        if points[-1][0] == points[-2][0]:
+            break
+    return tries

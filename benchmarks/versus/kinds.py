@@ -1,0 +1,107 @@
+"""Each model's peak by kind of tensor, and ResNet-50's memory over a step: Meng et al.'s first figure.
+
+All of it is the simulator's, as reports show it (tfswap/report/timeline.py): the run of the unoptimised step that its
+predicted peak is of, and the plan. Each is traced and planned in a process of its own; nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from versus.page import MIB, Plot, Section, Series, Table, cut
+from versus.turns import told_by
+
+LIMIT = 0.5
+COLUMNS = 240
+NETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ResNet-50, 224x224, batch 16": ("application", {"name": "ResNet50", "batch": 16, "size": 224}),
+    "VGG19, 128x128, batch 16": ("vgg19", {}),
+    "Inception-V3, 96x96, batch 16": ("application", {"name": "InceptionV3", "batch": 16, "size": 96}),
+    "AlexNet, 227x227, batch 16": ("classic", {"name": "alexnet", "batch": 16, "size": 227}),
+    "DCGAN, batch 64": ("gan", {"batch": 64}),
+    "transformer, 6 blocks, batch 8": ("peer", {"name": "transformer"}),
+    "LSTM, 2 layers, batch 32": ("lstm_lm", {"layers": 2, "batch": 32}),
+    "NMT, 8 layers, 50 steps, batch 8": ("nmt", {"batch": 8, "length": 50}),
+}
+CURVE = "ResNet-50, 224x224, batch 16"
+
+
+def measure() -> dict[str, Any]:
+    rows = []
+    for name, (net, size) in NETS.items():
+        rows.append({"name": name} | told_by({"module": "kinds", "net": net, "size": size, "curve": name == CURVE}))
+    return {"nets": rows}
+
+
+def child(spec: dict[str, Any]) -> None:
+    import tensorflow as tf
+    from versus.nets import NETS
+
+    import tfswap
+    from tfswap.report.timeline import KINDS
+
+    step, arguments = NETS[spec["net"]](**spec["size"])
+    made = tfswap.optimize(tf.function(step), memory_limit=f"{LIMIT:.0%}", mode="analyze")
+    made.get_concrete_function(*arguments)
+    report = made.report()
+    timeline = report._timeline()
+    found: dict[str, Any] = {"kinds": KINDS, "runs": {}}
+    for name, run in (("unoptimised", timeline.before), ("planned", timeline.after)):
+        if run is None:
+            continue
+        used = run.record.in_use_bytes
+        peak = max(range(len(used)), key=used.__getitem__)
+        found["runs"][name] = {"peak_bytes": used[peak], "by_kind": run.at([peak])[0], "total_s": run.total_s}
+        if spec["curve"]:
+            columns = run.columns(COLUMNS, run.total_s)
+            totals = [used[c.state] for c in columns]
+            found["runs"][name]["curve"] = [
+                [c.column / COLUMNS, total] for c, total in zip(columns, totals, strict=True)
+            ]
+    print(json.dumps(found))
+
+
+def present(found: dict[str, Any]) -> Section:
+    lines, plots, shares = [], [], []
+    kinds = found["nets"][0]["kinds"]
+    for net in found["nets"]:
+        for name, run in net["runs"].items():
+            lines.append(
+                [net["name"], name, f"{run['peak_bytes'] / MIB:.1f}", *(f"{b / MIB:.1f}" for b in run["by_kind"])]
+            )
+        plain = net["runs"]["unoptimised"]
+        maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]
+        shares.append(f"{net['name'].partition(',')[0]} {maps:.0%}")
+        series = [
+            Series(name, [(x, y / MIB) for x, y in run["curve"]], joined=True)
+            for name, run in net["runs"].items()
+            if "curve" in run
+        ]
+        if series:
+            title = f"{net['name']}: memory over a step, as it is and with half of its peak"
+            plots.append(Plot("kinds", title, "share of the step's predicted time", "MiB in use", series))
+    saved = [
+        cut(n["runs"]["planned"]["peak_bytes"], n["runs"]["unoptimised"]["peak_bytes"])
+        for n in found["nets"]
+        if "planned" in n["runs"]
+    ]
+    return Section(
+        "What a peak consists of",
+        "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
+        f"feature maps at the unoptimised peak: {', '.join(shares)}",
+        "simulated for a CPU's arena with plain kernels",
+        [
+            Table(
+                "MiB of each kind at the peak, as it is and planned for half of it:",
+                ("net", "step", "peak", *kinds),
+                lines,
+            )
+        ],
+        plots,
+        [
+            "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
+            "chunks are larger by than what they hold.",
+            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}." if saved else "",
+        ],
+    )

@@ -1,0 +1,87 @@
+"""Layrub's kind of networks (Liu et al., TACO 2018): how far memory falls, and at what cost in time.
+
+Each net runs as it is, under limits that cost little, and at the floor, in turns. The classics have Keras' or
+benchmarks/gist.py's layers on smaller images than ImageNet's; the ResNets of more than 152 layers are bottleneck blocks
+on images of 32x32 (benchmarks/planning_time.py), as in SuperNeurons' and Layrub's tables by their number of layers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines
+from versus.turns import UNOPTIMISED, Form, compare
+
+SLOWER = 1.12
+"""What the average may cost."""
+
+
+class Case(NamedTuple):
+    """A net, its limits as shares of the unoptimised peak besides the floor, and how it is run."""
+
+    net: str
+    size: dict[str, Any]
+    shares: tuple[float, ...] = (0.55, 0.40)
+    rounds: int = 5
+    arena_mib: int = 8000
+    alone: bool = False
+
+
+CASES = {
+    "AlexNet": Case("classic", {"name": "alexnet", "batch": 32, "size": 227}, (0.65,)),
+    "VGG16": Case("application", {"name": "VGG16", "batch": 16, "size": 64, "momentum": 0.0}, (0.65,)),
+    "Inception (GoogLeNet)": Case("classic", {"name": "inception", "batch": 16, "size": 96}),
+    "ResNet-50": Case("application", {"name": "ResNet50", "batch": 16, "size": 64}),
+    "ResNet-101": Case("application", {"name": "ResNet101", "batch": 16, "size": 64}),
+    "ResNet-152": Case("application", {"name": "ResNet152", "batch": 16, "size": 64}),
+    "ResNet of 302 layers": Case("deep_resnet", {"layers": 302}, (0.40, 0.20)),
+    "ResNet of 1,517 layers": Case("deep_resnet", {"layers": 1517}, (0.20,), rounds=2, arena_mib=12000, alone=True),
+}
+
+
+def measure() -> dict[str, Any]:
+    return {"nets": {name: run(case) for name, case in CASES.items()}}
+
+
+def run(case: Case) -> dict[str, Any]:
+    forms = [UNOPTIMISED, *(Form(f"tfswap, {share:.0%}", limit=share) for share in case.shares)]
+    forms.append(Form("tfswap, its floor"))
+    how = {"rounds": case.rounds, "arena_mib": case.arena_mib, "alone": case.alone}
+    return {"case": case._asdict(), "lines": compare(case.net, case.size, forms, **how)}
+
+
+def present(found: dict[str, Any]) -> Section:
+    lines: list[list[str]] = []
+    floors, chosen, refused = [], [], []
+    for name, net in found["nets"].items():
+        measured = net["lines"]
+        base = measured[0]["peak_bytes"]
+        size = net["case"]["size"]
+        lines += [[f"{name}, batch {size.get('batch', 8)}", *line] for line in form_lines(measured)]
+        ours = [line for line in measured[1:] if line["fits"]]
+        refused += [f"{name} at {line['label']}" for line in measured[1:] if not line["fits"]]
+        floors.append(max(cut(line["peak_bytes"], base) for line in ours))
+        fast = [line for line in ours if line["cpu_ratio"] <= SLOWER] or [min(ours, key=lambda line: line["cpu_ratio"])]
+        best = min(fast, key=lambda line: line["peak_bytes"])
+        chosen.append((name, cut(best["peak_bytes"], base), best["cpu_ratio"]))
+    mean_cut, mean_time = (statistics.mean(c[n] for c in chosen) for n in (1, 2))
+    words = (
+        f"-{mean_cut:.1%} on average at {mean_time:.2f} of the CPU time on average, each net at its lowest limit here "
+        f"of at most {SLOWER:.2f}, or at its fastest; at the floors -{statistics.mean(floors):.1%} on average and "
+        f"-{max(floors):.1%} at best"
+    )
+    notes = [f"{name}: -{share:.1%} at {time:.2f} counts in the average." for name, share, time in chosen]
+    notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
+    alone = [name for name, net in found["nets"].items() if net["case"]["alone"]]
+    notes += [f"{', '.join(alone)}: forms one after the other and few steps, so that its time says little."] * bool(
+        alone
+    )
+    return Section(
+        "Layrub: deep CNNs",
+        "memory -58.2% on average and -98.9% at best, at 24.1% more time (Liu et al., TACO 2018)",
+        words,
+        "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena, plain kernels",
+        [Table("", ("net", *FORM_COLUMNS), lines)],
+        notes=notes,
+    )

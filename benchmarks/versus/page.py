@@ -1,0 +1,214 @@
+"""From the figures of headlines.py to a page of Markdown and its plots. Nothing on the page is typed by hand.
+
+A row's module says what its figures mean (`present`); here is only how that is set down.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MIB = 2**20
+COLOURS = ("#2563c9", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#0b7285", "#5f3dc4", "#495057")
+
+
+class Table(NamedTuple):
+    """A table; `title` stands above it."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+
+class Series(NamedTuple):
+    """Points of a plot, joined by a line or each with a label of its own."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    joined: bool = False
+
+
+class Plot(NamedTuple):
+    """A plot, saved as images/headlines_NAME.png."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    series: Sequence[Series]
+
+
+class Section(NamedTuple):
+    """What one row says.
+
+    Attributes:
+        title: of the section.
+        published: the paper's figure, and whose it is.
+        ours: the same measure here, computed from the figures.
+        differs: what is not as the paper had it.
+        tables, plots: the figures.
+        notes: what was not measured, and where a peer wins.
+    """
+
+    title: str
+    published: str
+    ours: str
+    differs: str
+    tables: Sequence[Table] = ()
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
+
+
+HEAD = """# Headlines
+
+What papers of this field report, and the same measure here. This page is made from [its figures](headlines.json):
+
+```sh
+python benchmarks/headlines.py --json docs/headlines.json      # measures all rows; ROW ... only these
+python benchmarks/headlines.py --page docs/headlines.json      # makes this page and its plots
+```
+
+Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps do not depend on what else the machine
+does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies by
+some per cent, so that the predicted one, as of a machine of its own, stands beside it. Times are step times over those
+of the unoptimised step, taken in turns, round by round: medians, and in brackets their quartiles; CPU seconds, of all
+threads, vary less than the clock on a machine that others use, and do not show kernels that wait. Losses are compared
+with the unoptimised step's, and are the same unless they are said to be off.
+"""
+
+
+def mib(nbytes: float | None) -> str:
+    return "" if nbytes is None else f"{nbytes / MIB:.1f}"
+
+
+def cut(nbytes: float, base: float) -> float:
+    """The share by which memory shrank."""
+    return 1 - nbytes / base
+
+
+def ratio(line: dict[str, Any], clock: str) -> str:
+    """A time ratio and its quartiles."""
+    if f"{clock}_ratio" not in line:
+        return ""
+    low, high = line[f"{clock}_spread"]
+    return f"{line[f'{clock}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+FORM_COLUMNS = ("form", "limit, MiB", "peak, MiB", "memory", "time, clock", "time, CPU", "in the step", "limit kept")
+
+
+def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Of what `turns.compare` found, the first of which is the unoptimised step."""
+    base = lines[0]["peak_bytes"]
+    predicted = next((line["baseline_bytes"] for line in lines if "baseline_bytes" in line), None)
+    found = [_form_line(line, base) for line in lines]
+    found[0][0] += f" (predicted {mib(predicted)} MiB)" * (predicted is not None)
+    return found
+
+
+def _form_line(line: dict[str, Any], base: int) -> list[str]:
+    limit = mib(line.get("limit_bytes"))
+    if not line["fits"]:
+        return [line["label"], limit, "", "", "", "", f"out of reach: its floor is {mib(line.get('floor_bytes'))}", ""]
+    done = [f"{line[k]} {k}" for k in ("swapped", "recomputed", "encoded") if line.get(k)]
+    done += ["order alone"] * (line["how"] == "tfswap" and not done)
+    if line.get("loss_off"):
+        done.append(f"losses off by {line['loss_off']:.0e}")
+    done += ["losses not compared"] * (line.get("loss_off") is None)
+    kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
+    share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""
+    times = [ratio(line, clock) for clock in ("clock", "cpu")]
+    return [line["label"], limit, mib(line["peak_bytes"]), share, *times, ", ".join(done), kept]
+
+
+def memory_time(name: str, title: str, lines: Sequence[dict[str, Any]], clock: str = "cpu") -> Plot:
+    """Memory against time: tfswap's own curve, and everything else as points."""
+    base = lines[0]["peak_bytes"]
+    done = [line for line in lines if line["fits"] and f"{clock}_ratio" in line]
+
+    def point(line: dict[str, Any]) -> tuple[float, float]:
+        return line["peak_bytes"] / base, line[f"{clock}_ratio"]
+
+    ours = [
+        line for line in done if line["how"] == "tfswap" and line["solver"] == "default" and len(line["tactics"]) > 1
+    ]
+    others = [line for line in done if line not in ours]
+    series = [Series("tfswap", sorted(point(line) for line in ours), joined=True)]
+    series += [Series(line["label"], [point(line)]) for line in others]
+    time = {"cpu": "CPU time", "clock": "time"}[clock]
+    return Plot(name, title, "peak over unoptimised", f"step {time} over unoptimised", series)
+
+
+def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:
+    """Write the page and its plots from the figures of all rows that were measured."""
+    sections = sections_of(figures, rows)
+    missing = [row for row in rows if row not in sections]
+    page.write_text(text_of(figures, sections, missing), encoding="utf-8")
+    for section in sections.values():
+        for plot in section.plots:
+            draw(plot, page.parent / "images" / f"headlines_{plot.name}.png")
+
+
+def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Section]:
+    """By row, what those that were measured say."""
+    return {
+        row: importlib.import_module(f"versus.{row}").present(figures[row]["found"]) for row in rows if row in figures
+    }
+
+
+def text_of(figures: dict[str, Any], sections: dict[str, Section], missing: Sequence[str]) -> str:
+    """The page; rows that were not measured are named on it."""
+    columns = "row", "published", "here", "what differs"
+    lines = [(f"[{s.title}](#{row})", s.published, s.ours, s.differs) for row, s in sections.items()]
+    parts = [HEAD, _table(columns, lines)]
+    parts += [f"Not measured yet: {', '.join(missing)}.\n"] * bool(missing)
+    return "\n".join([*parts, *(_section(row, s, figures[row]) for row, s in sections.items())])
+
+
+def _section(name: str, section: Section, row: dict[str, Any]) -> str:
+    lines = [f"## {section.title} {{ #{name} }}\n", f"Published: {section.published}. Here: {section.ours}.\n"]
+    taken = row["taken"]
+    lines.append(
+        f"`{taken['command']}`; {taken['machine']}; {taken['versions']}; {taken['when']}, "
+        f"{taken['took_s'] / 60:.0f} minutes, with a load of {taken['load']:.1f} on {taken['cores']} cores.\n"
+    )
+    for table in section.tables:
+        lines += [f"{table.title}\n"] * bool(table.title)
+        lines.append(_table(table.columns, table.lines))
+    lines += [f"![{plot.title}](images/headlines_{plot.name}.png)\n" for plot in section.plots]
+    lines += [f"- {note}" for note in section.notes]
+    return "\n".join([*lines, ""]) if section.notes else "\n".join(lines)
+
+
+def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows) + "\n"
+
+
+def draw(plot: Plot, path: Path) -> None:
+    """A plot as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for n, one in enumerate(plot.series):
+        if one.points:
+            xs, ys = zip(*one.points, strict=True)
+            style = "o-" if one.joined else "DsvXP*^<>hd"[n % 11]
+            axes.plot(xs, ys, style, label=one.label, markersize=6, color=COLOURS[n % len(COLOURS)])
+    axes.set(xlabel=plot.x, ylabel=plot.y)
+    axes.set_title(plot.title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def as_text(table: Table) -> str:
+    """A table for terminals."""
+    rows = [list(map(str, row)) for row in (table.columns, *table.lines)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(table.columns))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"  {table.title}"] * bool(table.title) + [f"  {line}" for line in lines])

@@ -1,0 +1,48 @@
+"""PyTorch's checkpoint and save_on_cpu on the architectures of benchmarks/peers.py (versus/pytorch_step.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from versus.page import Section, Table, cut, mib, ratio
+
+SCRIPT = Path(__file__).parent / "pytorch_step.py"
+
+
+def measure(python: str = sys.executable) -> dict[str, Any]:
+    """Args: python: an interpreter that has PyTorch."""
+    done = subprocess.run([python, str(SCRIPT)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"PyTorch's steps failed; does {python} have the extra 'peers'?\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def present(found: dict[str, Any]) -> Section:
+    lines, words = [], []
+    for name, measured in found["nets"].items():
+        base = measured[0]["peak_bytes"]
+        for line in measured:
+            share = cut(line["peak_bytes"], base)
+            times = [ratio(line, clock) for clock in ("clock", "cpu")]
+            lines.append(
+                [name, line["label"], mib(line["peak_bytes"]), f"{-100 * share:+.1f}%" if share else "", *times]
+            )
+            if share:
+                words.append(f"{name}, {line['label']} {-100 * share:+.0f}% at {line['clock_ratio']:.2f}")
+    return Section(
+        "PyTorch on the same architectures",
+        "none: these are what users have there",
+        "; ".join(words),
+        f"PyTorch {found['torch']} for CPUs, eager; each ratio is to PyTorch's own step, whose kernels and buffers are "
+        "others than TensorFlow's; workspaces inside of oneDNN are not counted",
+        [Table("", ("net", "form", "peak, MiB", "memory", "time, clock", "time, CPU"), lines)],
+        notes=[
+            "The same nets in TensorFlow, with tfswap and published policies, are under "
+            "[Published policies in the same engine](#solvers).",
+            "Not measured: torch.compile with activation_memory_budget.",
+        ],
+    )

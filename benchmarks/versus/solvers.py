@@ -1,0 +1,71 @@
+"""Published policies as solvers in tfswap's own engine, beside tfswap's own curve of memory and time.
+
+The policies choose what is swapped or made again (planner/classics.py, planner/meng.py); orders, the allocator's
+simulation, the rewriting and the runtime are tfswap's. Each runs at the smallest cap that it reaches, and at a cap that
+most of them reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from versus.page import FORM_COLUMNS, Section, Table, form_lines, memory_time, mib
+from versus.turns import CHECKPOINTS, FLOOR, REFERENCE, UNOPTIMISED, Form, compare
+
+NETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer": ("peer", {"name": "transformer"}),
+    "ResNet": ("peer", {"name": "resnet"}),
+}
+POLICIES = {
+    "vdnn_all": ("vDNN, all", ("swap",)),
+    "vdnn_conv": ("vDNN, contractions", ("swap",)),
+    "meng": ("Meng et al.", ("swap",)),
+    "sqrt": ("sqrt(n) checkpoints", ("recompute",)),
+    "superneurons": ("SuperNeurons, recomputation", ("recompute",)),
+}
+SHARES = (0.80, 0.65, 0.50, 0.35)
+
+
+def measure() -> dict[str, Any]:
+    found: dict[str, Any] = {"rounds": 5, "nets": {}}
+    for name, (net, size) in NETS.items():
+        forms = [UNOPTIMISED, REFERENCE, CHECKPOINTS]
+        for policy, (label, tactics) in POLICIES.items():
+            forms.append(Form(label, limit=FLOOR, tactics=tactics, solver=policy))
+        forms += [Form(f"tfswap, {share:.0%}", limit=share) for share in SHARES]
+        forms.append(Form("tfswap, its floor"))
+        found["nets"][name] = compare(net, size, forms, rounds=found["rounds"], arena_mib=2000)
+    return found
+
+
+def present(found: dict[str, Any]) -> Section:
+    tables, plots, notes, words = [], [], [], []
+    for name, lines in found["nets"].items():
+        tables.append(Table(f"{name}, {found['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
+        plots.append(memory_time(f"solvers_{name.lower()}", f"{name}: published policies and tfswap", lines))
+        ours = [line for line in lines if line["how"] == "tfswap" and line["solver"] == "default" and line["fits"]]
+        others = [line for line in lines if line["how"] == "tfswap" and line["solver"] != "default" and line["fits"]]
+        lowest = min(ours, key=lambda line: line["peak_bytes"])
+        beaten = [line["label"] for line in others if any(_beats(one, line) for one in ours)]
+        least = mib(min((line["peak_bytes"] for line in others), default=None))
+        words.append(
+            f"{name}: tfswap comes to {mib(lowest['peak_bytes'])} MiB, the policies to {least} at least; no more "
+            f"memory and no more time than {len(beaten)} of {len(others)} of them"
+        )
+        if unmet := [line["label"] for line in others if line["label"] not in beaten]:
+            notes.append(
+                f"{name}: no limit that was measured here beats {', '.join(unmet)} in both memory and CPU time."
+            )
+    return Section(
+        "Published policies in the same engine",
+        "their own figures are of other frameworks and machines: here only their choices are compared",
+        "; ".join(words),
+        "policies are re-implemented; copies are those of tfswap's runtime",
+        tables,
+        plots,
+        notes,
+    )
+
+
+def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["peak_bytes"] <= other["peak_bytes"] and one["cpu_ratio"] <= other["cpu_ratio"]

@@ -1,0 +1,317 @@
+"""Forms of one training step, each in a process of its own, that take turns.
+
+Every form is a process that keeps running, on TensorFlow's BFC allocator over the CPU's arena, which starts as one free
+region as a GPU's does. They take a step each, round by round, so that whatever else the machine does slows all alike: a
+ratio of times is the median over the rounds of two times of the same round, and its spread their quartiles. Peaks are
+the allocator's own (`get_memory_info`), of all steps, the first included, which is where TensorFlow makes its kernels.
+
+Not handled: what lies outside of the arena (host memory of swapped tensors, of which the plan tells).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfswap import progress
+
+MIB = 2**20
+TACTICS = ("swap", "recompute", "encode")
+FLOOR = "floor"
+"""A limit: the smallest that the planner reaches."""
+ABOVE_FLOOR = 1.005
+"""A floor is named by a refusal; constants may lie elsewhere in the arena when the step is then planned."""
+COMMAND = Path(__file__).parent.parent / "headlines.py"
+
+
+class Form(NamedTuple):
+    """How a step is run.
+
+    Attributes:
+        label: what it is called.
+        how: "unoptimised", "memory optimizer off", "recompute_grad" or "tfswap".
+        limit: bytes; a share of the measured peak of the first form, below 1; FLOOR; or None for all of the arena.
+        tactics, solver: as tfswap's options.
+        edit: what is changed of the plan, of ablation.EDITS; "" for nothing.
+    """
+
+    label: str
+    how: str = "tfswap"
+    limit: float | str | None = FLOOR
+    tactics: tuple[str, ...] = TACTICS
+    solver: str = "default"
+    edit: str = ""
+
+
+UNOPTIMISED = Form("unoptimised", "unoptimised")
+REFERENCE = Form("memory optimizer off", "memory optimizer off")
+CHECKPOINTS = Form("recompute_grad", "recompute_grad")
+
+
+class Took(NamedTuple):
+    """What one step took; CPU seconds of all threads together."""
+
+    clock_s: float
+    cpu_s: float
+
+
+def environment(arena_mib: int, onednn: bool) -> dict[str, str]:
+    """Of a process with such an arena."""
+    return os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_CPU_ALLOCATOR_USE_BFC": "1",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(arena_mib),
+        "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)),
+        "TFSWAP_PLAN_CACHE": "off",
+    }
+
+
+class Running:
+    """A process with one form of a step.
+
+    Attributes:
+        form: which one.
+        told: what it said of itself after its first steps, and how many those were; {"fits": False} where they did
+            not fit.
+        took: what each step took that counts.
+        peak_bytes: the allocator's, so far.
+        losses: of all steps but those before it told of itself.
+    """
+
+    def __init__(self, net: str, size: dict[str, Any], form: Form, folder: Path, *, arena_mib: int, onednn: bool):
+        self.form = form
+        self.took: list[Took] = []
+        self.losses: list[float] = []
+        self.errors = Path(folder, f"{form.label}.txt")
+        spec = json.dumps({"net": net, "size": size, "form": form._asdict(), "arena_mib": arena_mib})
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(COMMAND), f"--child={spec}"],
+                env=environment(arena_mib, onednn),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.told: dict[str, Any] = self._read()
+        self.peak_bytes: int = self.told.get("peak_bytes", 0)
+
+    @property
+    def fits(self) -> bool:
+        return self.told["fits"]
+
+    def step(self, *, counts: bool) -> None:
+        """Take a step, whose time counts or does not."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        clock_s, cpu_s, self.peak_bytes, loss = self._read()
+        self.losses.append(loss)
+        if counts:
+            self.took.append(Took(clock_s, cpu_s))
+
+    def _read(self) -> Any:
+        assert self.process.stdout
+        while line := self.process.stdout.readline():
+            if line.startswith(("{", "[")):
+                return json.loads(line)
+        raise RuntimeError(f"{self.form.label}: the process ended\n{self.errors.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(
+    net: str,
+    size: dict[str, Any],
+    forms: Sequence[Form],
+    *,
+    rounds: int,
+    arena_mib: int = 8000,
+    onednn: bool = False,
+    alone: bool = False,
+) -> list[dict[str, Any]]:
+    """A line for each form: its peak, and its time over that of the first form.
+
+    Args:
+        net, size: of nets.NETS, and what it is called with.
+        rounds: steps that count.
+        alone: run the forms one after the other, for steps of which several do not fit the machine; ratios are then
+            of medians.
+    """
+    lines: list[Running] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for form in forms:
+                if isinstance(form.limit, float):
+                    form = form._replace(limit=int(form.limit * lines[0].peak_bytes))
+                lines.append(Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=onednn))
+                if lines[-1].fits:
+                    lines[-1].step(counts=False)
+                    for _ in range(rounds if alone else 0):
+                        lines[-1].step(counts=True)
+                if alone:
+                    lines[-1].close()
+            fitting = [one for one in lines if one.fits]
+            for n in progress.over(f"rounds of {net}", range(0 if alone else rounds)):
+                first = n % len(fitting)  # nobody always comes after the same one
+                for one in fitting[first:] + fitting[:first]:
+                    one.step(counts=True)
+        finally:
+            for one in lines:
+                one.close()
+    return [_line(one, lines[0], asked) for one, asked in zip(lines, forms, strict=True)]
+
+
+def told_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False) -> Any:
+    """What another process of headlines.py prints last, as JSON."""
+    command = [sys.executable, str(COMMAND), f"--child={json.dumps(spec)}"]
+    done = subprocess.run(command, env=environment(arena_mib, onednn), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{spec}: the process failed\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def written_by(script: Path, *arguments: str) -> Any:
+    """The figures that another benchmark writes, which is told `--json`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figures.json")
+        command = [sys.executable, str(script), *arguments, "--json", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not path.exists():
+            raise RuntimeError(f"{script.name} wrote no figures\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+        return json.loads(path.read_text())
+
+
+def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: int = 1) -> dict[str, Any]:
+    """What a form says of itself in an arena of this size, after so many steps more than the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=False)
+        for _ in range(steps if one.fits else 0):
+            one.step(counts=True)
+        one.close()
+    told = one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
+    return told | {n: statistics.median(getattr(t, n) for t in one.took) for n in Took._fields if one.took}
+
+
+def _line(one: Running, base: Running, asked: Form) -> dict[str, Any]:
+    line = asked._asdict() | one.told | {"peak_bytes": one.peak_bytes, "kept": kept(one)}
+    if not one.fits or not base.fits:
+        return line
+    pairs = list(zip(one.took, base.took, strict=True))
+    for clock in Took._fields:
+        ratios = sorted(getattr(a, clock) / getattr(b, clock) for a, b in pairs)
+        line[f"{clock[:-2]}_ratio"] = statistics.median(ratios)
+        line[f"{clock[:-2]}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
+    line["clock_s"] = statistics.median(t.clock_s for t in one.took)
+    ahead = one.told["steps"] - base.told["steps"]
+    losses = zip(one.losses, base.losses[ahead:], strict=False)
+    line["loss_off"] = max(abs(a - b) / (abs(b) or 1.0) for a, b in losses)
+    return line
+
+
+def kept(one: Running) -> bool | None:
+    """Whether the limit was kept; None where there is none."""
+    return one.peak_bytes <= one.told["limit_bytes"] if "limit_bytes" in one.told else None
+
+
+def child(spec: dict[str, Any]) -> None:
+    """One form in this process: tells its figures, then a step and its time for each line of input."""
+    import tensorflow as tf
+    from versus.nets import NETS
+
+    form = Form(**spec["form"])
+    form = form._replace(limit=form.limit or FLOOR) if form.limit == 0 else form
+    slab = tf.raw_ops.Empty(shape=[spec["arena_mib"] - 2, MIB], dtype=tf.uint8)
+    del slab
+    wrap = tf.recompute_grad if form.how == "recompute_grad" else None
+    made, arguments = NETS[spec["net"]](**spec["size"], **({"wrap": wrap} if wrap else {}))
+    step: Any = tf.function(made)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    started = time.perf_counter()
+    told: dict[str, Any] = {"fits": True, "steps": 1}
+    try:
+        if form.how == "tfswap":
+            step = under_limit(step, arguments, form, told)
+        else:
+            step = _repeatable(step) if form.how == "memory optimizer off" else step
+            step(*arguments)
+    except tf.errors.ResourceExhaustedError:
+        told["fits"] = False
+    if told["fits"] and form.how == "tfswap":
+        report = step.report()
+        told |= {"planned_bytes": report.planned_peak_bytes, "predicted_ratio": report.time_ratio}
+        told |= {"swapped": len(report.swapped), "recomputed": len(report.recomputed), "encoded": len(report.encoded)}
+        told |= {"reruns": report.reruns, "host_bytes": report.host_bytes, "baseline_bytes": report.baseline_peak_bytes}
+        told |= {"persistent_bytes": report.persistent_bytes, "floor_bytes": report.floor_bytes}
+        told |= {"limit_bytes": report.memory_limit_bytes, "working_set_bytes": report.working_set_bytes}
+    told |= {"first_s": time.perf_counter() - started, "peak_bytes": _peak_bytes()}
+    print(json.dumps(told), flush=True)
+    for _ in sys.stdin:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        loss = float(step(*arguments).numpy())
+        took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
+        print(json.dumps([*took, _peak_bytes(), loss]), flush=True)
+
+
+def _peak_bytes() -> int:
+    import tensorflow as tf
+
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"]
+
+
+def _repeatable(step: Any) -> Any:
+    """The step that tfswap's bits are those of."""
+    from tfswap.exporters.function import memory_optimizer_off
+
+    def call(*arguments: Any) -> Any:
+        with memory_optimizer_off():
+            return step(*arguments)
+
+    return call
+
+
+def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str, Any]) -> Any:
+    """The step under the form's limit, called once; {"fits": False} is told where the floor is above it."""
+    import dataclasses
+
+    from versus.ablation import EDITS
+
+    import tfswap
+    from tfswap.frontends.arguments import check
+    from tfswap.frontends.function import OptimizedFunction
+
+    def optimized(limit: int | None, plan: Any = None) -> Any:
+        request = check(limit, form.tactics, None, plan, "optimize")
+        options = dataclasses.replace(request.options, solver=form.solver)  # the baselines have no public option
+        made = OptimizedFunction(step, dataclasses.replace(request, options=options), "warn")
+        made(*arguments)
+        return made
+
+    limit: Any = form.limit
+    try:
+        if limit == FLOOR:
+            optimized(1)
+    except tfswap.InfeasibleMemoryLimit as error:
+        limit = int(error.floor_bytes * ABOVE_FLOOR)
+    if limit is not None:
+        told["limit_bytes"] = limit
+    try:
+        made = optimized(limit)
+        if form.edit:
+            told["steps"] = 2
+            return optimized(limit, EDITS[form.edit](made.plan()))
+        return made
+    except tfswap.InfeasibleMemoryLimit as error:
+        told |= {"fits": False, "floor_bytes": error.floor_bytes}
+        return lambda *_: None

@@ -12,7 +12,7 @@ import pytest
 from graphs import Layer, training_step
 from processes import on_arena
 
-from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, unordered_seconds, work_seconds
+from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, spread_over, unordered_seconds, work_seconds
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import NAMES, THIS, Rates, default_rates, described
 from tfswap.analysis.profile import Density, Profile, Timed, types_of
@@ -98,6 +98,19 @@ def test_small_kernels_run_side_by_side_when_nothing_orders_them():
     assert unordered_seconds([small] * 4, [1] * 4, [(), (), (), ()], rates) == pytest.approx(2 * small)
     assert unordered_seconds([small] * 4, [1] * 4, [(), (0,), (1,), (2,)], rates) == pytest.approx(4 * small)
     assert unordered_seconds([large] * 4, [2] * 4, [(), (), (), ()], rates) == pytest.approx(4 * large)
+
+
+def test_a_batch_of_products_is_shared_among_cores_where_the_products_are_large_or_onednn_computes_them():
+    def cores(shape: str, rates: Rates) -> float:
+        text = f"%x = Placeholder() {{dtype=float32}} -> float32[{shape}]\n"
+        text += f"%y = BatchMatMulV2(%x, %x) {{adj_x=false, adj_y=false}} -> float32[{shape}]\nfeeds %x\nfetches %y\n"
+        return spread_over(parse_graph(text)["y"], rates)
+
+    plain, onednn = (default_rates(DeviceModel("cpu", on, 4, 4)) for on in (False, True))
+    assert cores("16,128,128", plain) == 1
+    assert 1 < cores("16,512,512", plain) < 4
+    assert cores("16,128,128", onednn) == cores("16,512,512", onednn) > 1
+    assert plain.copy_share == 0.25 < onednn.copy_share < 1
 
 
 # --- profiles ----------------------------------------------------------------------------------------------------

@@ -258,3 +258,17 @@ def test_what_is_lowered_first_is_planned_as_it_was_traced():
     assert made.traced is graph
     assert [node.device for node in made if node.device] == []
     assert sorted(marked_to_keep(made)) == sorted(marked_to_keep(graph)) != []
+
+
+def test_a_graph_that_is_very_large_is_planned_as_it_was_traced(monkeypatch):
+    @tf.function
+    def step(x):
+        return tf.nn.relu(x + 1.0) * 1.0
+
+    concrete = step.get_concrete_function(tf.TensorSpec([4]))
+    graph = import_function(concrete)
+    device = DeviceModel("cpu", False, 2, 2)
+    assert as_planned(graph, concrete, device) is not graph
+    monkeypatch.setattr(grappler, "MOST_NODES", len(graph) - 1)
+    assert as_planned(graph, concrete, device) is graph
+    assert as_executed(graph, device) is graph

@@ -48,6 +48,7 @@ class Rates:
         copy_share: share of a copy's time that the kernels lose to it. 0 where copies have engines of their own; on
             a CPU they run on the cores that the kernels run on.
         disk_bytes_per_s: copies to disk, and from it.
+        onednn: whether oneDNN's kernels run, which share among cores what TensorFlow's own leave to one.
     """
 
     flops_per_s: float
@@ -59,6 +60,7 @@ class Rates:
     cores: int = 1
     copy_share: float = 0.0
     disk_bytes_per_s: float = DISK_BYTES_PER_S
+    onednn: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,5 +185,8 @@ def default_rates(device: DeviceModel) -> Rates:
         in_bytes_per_s=CPU_COPY_BYTES_PER_S,
         launch_s=CPU_LAUNCH_S,
         cores=cores,
-        copy_share=1 / cores,
+        # Eigen's threads take over what one has no time for while a copy runs on its core. oneDNN gives each an equal
+        # part, and all wait for that one; of its steps half is Eigen's (tfswap.profile: 0.59 and 0.97 on two cores).
+        copy_share=(1 + 1 / cores) / 2 if device.onednn else 1 / cores,
+        onednn=device.onednn,
     )

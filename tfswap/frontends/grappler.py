@@ -61,6 +61,9 @@ CPU_DEVICE_BYTES = 256 << 20
 """What TensorFlow says that any CPU's memory is (threadpool_device_factory.cc)."""
 KEPT_BYTES = 100 << 10
 """Grappler keeps what it has folded up to this size, whatever it comes from (constant_folding.cc, kMaxConstantSize)."""
+MOST_NODES = 100_000
+"""Of a graph with more, Grappler's copies take more than all of tfswap does, and its five minutes come into sight, after
+which it leaves out what it has not got to (meta_optimizer.cc): such a step is planned as it was traced."""
 ROUNDED_UP = 2
 """A chunk can be as many times as large as what is asked for."""
 
@@ -70,7 +73,7 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if options.disable_meta_optimizer:  # by tf.config.optimizer.set_experimental_options
+    if options.disable_meta_optimizer or len(graph) > MOST_NODES:  # the first as the user has set it
         return graph
     try:
         return _optimized(graph, device, options)
@@ -137,7 +140,9 @@ def _options() -> rewriter_config_pb2.RewriterConfig:
 
 
 def _can_be_asked(graph: Graph) -> bool:
-    """Whether what Grappler makes of a graph is what runs: one device, and nothing that is lowered first."""
+    """Whether what Grappler makes of a graph is what runs: not too large, one device, and nothing lowered first."""
+    if len(graph) > MOST_NODES:
+        return False
     if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
         return False
     kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}

@@ -62,8 +62,8 @@ CPU_DEVICE_BYTES = 256 << 20
 KEPT_BYTES = 100 << 10
 """Grappler keeps what it has folded up to this size, whatever it comes from (constant_folding.cc, kMaxConstantSize)."""
 MOST_NODES = 100_000
-"""Of a graph with more, Grappler's copies take more than all of tfswap does, and its five minutes come into sight, after
-which it leaves out what it has not got to (meta_optimizer.cc): such a step is planned as it was traced."""
+"""Of a graph with more, Grappler's copies take more than all of tfswap does, and its five minutes come into sight,
+after which it leaves out what it has not got to (meta_optimizer.cc): such a step is planned as it was traced."""
 ROUNDED_UP = 2
 """A chunk can be as many times as large as what is asked for."""
 

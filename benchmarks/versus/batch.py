@@ -31,7 +31,8 @@ COLUMNS = (
     "the floor allows",
     "peak, MiB",
     "on the host, MiB",
-    "CPU time per example, over unoptimised",
+    "time, predicted, over an unoptimised step of that batch",
+    "CPU time per example, over the smaller batch's",
 )
 P100 = ("tactics", "batch, unoptimised", "batch, tfswap", "times", "time there, over an unoptimised step of that batch")
 NOTES = (
@@ -120,7 +121,9 @@ def present(found: dict[str, Any]) -> Section:
             bound = allowed(case, net["same"], ours)
             floors[net["name"]] = _batch(ours) / bound
             line += [f"{ratios[net['name']]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
-            line += [f"{ours['cpu_s'] / _batch(ours) / (plain['cpu_s'] / _batch(plain)):.2f}"] * ("cpu_s" in ours)
+            line.append(f"{ours['predicted_ratio']:.2f}")
+            if "cpu_s" in ours and "cpu_s" in plain:
+                line.append(f"{ours['cpu_s'] / _batch(ours) / (plain['cpu_s'] / _batch(plain)):.2f}")
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
@@ -137,7 +140,11 @@ def present(found: dict[str, Any]) -> Section:
         "; ".join(words),
         "a CPU's arena of some MiB stands in for 16 GB: variables and workspaces are a larger part of it; small images",
         tables,
-        notes=[*NOTES, *(f"{name}: {share:.2f} of the batch that the floor allows." for name, share in floors.items())],
+        notes=[
+            *found.get("notes", ()),
+            *NOTES,
+            *(f"{name}: {share:.2f} of the batch that the floor allows." for name, share in floors.items()),
+        ],
     )
 
 

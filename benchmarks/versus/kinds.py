@@ -86,6 +86,7 @@ def present(found: dict[str, Any]) -> Section:
         for n in found["nets"]
         if "planned" in n["runs"]
     ]
+    over = [net["name"].partition(",")[0] for net in found["nets"] if "planned" not in net["runs"]]
     return Section(
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
@@ -102,6 +103,7 @@ def present(found: dict[str, Any]) -> Section:
         [
             "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
             "chunks are larger by than what they hold.",
-            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}." if saved else "",
+            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.",
+            f"Half of the peak is below the floor of {', '.join(over) or 'none'}.",
         ],
     )

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 MIB = 2**20
 COLOURS = ("#2563c9", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#0b7285", "#5f3dc4", "#495057")
 
+MARKED = 30
+"""Points of a line, at most, that are marked."""
+
 
 class Table(NamedTuple):
     """A table; `title` stands above it."""
@@ -196,7 +199,8 @@ def draw(plot: Plot, path: Path) -> None:
     for n, one in enumerate(plot.series):
         if one.points:
             xs, ys = zip(*one.points, strict=True)
-            style = "o-" if one.joined else "DsvXP*^<>hd"[n % 11]
+            line = "o-" if len(one.points) <= MARKED else "-"
+            style = line if one.joined else "DsvXP*^<>hd"[n % 11]
             axes.plot(xs, ys, style, label=one.label, markersize=6, color=COLOURS[n % len(COLOURS)])
     axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.set_title(plot.title, fontsize=10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from graphs import Layer, training_step
@@ -233,11 +234,12 @@ def test_a_saved_plan_says_what_is_packed():
 # --- sparse rows ------------------------------------------------------------------------------------------
 
 
-def sparse_net(share: float | None, **options) -> Optimizer:
-    """Products with ReLUs in between, of whose values such a share was measured not to be zero."""
+def sparse_net(share: float | dict[str, float] | None, **options) -> Optimizer:
+    """Products with ReLUs in between, of whose values such a share was measured not to be zero, of all or by node."""
     graph = training_step([Layer(kind) for _ in range(6) for kind in ("dense", "relu")], rows=512, width=128)
     maps = [graph[f"relu{i}"].out() for i in range(1, 12, 2)]
-    measured = () if share is None else tuple(Density(t.name, types_of(t.node), share) for t in maps)
+    shares = share if isinstance(share, dict) else dict.fromkeys((t.node.name for t in maps), share)
+    measured = tuple(Density(t.name, types_of(t.node), s) for t in maps if (s := shares[t.node.name]) is not None)
     profile = Profile("cpu", "a test", "", default_rates(PLAIN), None, (), measured)
     return Optimizer(graph, PLAIN, Options(profile=profile, **options))
 
@@ -255,6 +257,26 @@ def test_maps_are_sparse_where_that_was_measured_and_pays(share, expected):
             stem = f"tfswap/encoded/{packing.tensor[:-2]}_0/"
             assert place[f"{stem}DecodeSparse"] == place[packing.readers[0][0]] - 1
             assert place[f"{stem}EncodeSparse"] < place[f"{stem}DecodeSparse"] - 4
+
+
+def test_a_plan_has_no_more_sparse_rows_than_its_limit_needs():
+    optimizer = sparse_net(0.3, tactics=("encode",))
+    floor, roomy = optimizer.floor_bytes(), optimizer.planner.unmoved[0].apart.peak_bytes
+    plans = [optimizer.plan(floor + (roomy - floor) * i // 8, ordered=True) for i in range(9)]
+    packed = [{p.tensor for p in plan.packed} for plan in plans]
+    assert [len(tensors) for tensors in packed] == [4, 4, 3, 3, 2, 2, 1, 1, 0]
+    assert all(less >= more for less, more in pairwise(packed))
+    assert all(less.seconds >= more.seconds for less, more in pairwise(plans))
+    assert len({plan.seconds for plan in plans}) == 5
+
+
+def test_what_frees_most_for_its_time_is_sparse_first():
+    shares = {f"relu{i}": 0.1 + i / 40 for i in range(1, 12, 2)}  # sparser where it begins
+    optimizer = sparse_net(shares, tactics=("encode",))
+    stages = optimizer.variants.sparse(optimizer.planner_of, optimizer.variants.base)
+    tensors = [[p.tensor for p in stage.packed] for stage in stages]
+    assert tensors == [[f"relu{2 * i + 1}:0" for i in range(count)] for count in (1, 2, 3, 4)]
+    assert len({stage.encoded for stage in stages}) == 1  # masks cost nothing
 
 
 def test_sparse_rows_lower_the_floor_and_stay_out_of_what_is_rounded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -678,6 +679,21 @@ def test_more_limit_never_costs_time_and_less_never_memory(graph):
         assert more.seconds <= less.seconds
         if not more.changes_nothing:
             assert less.planned_peak_bytes <= more.planned_peak_bytes
+
+
+def test_an_order_that_is_slow_hides_no_plan_in_another():
+    planner = Planner(facts(LONG), CPU, resident=Resident(chunks=((0, 1 << 30, False),)))
+    limit = planner.unmoved[0].apart.peak_bytes - 1
+    fastest = planner.candidate(limit)
+    assert fastest is not None
+    assert fastest.choice not in [judged.draft.choice for judged in planner.unmoved]
+    between = dataclasses.replace(fastest.timing, total_s=fastest.timing.total_s * 1.001)
+    order = planner.problems[0].order
+    slow = planner.judged(Choice([*order, *order[:2]], []))
+    assert slow.draft.timing.total_s > between.total_s
+    planner.problems.append(planner.problems[0])
+    planner.unmoved.append(slow)
+    assert planner.candidate(limit, dataclasses.replace(fastest, timing=between)) == fastest
 
 
 WRITTEN = """\

@@ -392,9 +392,10 @@ class Optimizer:
             return self._stages
         variants, planner_of = self.variants, self.planner_of
         encoded = variants.encoded(planner_of)
-        packed = variants.packed(planner_of, encoded or variants.base)
-        sparse = variants.sparse(planner_of, packed or encoded or variants.base)
-        return [*self._stages, *(rewriting for rewriting in (encoded, packed, sparse) if rewriting is not None)]
+        found = [] if encoded is None else [encoded]
+        found += variants.packed(planner_of, encoded or variants.base)
+        found += variants.sparse(planner_of, found[-1] if found else variants.base)
+        return [*self._stages, *found]
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:

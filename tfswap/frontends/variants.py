@@ -6,7 +6,9 @@ the limit: so more limit never gives a slower plan, here as on a ladder.
 
 What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
 saved: what takes not much longer to make again than to swap, or all that can be made again; what is saved besides is
-swapped then, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does.
+swapped then, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does:
+they cost next to nothing. What is encoded whole and decoded again takes time, so that it has stages too, those first that
+free most for it.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ from tfswap.planner.problem import Problem, make_problem
 from tfswap.planner.tiers import Tiers
 
 STAGES = 4
-"""In so many steps what loops save is swapped, each taking as much of the bytes."""
+"""In so many steps what loops save is swapped, and tensors wait in a smaller form, each taking as much of the bytes."""
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
-MOST_VARIANTS = 1 + STAGES + 4 + 3
+MOST_VARIANTS = 1 + STAGES + 4 + 1 + 2 * STAGES
 """Of a step: as it is, with what loops save swapped, with what they need not save made again, with kernels that take
 encodings, and with whole tensors in a smaller form besides, as sparse rows last."""
 LONG_SHARE = 0.02
@@ -222,36 +224,34 @@ class Variants:
         chosen = _worth_encoding(problem, find_encodings(self.plain.graph, self._device))
         return self.base._replace(encoded=(*self.base.encoded, *chosen)) if chosen else None
 
-    def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> Rewriting | None:
-        """`encoded` with every packing besides that gains something; None where none does."""
+    def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:
+        """`encoded` with packings besides that gain something, from few of them to all."""
         problem = planner_of(self.plain).problems[0]
         graph, device = self.plain.graph, self._device
         ranges = Ranges(graph)
-        packed = _worth_packing(problem, graph, encoded.encoded, lambda tensor: smaller_form(tensor, ranges, device))
-        return encoded._replace(packed=packed) if packed else None
+        stages = _worth_packing(problem, graph, encoded.encoded, lambda tensor: smaller_form(tensor, ranges, device))
+        return [encoded._replace(packed=packed) for packed in stages]
 
-    def sparse(self, planner_of: Callable[[Variant], Planner], packed: Rewriting) -> Rewriting | None:
-        """`packed` with sparse rows besides, where the profile says that they gain something; None where not.
+    def sparse(self, planner_of: Callable[[Variant], Planner], packed: Rewriting) -> list[Rewriting]:
+        """`packed` with sparse rows besides, where the profile says that they gain something, from few of them to all.
 
-        Kernels that need no more of such a tensor than its signs take a mask of it.
+        Kernels that need no more of such a tensor than its signs take a mask of it, in all of these: it costs nothing.
         """
         profile = self._costs.profile
         if profile is None or not profile.densities or packed.reduced:
-            return None
+            return []
         graph, problem = self.plain.graph, planner_of(self.plain).problems[0]
         masks = [e for e in find_encodings(graph, self._device) if e.codec.encode == names.ENCODE_MASK]
-        sparse = _worth_packing(
+        stages = _worth_packing(
             problem,
             graph,
             {*packed.encoded, *(e.kernel.name for e in masks)},
             lambda tensor: _measured_sparse(tensor, profile.density(tensor), self._device),
         )
-        if not sparse:
-            return None
-        rows = {p.tensor for p in sparse}
+        rows = {p.tensor for sparse in stages for p in sparse}
         signs = (e.kernel.name for e in masks if origin(e.tensor).name in rows)
         encoded = tuple(dict.fromkeys((*packed.encoded, *signs)))
-        return packed._replace(encoded=encoded, packed=(*packed.packed, *sparse))
+        return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
@@ -375,8 +375,10 @@ def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[
 
 def _worth_packing(
     problem: Problem, graph: Graph, encoded: Collection[str], form_of: Callable[[Output], Form | None]
-) -> tuple[Packing, ...]:
-    """What waits long in full and could wait in a smaller form; nothing where all of it together hardly matters.
+) -> list[tuple[Packing, ...]]:
+    """What waits long in full and could wait in a smaller form: what frees most for its time, more, and all of it.
+
+    Nothing where that hardly matters.
 
     Args:
         problem: the step as it is, in the order that is planned first.
@@ -384,8 +386,7 @@ def _worth_packing(
         form_of: the smaller form that a tensor has, where there is one.
     """
     flow, uses = problem.flow, problem.uses
-    found: list[Packing] = []
-    freed = 0
+    found: list[tuple[Packing, int, int]] = []  # with the bytes that it frees, and those that are gone through for it
     for v, positions in sorted(uses.positions.items()):
         tensor = flow.values[v].tensor
         form = None if v in problem.refusals else form_of(tensor)
@@ -397,9 +398,30 @@ def _worth_packing(
         groups = _late(problem, v, [positions[0], *(p for p in called if called[p] not in encoded)])
         if groups:
             readers = tuple(tuple(called[p] for p in group) for group in groups)
-            found.append(Packing(tensor.name, form.name, readers, form.minimum, form.capacity))
-            freed += flow.values[v].nbytes - form.nbytes
-    return tuple(found) if freed >= LEAST_SHARE * problem.live_peak_bytes else ()
+            packing = Packing(tensor.name, form.name, readers, form.minimum, form.capacity)
+            nbytes = flow.values[v].nbytes
+            found.append((packing, nbytes - form.nbytes, nbytes * (1 + len(groups))))
+    return _stages(found, LEAST_SHARE * problem.live_peak_bytes)
+
+
+def _stages(found: Collection[tuple[Packing, int, int]], least_bytes: float) -> list[tuple[Packing, ...]]:
+    """Packings in as many stages, each with as many bytes more that it frees, those first that free most for their time.
+
+    Args:
+        found: each with the bytes that it frees, and those that are gone through for it.
+        least_bytes: what frees less is not worth a stage.
+    """
+    total = sum(freed for _, freed, _ in found)
+    stages: dict[tuple[Packing, ...], None] = {}
+    taken: set[str] = set()
+    done = 0
+    for packing, freed, _ in sorted(found, key=lambda entry: -entry[1] / entry[2]):
+        stage = done * STAGES // total
+        taken.add(packing.tensor)
+        done += freed
+        if done * STAGES // total > stage and done >= least_bytes:
+            stages[tuple(p for p, *_ in found if p.tensor in taken)] = None
+    return list(stages)
 
 
 def _measured_sparse(tensor: Output, density: float | None, device: DeviceModel) -> Form | None:

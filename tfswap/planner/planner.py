@@ -197,12 +197,13 @@ class Planner:
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep, tiers=self.tiers)
             for order in orders
         ]
-        self.ladders = [_Ladder(self, p, s, count) for p in self.problems for s in solvers]
+        self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
+        pairs = list(zip(self.problems, self.unmoved, strict=True))
+        self.ladders = [_Ladder(self, p, unmoved, s, count) for p, unmoved in pairs for s in solvers]
         spare = sweeps // count - len(self.ladders)
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
-        self.ladders += [_Ladder(self, self.problems[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
+        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
         self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
-        self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
 
     def _brought_together(self, order: list[int]) -> list[int]:
         """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
@@ -228,10 +229,10 @@ class Planner:
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
         best = self.unmoved_candidate(limit_bytes, best)
-        if best is not None and any(best.timing.total_s <= judged.draft.timing.total_s for judged in self.unmoved):
-            return best  # to move something takes time
         slower = max(SLOWER, self.coarseness)
         for ladder in progress.over("solving", self.ladders):
+            if best is not None and best.timing.total_s <= ladder.unmoved_s:
+                continue  # to move something takes time
             for rung, target in enumerate(ladder.targets):
                 if target > limit_bytes * self.coarseness:
                     continue  # it peaks above the limit
@@ -255,11 +256,13 @@ class Planner:
         """As `candidate`, of the orders alone, which no solver has to be asked for."""
         for problem, judged in zip(self.problems, self.unmoved, strict=True):
             # An allocator never needs less than what is live.
-            found = judged.fitting(limit_bytes) if problem.live_peak_bytes <= limit_bytes else None
+            if problem.live_peak_bytes > limit_bytes:
+                continue
+            if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
+                continue
+            found = judged.fitting(limit_bytes)
             if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
                 best = found
-            if best is not None and best.timing.total_s <= judged.draft.timing.total_s:
-                break
         return best
 
     def drafted(self, live_bytes: int) -> Draft | None:
@@ -453,11 +456,13 @@ class _Ladder:
 
     Attributes:
         targets: bytes, from just below the live peak down to the lowest that the solver reaches.
+        unmoved_s: the least that a step in this order takes.
     """
 
-    def __init__(self, planner: Planner, problem: Problem, solve: Solver, count: int):
+    def __init__(self, planner: Planner, problem: Problem, unmoved: Judged, solve: Solver, count: int):
         self.planner = planner
         self.problem = problem
+        self.unmoved_s = unmoved.draft.timing.total_s
         self.solve = solve
         self.count = count
         self._choices: dict[int, Choice | None] = {}  # by target

@@ -226,6 +226,54 @@ def test_wrong_windows_are_refused():
         codecs.max_pool_grad_from_positions(tf.ones([2, 2, 2, 2]), positions, [2, 4, 4, 2], **window)
 
 
+def flipped(encoded: np.ndarray, bit: int) -> np.ndarray:
+    changed = encoded.copy()
+    changed[bit // 8] ^= 1 << bit % 8
+    return changed
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_positions_outside_of_their_windows_are_refused(size):
+    shape = [1, 7, 7, 4]
+    window = {"ksize": [1, size, size, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    positions = np.asarray(codecs.encode_max_pool(x, **window))
+    corners = range(-(size // 2), 7, 2)  # where windows begin, in the padding too
+    pixel_bytes = len(positions) // 16
+    seen = 0
+    for bit in range(8 * len(positions)):
+        changed = flipped(positions, bit)
+        pixel = bit // 8 // pixel_bytes
+        packed = changed[pixel * pixel_bytes :][:pixel_bytes]
+        codes = packed if size == 5 else np.stack([packed & 15, packed >> 4], 1).reshape(-1)
+        codes = codes.astype(int)
+        rows, cols = corners[pixel // 4] + codes // size, corners[pixel % 4] + codes % size
+        fits = codes < size * size
+        fits &= (rows >= 0) & (rows < 7) & (cols >= 0) & (cols < 7)
+
+        def decode(changed=changed):
+            return codecs.max_pool_grad_from_positions(tf.ones([1, 4, 4, 4]), changed, shape, **window)
+
+        if fits.all():
+            decode()
+            continue
+        seen += 1
+        with pytest.raises(tf.errors.InvalidArgumentError, match="has positions outside of their windows"):
+            decode()
+    assert 0 < seen < 8 * len(positions)
+
+
+def test_an_error_names_what_was_encoded():
+    @tf.function
+    def step(x, g):
+        with tf.name_scope("encoded"):
+            mask = codecs.encode_mask(x, "positive")
+        return codecs.multiply_by_mask(g, mask)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\(encoded/Tfswap>EncodeMask\) has 3 bytes"):
+        step(tf.ones([17]), tf.ones([8]))
+
+
 # ---------------------------------------------------------------------------------------------------
 # Integers
 
@@ -349,6 +397,27 @@ def test_sparse_rows_of_another_tensor_are_refused():
         codecs.decode_sparse(encoded, ops.swap_out(tf.ones([1])), [1000], 500, tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="capacity must be a number of values"):
         codecs.encode_sparse(tf.ones([3]), -1)
+
+
+@pytest.mark.parametrize("capacity", [700, 300])
+def test_sparse_rows_that_have_changed_are_refused(capacity):
+    """All columns are there: a change to where a row begins, or to a column, breaks their order."""
+    x = tf.ones([600])
+    encoded, spill = codecs.encode_sparse(x, capacity)
+    encoded = np.asarray(encoded)
+    starts, columns = 8 * 4 * 4, 8 * (16 + 4 * min(capacity, 600))
+
+    def refused(changed):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="or their bytes have changed since"):
+            codecs.decode_sparse(changed, spill, [600], capacity, tf.float32)
+
+    assert len(encoded) == sparse_bytes(600, capacity, 4)
+    for bit in (*range(starts), *range(columns, 8 * len(encoded), 41)):
+        refused(flipped(encoded, bit))
+    zeroed = encoded.copy()
+    zeroed[16:20] = 0  # the first value
+    refused(zeroed)
+    assert np.array_equal(codecs.decode_sparse(encoded, spill, [600], capacity, tf.float32), x)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ the limit: so more limit never gives a slower plan, here as on a ladder.
 What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
 saved: what takes not much longer to make again than to swap, or all that can be made again; what is saved besides is
 swapped then, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does:
-they cost next to nothing. What is encoded whole and decoded again takes time, so that it has stages too, those first that
-free most for it.
+they cost next to nothing. What is encoded whole and decoded again takes time, and has stages too: first what frees most
+for its time.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ def _worth_packing(
 
 
 def _stages(found: Collection[tuple[Packing, int, int]], least_bytes: float) -> list[tuple[Packing, ...]]:
-    """Packings in as many stages, each with as many bytes more that it frees, those first that free most for their time.
+    """Packings in stages, each of which frees as many bytes more: first those that free most for their time.
 
     Args:
         found: each with the bytes that it frees, and those that are gone through for it.

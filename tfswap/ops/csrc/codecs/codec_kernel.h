@@ -110,14 +110,20 @@ inline absl::Status ShapeFromInput(tensorflow::OpKernelContext* ctx, int index,
                    ", which is the shape of no tensor."));
 }
 
+// Where an input comes from, for a message: its node is named after the tensor that it encodes.
+inline std::string Source(tensorflow::OpKernelContext* ctx, int index) {
+  const tensorflow::NodeDef& node = ctx->op_kernel().def();
+  return index < node.input_size() ? absl::StrCat(" (", node.input(index), ")") : "";
+}
+
 // Whether an encoded tensor has exactly `bytes`, and if not, what that means.
 inline absl::Status CheckEncodedBytes(tensorflow::OpKernelContext* ctx, int index, int64_t bytes) {
   const int64_t given = ctx->input(index).TotalBytes();
   if (given == bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "Input ", index, " of ", ctx->op_kernel().type_string(), " node '",
-      ctx->op_kernel().name(), "' has ", given, " bytes where a tensor of its shape is encoded "
-      "in ", bytes, ". It must come from the op that encoded that very tensor."));
+      ctx->op_kernel().name(), "'", Source(ctx, index), " has ", given,
+      " bytes where a tensor of its shape is encoded in ", bytes, ". It must come from the op that encoded that very tensor."));
 }
 
 // The tensor that input 0 encodes: output 0, of the shape that the last input spells out. A tensor

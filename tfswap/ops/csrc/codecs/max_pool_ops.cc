@@ -10,8 +10,10 @@
 // elements, windows over batch or depth, MaxPool3D.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -226,6 +228,33 @@ class EncodeMaxPoolOp : public PoolingOp {
   }
 };
 
+// Whether each of the positions of output pixel `pixel` is in the part of its window that lies in the image.
+template <int kBits>
+bool InWindow(const codec::Pooling& p, const uint8_t* positions, int64_t pixel) {
+  const int64_t top = pixel / p.out_cols % p.out_rows * p.row_stride - p.pad_top;
+  const int64_t left = pixel % p.out_cols * p.col_stride - p.pad_left;
+  const int64_t pixel_bytes = codec::PositionBytesPerPixel<kBits>(p.depth);
+  const uint8_t* const packed = positions + pixel * pixel_bytes;
+  if (top >= 0 && left >= 0 && top + p.window_rows <= p.rows && left + p.window_cols <= p.cols) {
+    const int64_t most = p.window_rows * p.window_cols - 1;
+    if (most == (1 << kBits) - 1) return true;
+    uint8_t largest = 0;
+    for (int64_t i = 0; i < pixel_bytes; ++i) {
+      const uint8_t low = kBits == 8 ? packed[i] : packed[i] & 15;
+      const uint8_t high = kBits == 8 ? 0 : packed[i] >> 4;
+      largest = codec::Max(largest, codec::Max(low, high));
+    }
+    return largest <= most;
+  }
+  bool fits = true;
+  for (int64_t d = 0; d < p.depth; ++d) {
+    const int at = kBits == 8 ? packed[d] : (packed[d / 2] >> (4 * (d % 2))) & 15;
+    const int64_t row = top + at / p.window_cols, col = left + at % p.window_cols;
+    fits &= at < p.window_rows * p.window_cols && row >= 0 && row < p.rows && col >= 0 && col < p.cols;
+  }
+  return fits;
+}
+
 template <typename Device, typename T>
 class MaxPoolGradFromPositionsOp : public PoolingOp {
  public:
@@ -255,6 +284,17 @@ class MaxPoolGradFromPositionsOp : public PoolingOp {
     const auto* const from = Elements<T>(gradients);
     const auto* const positions = Elements<uint8_t>(ctx->input(1));
     auto* const to = MutableElements<T>(backprop);
+    if constexpr (std::is_same_v<Device, Cpu>) {  // a GPU would have to be waited for
+      std::atomic<bool> damaged{false};
+      RunOnThreads(ctx, images * pooling.out_rows * pooling.out_cols, 1 + pooling.depth / 8,
+                   [this, pooling, positions, &damaged](int64_t pixel) {
+                     if (!(four_bits() ? InWindow<4> : InWindow<8>)(pooling, positions, pixel)) damaged = true;
+                   });
+      OP_REQUIRES(ctx, !damaged, absl::InvalidArgumentError(absl::StrCat(
+          "Input 1 of MaxPoolGradFromPositions node '", name(), "'", Source(ctx, 1), " has positions outside of "
+          "their windows: it is not what EncodeMaxPool has made of images of shape ", shape.DebugString(),
+          ", or its bytes have changed since.")));
+    }
     if (four_bits()) {
       RunBlocks<Device>(ctx, pixels, steps,
                 codec::MaxPoolGradient<Element<T>, 4, Device::kDepthBlock>{pooling, from, positions, to});

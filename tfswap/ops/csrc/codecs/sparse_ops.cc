@@ -127,6 +127,7 @@ Undoes EncodeSparse with the same `capacity`. May run any number of times.
 struct Spill : ProcessLocal {
   static constexpr char kMaker[] = "EncodeSparse";
   std::shared_ptr<const HostBuffer> host;
+  int64_t total = 0;  // values that are not zero, with those that did fit
   int64_t count = 0;
   size_t value_bytes = 0;
   std::string TypeName() const { return "tfswap::Spill"; }
@@ -254,7 +255,8 @@ class EncodeSparseOp : public SparseOp {
 
     Spill spill;
     spill.value_bytes = sizeof(Word);
-    spill.count = codec::Max(begins[layout.rows] - layout.capacity, 0);
+    spill.total = begins[layout.rows];
+    spill.count = codec::Max(spill.total - layout.capacity, 0);
     if (spill.count > 0) {
       const size_t bytes = spill.count * (sizeof(Word) + 1);
       HostPool& pool = Runtime::Get().pool();
@@ -297,7 +299,9 @@ class DecodeSparseOp : public SparseOp {
     const Entries<Word> entries(encoded, layout, spill->host ? spill->host->data() : nullptr,
                                 spill->count);
     auto* const to = static_cast<Word*>(tensor->data());
-    std::atomic<bool> damaged{false};
+    // Only what one EncodeSparse has made is that: rows that follow each other and end with what there is, and in each
+    // row values that are not zero, from left to right.
+    std::atomic<bool> damaged{begins[0] != 0 || begins[layout.rows] != spill->total};
     RunOnThreads(ctx, layout.rows, kCyclesPerRow, [=, &damaged](int64_t row) {
       Word* const out = to + row * kRow;
       const int64_t length = codec::Min(kRow, count - row * kRow);
@@ -307,12 +311,18 @@ class DecodeSparseOp : public SparseOp {
         damaged = true;
         return;
       }
+      bool fits = true;
+      int left = -1;  // the column of the value before
       entries.ForEachPart(begin, end, [&](const Word* values, const uint8_t* columns, int64_t,
                                           int64_t n) {
         for (int64_t k = 0; k < n; ++k) {
-          if (columns[k] < length) out[columns[k]] = values[k];
+          const int column = columns[k];
+          fits &= column > left && column < length && values[k] != 0;
+          if (column < length) out[column] = values[k];
+          left = column;
         }
       });
+      if (!fits) damaged = true;
     });
     OP_REQUIRES(ctx, !damaged, NotOfOne());
   }
@@ -321,7 +331,8 @@ class DecodeSparseOp : public SparseOp {
   absl::Status NotOfOne() const {
     return absl::InvalidArgumentError(
         absl::StrCat("DecodeSparse node '", name(),
-                     "' did not get the two outputs of one EncodeSparse of that type and shape."));
+                     "' did not get the two outputs of one EncodeSparse of that type and shape, or their "
+                     "bytes have changed since."));
   }
 };
 

@@ -340,6 +340,8 @@ def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
     same, peak, limit, packed, report = on_arena(
         NET
         + """
+from tfswap.frontends import variants
+variants.STAGES = 1  # all that is packed, not as much as the limit needs
 reference = tf.function(train, input_signature=signature)
 expected, _ = unoptimised(lambda: run(reference, x, x[:5], x))
 asked = {"tactics": ("encode",)}
@@ -399,7 +401,7 @@ def test_a_step_with_sparse_maps_keeps_its_bits_and_its_limit_also_where_they_ar
         + """
 asked = {"tactics": ("encode",), "profile": measured}
 floor = floor_of(tf.function(train, input_signature=signature), x, sparse, **asked)
-limit = floor + floor // 50  # the arena is another by then
+limit = floor + floor // 25  # the arena is another by then
 step = tfswap.optimize(tf.function(train, input_signature=signature), memory_limit=limit, **asked)
 run(step, (x, sparse))
 spilled = [tfswap.ops.stats().spilled_bytes]

@@ -1,6 +1,6 @@
 """What else makes a step smaller, and what does it cost? tfswap beside it, at the same measured peak.
 
-    python benchmarks/peers.py                                   # a transformer and a ResNet, about ten minutes
+    python benchmarks/peers.py                                   # two transformers and a ResNet, a quarter of an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json
     python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
 
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -145,7 +146,11 @@ def resnet(layers: int = 8, width: int = 16, size: int = 32, batch: int = 16) ->
     return Model(weights, blocks, lambda h, y: tf.reduce_mean((h - y) ** 2), (arguments[0], arguments[1]))
 
 
-MODELS: dict[str, Callable[[], Model]] = {"transformer": transformer, "resnet": resnet}
+MODELS: dict[str, Callable[[], Model]] = {
+    "transformer": transformer,
+    "wide_transformer": functools.partial(transformer, layers=4, width=384, heads=6, length=128, batch=16),
+    "resnet": resnet,
+}
 
 
 def gradients_of(model: Model, x: Any, y: Any, wrap: Callable[[Any], Any]) -> tuple[Any, list[Any]]:

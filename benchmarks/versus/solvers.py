@@ -39,7 +39,8 @@ def measure() -> dict[str, Any]:
 
 
 def present(found: dict[str, Any]) -> Section:
-    tables, plots, notes, words = [], [], [], []
+    tables, plots, words = [], [], []
+    notes = [f"{name} was not measured." for name in NETS if name not in found["nets"]]
     for name, lines in found["nets"].items():
         tables.append(Table(f"{name}, {found['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
         plots.append(memory_time(f"solvers_{name.lower()}", f"{name}: published policies and tfswap", lines))

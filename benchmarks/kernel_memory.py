@@ -41,9 +41,9 @@ _RELEASE = re.compile(r"\] DeallocateRaw \S+ (\d+)")
 class Case(NamedTuple):
     """One op to run.
 
-    `inputs` maps the op's argument names to tensors: `["float32", [2, 3]]` is an argument of that type,
-    `{"const": value, "dtype": name}` a constant of the graph, `{"variable": ["float32", [2, 3]]}` the handle
-    of a variable, and a list of these a list argument.
+    `inputs` maps the op's argument names to tensors: `["float32", [2, 3]]` is an argument of that type, random, and
+    with a number behind the shape it is that number throughout; `{"const": value, "dtype": name}` a constant of the
+    graph, `{"variable": ["float32", [2, 3]]}` the handle of a variable, and a list of these a list argument.
     """
 
     op: str
@@ -92,10 +92,13 @@ def _plain_attr(value: Any) -> object:
     return None
 
 
-def _random_tensor(dtype: str, shape: Sequence[int]) -> Any:
+def _tensor(dtype: str, shape: Sequence[int], value: int | None = None) -> Any:
+    """Random, unless all of it is to be `value`."""
     import numpy as np
     import tensorflow as tf
 
+    if value is not None:
+        return tf.fill(shape, tf.constant(value, dtype))
     generator = np.random.default_rng(0)
     if dtype == "bool":
         return tf.constant(generator.integers(0, 2, shape) > 0)
@@ -146,9 +149,9 @@ class _Program:
         self.arguments = []
         for position, spec in enumerate(_flatten(case.inputs)):
             if isinstance(spec, dict) and "variable" in spec:
-                self.variables[position] = tf.Variable(_random_tensor(*spec["variable"]))
+                self.variables[position] = tf.Variable(_tensor(*spec["variable"]))
             elif not isinstance(spec, dict):
-                self.arguments.append(_random_tensor(*spec))
+                self.arguments.append(_tensor(*spec))
         self.function = tf.function(self._body, autograph=False)
 
     def _take(self, position: int, spec: Any, left: list[Any]) -> Any:

@@ -126,7 +126,7 @@ slab = tf.raw_ops.Empty(shape=[48 << 20], dtype=tf.uint8)
 del slab
 before = info()
 device, model = machine.current_device()
-measure_compiled(graph, [x, *concrete.captured_inputs], device, model)
+measure_compiled(graph, concrete, [x, *concrete.captured_inputs], device, model)
 import gc; gc.collect()
 after = info()
 print(json.dumps({

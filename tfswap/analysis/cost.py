@@ -199,12 +199,29 @@ def _third_input(node: Node) -> float:
     return float(_elements(node.inputs[2].type))
 
 
+LARGE_PRODUCT_FLOPS = 64e6
+"""Eigen shares a product among cores where each matrix of the batch takes more: one of 256 x 256 x 256 ran on one core,
+one of 128 x 384 x 1536 on 1.5 of two."""
+_SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0)
+_LARGE_PRODUCTS = Work(_matmul, 0.8, spread=0.77)
+_ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
+"""oneDNN shares all of them. Shares and rates of nine shapes, with one thread and with two."""
+
+
+def _products(node: Node, rates: Rates) -> Work:
+    """Of a batch of products of matrices."""
+    if rates.onednn:
+        return _ONEDNN_PRODUCTS
+    matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
+    return _LARGE_PRODUCTS if _matmul(node) > matrices * LARGE_PRODUCT_FLOPS else _SMALL_PRODUCTS
+
+
 _STREAM = Work()
 _NOTHING = Work(passes=0.0)
 
 # What is not here streams through memory once. Efficiencies and steps are those of TensorFlow's own CPU kernels on
 # one core, at CPU_CORE_FLOPS_PER_S and CPU_CORE_STEPS_PER_S.
-_WORK: dict[str, Work] = {
+_WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "_FusedConv2D": Work(_convolution, spread=0.86),
     "_FusedMatMul": Work(_matmul),
     "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
@@ -212,6 +229,9 @@ _WORK: dict[str, Work] = {
     "ArgMin": Work(steps=2.5),
     "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
     "AssignSubVariableOp": Work(passes=3),
+    "BatchMatMul": _products,
+    "BatchMatMulV2": _products,
+    "BatchMatMulV3": _products,
     "Conv2D": Work(_convolution, spread=0.86),
     "Conv2DBackpropFilter": Work(_filter_gradient, 0.8, spread=0.8),
     "Conv2DBackpropInput": Work(_input_gradient, spread=0.87),
@@ -290,16 +310,6 @@ _WORK: dict[str, Work] = {
 }
 
 
-_BATCHED = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-LARGE_PRODUCT_FLOPS = 64e6
-"""Eigen shares a product among cores where each matrix of the batch takes more: one of 256 x 256 x 256 ran on one core,
-one of 128 x 384 x 1536 on 1.5 of two."""
-_SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0)
-_LARGE_PRODUCTS = Work(_matmul, 0.8, spread=0.77)
-_ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
-"""oneDNN shares all of them. Shares and rates of nine shapes, with one thread and with two."""
-
-
 def work_seconds(node: Node, rates: Rates) -> float:
     """Seconds of the work of one run of `node`, on the cores that it is spread over."""
     alone = max(_parts(node, rates)) * rates.cores
@@ -328,17 +338,8 @@ def spread_over(node: Node, rates: Rates) -> float:
 
 
 def _work(node: Node, rates: Rates) -> Work:
-    if node.op in _BATCHED:
-        return _products(node, rates)
-    return _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
-
-
-def _products(node: Node, rates: Rates) -> Work:
-    """Of a batch of products of matrices."""
-    if rates.onednn:
-        return _ONEDNN_PRODUCTS
-    matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
-    return _LARGE_PRODUCTS if _matmul(node) > matrices * LARGE_PRODUCT_FLOPS else _SMALL_PRODUCTS
+    work = _NOTHING if reads_metadata_only(node.op) else _WORK.get(node.op, _STREAM)
+    return work if isinstance(work, Work) else work(node, rates)
 
 
 def kernel_seconds(node: Node, rates: Rates) -> float:

@@ -103,14 +103,15 @@ def compiled(facts: Facts) -> KernelMemory:
     """What XLA makes of a function: its results and a table of them, the largest first, then all its temporaries in one
     buffer, of the size that was measured (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log).
     """
+    temporary = facts.attrs.get(TEMPORARY_BYTES)
+    if not isinstance(temporary, int):  # another function
+        return fresh(facts)
     count = len(facts.outputs)
     buffers: list[tuple[int, Event]] = [(kind.nbytes or 0, ("out", i)) for i, kind in enumerate(facts.outputs)]
     if count > 1:
         table = XLA_POINTER_BYTES * count
         buffers.append((table, ("temp", table)))
     buffers.sort(key=lambda buffer: -buffer[0])
-    temporary = facts.attrs.get(TEMPORARY_BYTES, 0)
-    assert isinstance(temporary, int)
     return with_events((*(event for _, event in buffers), ("temp", temporary)), exact=False)
 
 

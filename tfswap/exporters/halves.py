@@ -1,4 +1,4 @@
-"""IR to the two functions that a step in two calls runs (passes/outside.py)."""
+"""IR to the functions that a step in two calls runs (passes/outside.py), and to those that are measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfswap.ir.graph import Graph
 
 
 class Half:
-    """One of the two: a function of flat tensors, called with Grappler off and seen by no tape.
+    """One of the two, or what is measured: a function of flat tensors, called with Grappler off and seen by no tape.
 
     Args:
         graph: its feeds and fetches are the function's, in their order.

@@ -12,15 +12,15 @@ are traced into another function. These are refused like all else that runs out 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfswap.analysis.cost import kernel_seconds
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import default_rates
 from tfswap.analysis.kernels import kernel_memory
 from tfswap.errors import InvalidModel, UnsupportedGraph
-from tfswap.exporters.graph_def import export_graph_def
+from tfswap.exporters.halves import Half
 from tfswap.frontends import machine
 from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
 from tfswap.importers.hidden import functions_beside, functions_of
@@ -30,7 +30,6 @@ from tfswap.importers.library_function import import_library_function
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
 from tfswap.ir.ops import calls_functions, is_const, is_feed, is_pure, is_random, is_view, reads_variable
-from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.oplib.names import BODY_SECONDS, TEMPORARY_BYTES
 from tfswap.planner.allocator import round_up
@@ -39,15 +38,15 @@ PAGE_BYTES = 4096
 """Temporaries are counted in these: what is let go of late, from the run before, hides up to a few small chunks."""
 
 
-def measure_compiled(graph: Graph, given: Sequence[Any], device: str, model: DeviceModel) -> None:
+def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: str, model: DeviceModel) -> None:
     """Tell each call of a function that XLA compiles, in place, what it takes besides its results, and how long.
 
     Args:
+        concrete: the trace.
         given: what the step is given, feed by feed; of tensors the types count alone.
         device: in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
     """
-    calls = [node for node in graph if node.op in CALLS]
-    if not calls or machine.memory_info(device) is None:
+    if machine.memory_info(device) is None or not any(node.op in CALLS for node in graph):
         return
     library = functions_beside(graph)
     handles = zip(graph.feeds, given, strict=True)
@@ -62,7 +61,7 @@ def measure_compiled(graph: Graph, given: Sequence[Any], device: str, model: Dev
             continue
         key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
         if key not in measured:
-            measured[key] = _measured(node, graph, decides, device, model)
+            measured[key] = _measured(node, graph, concrete, decides, device, model)
             if (seconds := _body_seconds(node, name, library, model)) is not None:
                 measured[key][0][BODY_SECONDS] = seconds
         facts, results = measured[key]
@@ -74,38 +73,42 @@ def _may_run_alone(name: str, library: Mapping[str, Any]) -> bool:
     """Whether XLA compiles the function, and nobody notices that it has run once more."""
     if name not in library or compiled_by(library[name].attr) is None:
         return False
-    run = [name, *reachable(library[name].node_def, library)]
-    ops = {node.op for f in run for node in library[f].node_def}
+    ops = {node.op for f in _run_by(name, library) for node in library[f].node_def}
     rules = is_pure, is_const, is_feed, is_random, is_view, reads_variable, calls_functions
     return all(op == "NoOp" or any(rule(op) for rule in rules) for op in ops)
 
 
+def _run_by(name: str, library: Mapping[str, Any]) -> list[str]:
+    """Names of the functions that run when this one is called, itself first."""
+    return [name, *reachable(library[name].node_def, library)]
+
+
 def _content(fdef: Any) -> bytes:
     """What a function does, by whatever name."""
-    unnamed = type(fdef)()
-    unnamed.CopyFrom(fdef)
+    unnamed = copy.deepcopy(fdef)
     unnamed.signature.name = ""
     return unnamed.SerializeToString(deterministic=True)
 
 
 def _measured(
-    node: Node, graph: Graph, decides: Sequence[Any], device: str, model: DeviceModel
+    node: Node, graph: Graph, concrete: Any, decides: Sequence[Any], device: str, model: DeviceModel
 ) -> tuple[dict[str, object], list[Any]]:
     """What the arena holds besides the results while the call runs; and those results by which others are compiled."""
     import tensorflow as tf
 
-    function = _alone(node, graph, decides, device)
     with tf.init_scope(), tf.device(device):
-        given = [_argument(t.type, value) for t, value in zip(node.inputs, decides, strict=True) if not _is_handle(t)]
+        given = [_argument(t, value) for t, value in zip(node.inputs, decides, strict=True)]
+        call = Half(_alone(node, graph), f"{concrete.graph.name}_compiled", given, concrete)
         try:
-            results = [_small_integers(result) for result in function(*given)]  # XLA compiles it, once
-            risen = _risen_bytes(lambda: function(*given), device)
+            results = [_small_integers(result) for result in call(given)]  # XLA compiles it, once
+            risen = _risen_bytes(lambda: call(given), device)
         except tf.errors.ResourceExhaustedError as error:
             raise UnsupportedGraph(
                 f"{node.name!r} is compiled by XLA, and what it holds can't be measured: by itself, on zeros, it does "
                 f"not fit into what is free of {device}'s arena. Free some of it, or call it outside of the step."
             ) from error
-    known = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, model)
+    nothing_besides = {**node.attrs, TEMPORARY_BYTES: 0}
+    known = kernel_memory(node.op, nothing_besides, [t.type for t in node.inputs], node.outputs, model)
     sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)
     pages = -(-(risen - sum(map(round_up, sizes))) // PAGE_BYTES)
     return {TEMPORARY_BYTES: max(0, pages * PAGE_BYTES)}, results
@@ -124,11 +127,14 @@ def _can_be_given(tensor: Output, value: Any) -> bool:
     return tensor.type.nbytes is not None
 
 
-def _argument(kind: TensorType, value: Any) -> Any:
+def _argument(tensor: Output, value: Any) -> Any:
     import tensorflow as tf
 
-    shape: Any = kind.shape
-    return tf.zeros(shape, kind.dtype) if value is None else tf.reshape(tf.constant(value, kind.dtype), shape)
+    if _is_handle(tensor):
+        return value
+    shape: Any = tensor.type.shape
+    dtype = tensor.type.dtype
+    return tf.zeros(shape, dtype) if value is None else tf.reshape(tf.constant(value, dtype), shape)
 
 
 def _small_integers(result: Any) -> Any:
@@ -137,36 +143,17 @@ def _small_integers(result: Any) -> Any:
     return result.numpy().tolist() if small else None
 
 
-def _alone(node: Node, graph: Graph, decides: Sequence[Any], device: str) -> Any:
-    """A function that runs the call on the step's own variables and the tensors that it is given.
-
-    It holds none of these: TensorFlow's functions are freed when the garbage collector comes.
-    """
-    import tensorflow as tf
-
+def _alone(node: Node, graph: Graph) -> Graph:
+    """The call and nothing else, between what it is given and what it gives."""
     made = Graph()
     made.library = graph.library
-    kinds = [tensor.type for tensor in node.inputs]
-    feeds = [
-        made.add("Placeholder", f"input_{i}", attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,))
-        for i, kind in enumerate(kinds)
-    ]
-    made.add(node.op, "call", [feed.out() for feed in feeds], attrs=node.attrs, outputs=node.outputs)
-    graph_def = export_graph_def(made)
-    handles = {feed.name: value for feed, value in zip(feeds, decides, strict=True) if _is_handle(feed.out())}
-    names = [feed.name for feed in feeds if feed.name not in handles]
-
-    def run(*tensors: Any) -> Any:
-        inside = tf.compat.v1.get_default_graph()
-        bound = {name: inside.capture(handle) for name, handle in handles.items()}
-        bound |= dict(zip(names, tensors, strict=True))
-        with tf.device(device):
-            return tf.graph_util.import_graph_def(graph_def, bound, ["call"], name="")[0].outputs
-
-    shapes: list[tuple[Any, str]] = [(kind.shape, kind.dtype) for kind in kinds if kind.dtype not in HANDLES]
-    specs = [tf.TensorSpec(*shape) for shape in shapes]
-    with tf.init_scope():
-        return tf.compat.v1.wrap_function(run, specs)
+    for i, tensor in enumerate(node.inputs):
+        attrs = {"dtype": Dtype(tensor.type.dtype)}
+        made.feeds.append(made.add("Placeholder", f"input_{i}", attrs=attrs, outputs=(tensor.type,)))
+    inputs = [feed.out() for feed in made.feeds]
+    call = made.add(node.op, "call", inputs, attrs=node.attrs, outputs=node.outputs)
+    made.fetches = [call.out(i) for i in range(len(call.outputs))]
+    return made
 
 
 def _risen_bytes(call: Callable[[], Any], device: str) -> int:
@@ -203,18 +190,14 @@ def _raise_peak(peak_bytes: int, device: str) -> None:
 
 def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:
     """What the body takes as it was traced, kernel by kernel: more than fused. None where that can't be told."""
-    plain = {}
-    for function in (name, *reachable(library[name].node_def, library)):
-        plain[function] = type(library[name])()
-        plain[function].CopyFrom(library[function])
+    plain = {function: copy.deepcopy(library[function]) for function in _run_by(name, library)}
+    for function in plain.values():
         for attribute in XLA_ATTRIBUTES:
-            plain[function].attr.pop(attribute, None)
+            function.attr.pop(attribute, None)
     arguments = library[name].signature.input_arg
     shapes = {a.name: t.type.shape for a, t in zip(arguments, node.inputs, strict=True)}
     try:
         body = import_library_function(plain, name, shapes)
     except (UnsupportedGraph, InvalidModel):
         return None
-    rates = default_rates(model)
-    kernels = (n for n in body if not (is_view(n.op) or is_const(n.op) or is_feed(n.op)))
-    return sum(kernel_seconds(n, rates) for n in kernels)
+    return Costs.of(model).body_seconds(body)

@@ -73,7 +73,7 @@ def as_executed(graph: Graph, device: DeviceModel) -> Graph:
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if options.disable_meta_optimizer or len(graph) > MOST_NODES:  # the first as the user has set it
+    if _is_off(options, graph):
         return graph
     try:
         return _optimized(graph, device, options)
@@ -100,7 +100,7 @@ def as_planned(
     from tensorflow.python.framework import errors_impl
 
     options = _options()
-    if options.disable_meta_optimizer or not _can_be_asked(graph) or sparse_shapes(concrete):
+    if _is_off(options, graph) or not _can_be_asked(graph) or sparse_shapes(concrete):
         return graph
     options.memory_optimization = options.NO_MEM_OPT
     shapes = {t.op.name: None if t.shape.rank is None else tuple(t.shape.as_list()) for t in concrete.inputs}
@@ -139,10 +139,13 @@ def _options() -> rewriter_config_pb2.RewriterConfig:
     return type(options).FromString(options.SerializeToString())
 
 
+def _is_off(options: rewriter_config_pb2.RewriterConfig, graph: Graph) -> bool:
+    """Whether nobody is asked: the user wants it so (tf.config.optimizer.set_experimental_options), or for its size."""
+    return options.disable_meta_optimizer or len(graph) > MOST_NODES
+
+
 def _can_be_asked(graph: Graph) -> bool:
-    """Whether what Grappler makes of a graph is what runs: not too large, one device, and nothing lowered first."""
-    if len(graph) > MOST_NODES:
-        return False
+    """Whether what Grappler makes of a graph is what runs: one device, and nothing that is lowered first."""
     if not _only_checks(graph) or len(units(graph)) > 1 or any(is_collective(node.op) for node in graph):
         return False
     kinds = {feed.outputs[0].dtype for feed in graph.feeds if feed.outputs}

@@ -413,11 +413,12 @@ class Step:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
         from tfswap.importers.function import import_function
 
-        device = _device()[1]
+        device, model = _device()
         graph = import_function(self._concrete, arguments)
-        measure_compiled(graph, [*arguments, *without_asking(self._concrete)], *_device())
-        place(self.name, graph, [*arguments, *without_asking(self._concrete)], device)
-        return as_planned(graph, self._concrete, device, keeps=self._request.options.names), ()
+        given = [*arguments, *without_asking(self._concrete)]
+        measure_compiled(graph, self._concrete, given, device, model)
+        place(self.name, graph, given, model)
+        return as_planned(graph, self._concrete, model, keeps=self._request.options.names), ()
 
     def _own_buffers(self, optimizer: Optimizer, inputs: Sequence[Any]) -> None:
         """Give each variable that the step writes a buffer that nothing else holds, where it keeps its content.

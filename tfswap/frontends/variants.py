@@ -14,8 +14,9 @@ for its time.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -271,15 +272,9 @@ class Variants:
             smallest_bytes: an accumulator that keeps less costs more than it frees.
         """
         largest = self._largest(smallest_bytes)
-        total, done, taken = sum(largest.values()), 0, 0
         names = list(largest)
-        found = [self.base]
-        for stage in range(1, STAGES + 1):
-            while done < len(names) and taken * STAGES < total * stage:
-                taken += largest[names[done]]
-                done += 1
-            found.append(self.base._replace(accumulators=tuple(sorted(names[:done]))))
-        return list(dict.fromkeys(found))
+        stages = [tuple(sorted(names[:count])) for count in _in_stages(list(largest.values()))]
+        return [self.base, *(self.base._replace(accumulators=stage) for stage in stages)]
 
     def remade(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
         """What may be chosen among where loops make again what they need not save.
@@ -404,24 +399,27 @@ def _worth_packing(
     return _stages(found, LEAST_SHARE * problem.live_peak_bytes)
 
 
+def _in_stages(sizes: Sequence[int]) -> list[int]:
+    """How many of these, from the first on, each stage takes: one after the other the same share of all bytes."""
+    taken = list(itertools.accumulate(sizes))
+    counts = (
+        next(count for count, done in enumerate(taken, 1) if done * STAGES >= taken[-1] * stage)
+        for stage in range(1, STAGES + 1)
+    )
+    return list(dict.fromkeys(counts)) if taken else []
+
+
 def _stages(found: Collection[tuple[Packing, int, int]], least_bytes: float) -> list[tuple[Packing, ...]]:
-    """Packings in stages, each of which frees as many bytes more: first those that free most for their time.
+    """Packings in stages: first those that free most for their time.
 
     Args:
         found: each with the bytes that it frees, and those that are gone through for it.
         least_bytes: what frees less is not worth a stage.
     """
-    total = sum(freed for _, freed, _ in found)
-    stages: dict[tuple[Packing, ...], None] = {}
-    taken: set[str] = set()
-    done = 0
-    for packing, freed, _ in sorted(found, key=lambda entry: -entry[1] / entry[2]):
-        stage = done * STAGES // total
-        taken.add(packing.tensor)
-        done += freed
-        if done * STAGES // total > stage and done >= least_bytes:
-            stages[tuple(p for p, *_ in found if p.tensor in taken)] = None
-    return list(stages)
+    ranked = sorted(found, key=lambda entry: -entry[1] / entry[2])
+    freed = [nbytes for _, nbytes, _ in ranked]
+    stages = [ranked[:count] for count in _in_stages(freed) if sum(freed[:count]) >= least_bytes]
+    return [tuple(entry[0] for entry in found if entry in stage) for stage in stages]
 
 
 def _measured_sparse(tensor: Output, density: float | None, device: DeviceModel) -> Form | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies
-from tfswap.importers.function import XLA_ATTRIBUTES, refuse_xla
+from tfswap.importers.function import refuse_xla
 from tfswap.importers.library import as_graph_def, reachable
 from tfswap.importers.shapes import Argument, HandleType, shape_of
 from tfswap.ir.graph import Graph
@@ -75,8 +75,7 @@ def refuse_compiled(name: str, attributes: Any, nodes: Iterable[Any], library: M
     for called in reachable(nodes, library):
         refuse_xla(called, library[called].attr)
     for node in nodes:
-        if any(a in node.attr for a in XLA_ATTRIBUTES):
-            refuse_xla(node.name, node.attr)
+        refuse_xla(node.name, node.attr)
 
 
 def require_known_ops(nodes: Iterable[Any]) -> None:

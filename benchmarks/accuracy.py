@@ -37,7 +37,8 @@ ABOVE, BELOW = 0.05, 0.02
 Made = tuple[Any, tuple[Any, ...]]
 
 
-def _trained(model: Any, loss_fn: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+def trained(model: Any, loss_fn: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """The step of a Keras model and its optimizer, which is built."""
     import tensorflow as tf
 
     optimizer.build(model.trainable_variables)
@@ -63,7 +64,7 @@ def images(name: str, batch: int, size: int, momentum: float) -> Callable[[], Ma
         )
         model = keras.Model(body.input, keras.layers.Dense(10, activation="softmax")(body.output))
         loss_fn = keras.losses.SparseCategoricalCrossentropy()
-        step = _trained(model, loss_fn, keras.optimizers.SGD(1e-3, momentum=momentum))
+        step = trained(model, loss_fn, keras.optimizers.SGD(1e-3, momentum=momentum))
         return step, (tf.zeros([batch, size, size, 3]), tf.zeros([batch], tf.int32))
 
     return build
@@ -103,7 +104,7 @@ def _transformer(layers: int = 4, width: int = 192, heads: int = 4, length: int 
     model = keras.Model(inputs, keras.layers.Dense(1000)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     tokens = tf.zeros([batch, length], tf.int32)
-    return _trained(model, loss_fn, keras.optimizers.Adam(1e-4)), (tokens, tokens)
+    return trained(model, loss_fn, keras.optimizers.Adam(1e-4)), (tokens, tokens)
 
 
 def _gpt(layers: int = 4, width: int = 192, heads: int = 4, length: int = 128, batch: int = 16) -> Made:
@@ -177,7 +178,7 @@ def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Ma
     model = keras.Model(inputs, keras.layers.Conv2D(4, 1)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     arguments = tf.zeros([batch, size, size, 3]), tf.zeros([batch, size, size], tf.int32)
-    return _trained(model, loss_fn, keras.optimizers.Adam(1e-3)), arguments
+    return trained(model, loss_fn, keras.optimizers.Adam(1e-3)), arguments
 
 
 MODELS: dict[str, Callable[[], Made]] = {

@@ -8,7 +8,7 @@ Meng et al. (2017) drop that by hand and compute it again; here it is to be the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Made = tuple[Any, tuple[Any, ...]]
@@ -67,6 +67,16 @@ def seq2seq(batch: int, length: int = 400, width: int = 128, *, looped: bool = T
     parts = (embed, encoder, decoder, ask, answer, output)
     variables = [direction, *(v for part in parts for v in part.trainable_variables)]
 
+    step = trained(logits, variables)
+    source = tf.random.stateless_uniform([batch, length], seed=(1, 2), maxval=TOKENS, dtype=tf.int32)
+    target = tf.random.stateless_uniform([batch, length], seed=(3, 4), maxval=TOKENS, dtype=tf.int32)
+    return step, (source, target)
+
+
+def trained(logits: Callable[[Any, Any], Any], variables: Sequence[Any]) -> Any:
+    """The step of plain gradient descent, teacher-forced, on what `logits` makes of source and target."""
+    import tensorflow as tf
+
     def step(source: Any, target: Any) -> Any:
         with tf.GradientTape() as tape:
             made = logits(source, target)
@@ -76,9 +86,7 @@ def seq2seq(batch: int, length: int = 400, width: int = 128, *, looped: bool = T
         return loss
 
     step.variables = variables
-    source = tf.random.stateless_uniform([batch, length], seed=(1, 2), maxval=TOKENS, dtype=tf.int32)
-    target = tf.random.stateless_uniform([batch, length], seed=(3, 4), maxval=TOKENS, dtype=tf.int32)
-    return step, (source, target)
+    return step
 
 
 def _case(**how: Any) -> Callable[[], Made]:

@@ -12,6 +12,7 @@ import accuracy
 import gist
 import peers
 import planning_time
+import seq2seq
 
 Made = tuple[Any, tuple[Any, ...]]
 
@@ -21,7 +22,7 @@ def _classifies(model: Any, batch: int, size: int, momentum: float, classes: int
     import tensorflow as tf
 
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = accuracy._trained(model, loss_fn, keras.optimizers.SGD(1e-3, momentum=momentum))
+    step = accuracy.trained(model, loss_fn, keras.optimizers.SGD(1e-3, momentum=momentum))
     x = tf.random.stateless_uniform([batch, size, size, 3], seed=(1, 2))
     return step, (x, tf.random.stateless_uniform([batch], (3, 4), 0, classes, tf.int32))
 
@@ -168,7 +169,7 @@ def lstm_lm(layers: int, batch: int, length: int = 35, width: int = 128, words: 
         h = keras.layers.LSTM(width, return_sequences=True)(h)
     model = keras.Model(inputs, keras.layers.Dense(words)(h))
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    step = accuracy._trained(model, loss_fn, keras.optimizers.SGD(1e-3))
+    step = accuracy.trained(model, loss_fn, keras.optimizers.SGD(1e-3))
     tokens = tf.random.stateless_uniform([2, batch, length], (1, 2), 0, words, tf.int32)
     return step, (tokens[0], tokens[1])
 
@@ -216,16 +217,8 @@ def nmt(batch: int, length: int, layers: int = 8, width: int = 64, words: int = 
         made = tf.while_loop(lambda i, *_: i < length, body, begin, maximum_iterations=length)[1]
         return output(tf.transpose(made.stack(), [1, 0, 2]))
 
-    def step(source: Any, target: Any) -> Any:
-        with tf.GradientTape() as tape:
-            made = logits(source, target)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(target, made))
-        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(0.01 * tf.convert_to_tensor(gradient))
-        return loss
-
     tokens = tf.random.stateless_uniform([2, batch, length], (1, 2), 0, words, tf.int32)
-    return step, (tokens[0], tokens[1])
+    return seq2seq.trained(logits, variables), (tokens[0], tokens[1])
 
 
 NETS: dict[str, Callable[..., Made]] = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 its usual name
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 Block = Callable[[Any], Any]
@@ -55,7 +55,7 @@ def transformer(layers: int, width: int = 192, heads: int = 4, length: int = 96,
             scores = (q @ k.transpose(-1, -2)) * (width // heads) ** -0.5
             mixed = torch.softmax(scores - 1e9 * (1 - mask), -1) @ v
             h = h + mixed.permute(0, 2, 1, 3).reshape(batch, length, width) @ join
-            return h + F.gelu((gains[1] * normalised(h, (-1,))) @ widen) @ narrow
+            return h + functional.gelu((gains[1] * normalised(h, (-1,))) @ widen) @ narrow
 
         return block
 
@@ -73,7 +73,9 @@ def resnet(layers: int, width: int = 16, size: int = 32, batch: int = 16) -> Any
         def block(h: Any) -> Any:
             inner = h
             for kernel in kernels:
-                inner = normalised(F.conv2d(torch.relu(inner), kernel, padding=kernel.shape[-1] // 2), (1, 2, 3))
+                inner = normalised(
+                    functional.conv2d(torch.relu(inner), kernel, padding=kernel.shape[-1] // 2), (1, 2, 3)
+                )
             return h + inner
 
         return block

@@ -231,7 +231,6 @@ def child(spec: dict[str, Any]) -> None:
     from versus.nets import NETS
 
     form = Form(**spec["form"])
-    form = form._replace(limit=form.limit or FLOOR) if form.limit == 0 else form
     slab = tf.raw_ops.Empty(shape=[spec["arena_mib"] - 2, MIB], dtype=tf.uint8)
     del slab
     wrap = tf.recompute_grad if form.how == "recompute_grad" else None

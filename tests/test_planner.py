@@ -41,7 +41,7 @@ from tfswap.planner.splits import choose_splits
 CPU = DeviceModel()
 KIB = 1024
 
-slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def facts(text: str) -> Dataflow:
@@ -613,7 +613,7 @@ def test_rungs_that_are_one_choice_are_judged_once(monkeypatch):
     planner = optimizer_of(parse_graph(LONG)).planner
     whole = planning.judge_memory
     monkeypatch.setattr(planning, "judge_memory", lambda *args: judged.append(args[1]) or whole(*args))
-    planner.floor_bytes()
+    assert planner.lowest.peak_bytes < planner.unmoved[0].apart.peak_bytes
     assert judged
     assert all(one != other for i, one in enumerate(judged) for other in judged[:i])
 

@@ -500,15 +500,22 @@ class Optimizer:
             line = self.locate(error.loop)
             raise UnsupportedGraph(f"{error}{f' It is made at {line}.' if line else ''}") from None
 
-    @progress.task("planning")
-    @without_collector
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.
 
         Args:
             ordered: order the step also where the limit is well above the unoptimised peak.
         """
-        limit_bytes = None if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes)
+        plan = self.find(limit, ordered=ordered)
+        if plan is None:
+            raise self.infeasible(limit)
+        return plan
+
+    @progress.task("planning")
+    @without_collector
+    def find(self, limit: int | str | None, *, ordered: bool = False) -> Plan | None:
+        """As `plan`; None in place of a refusal, which takes longer, since it names the floor."""
+        limit_bytes = self._limit_bytes(limit)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self._fits_unchanged(aim)):
             return self._freeze(limit_bytes, None)
@@ -518,20 +525,21 @@ class Optimizer:
             plan = self._recall(limit_bytes, ordered)
             if plan is None:
                 plan = self._planned(limit_bytes, aim)
-                self._known.keep(plan, limit_bytes, ordered)
+                if plan is not None:
+                    self._known.keep(plan, limit_bytes, ordered)
             return plan
 
-    def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan:
-        """A plan for a limit that is made now.
+    def _limit_bytes(self, limit: int | str | None) -> int | None:
+        return None if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes)
+
+    def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan | None:
+        """A plan for a limit that is made now, if there is one.
 
         Args:
             aim: what it may peak at.
         """
         found = self.candidate(aim)
-        if found is None:
-            assert limit_bytes is not None, "without a limit the first candidate fits"
-            raise self._infeasible(limit_bytes)
-        return self._freeze(limit_bytes, found)
+        return None if found is None else self._freeze(limit_bytes, found)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
         """The plan for a limit that was made before, if there is one that keeps it here; None otherwise, and where
@@ -579,8 +587,8 @@ class Optimizer:
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
-        variant, planner = self._lowest()
-        candidate = planner.candidate(None)
+        variant = self._lowest().variant
+        candidate = self.planner_of(variant).candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
 
@@ -654,32 +662,38 @@ class Optimizer:
 
     @progress.task("looking for the smallest limit")
     def floor_bytes(self) -> int:
-        return self._lowest()[1].floor_bytes() + self.extra_margin_bytes
+        return self._lowest().candidate.peak_bytes + self.extra_margin_bytes
 
     @property
     def unplaced_bytes(self) -> int:
         """What the floor may be too low by while its variant has not been made: where its constants will lie is not
         known then, and each may take what lies beside it too.
         """
-        variant, _ = self._lowest()
+        variant = self._lowest().variant
         if variant.rewriting.outside in self._made:
             return 0
         parts = (variant.graph, *variant.graph.all_bodies())
         return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))
 
-    def _lowest(self) -> tuple[Variant, Planner]:
-        """The variant that can be brought down to the least, with its planner."""
-        lowest = min(self._planners_used(), key=lambda used: used[1].floor_bytes())
-        inner = self._inner(lowest[1].floor_bytes() - 1)
+    def _lowest(self) -> Found:
+        """Of what `candidate` chooses among, what needs least."""
+        used = (Found(variant, planner.lowest) for variant, planner in self._planners_used())
+        least = min(used, key=lambda found: found.candidate.peak_bytes)
+        inner = self._inner(least.candidate.peak_bytes - 1)
         for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
-            if self._least_bytes(rewriting, rung) >= lowest[1].floor_bytes():
+            if self._least_bytes(rewriting, rung) >= least.candidate.peak_bytes:
                 break
             variant = self.variants[rewriting]
             if self._has_room(variant):
-                lowest = min(lowest, (variant, self.planner_of(variant)), key=lambda used: used[1].floor_bytes())
-        return lowest
+                planner = self.planner_of(variant)
+                lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
+                least = min(least, Found(variant, lowest), key=lambda found: found.candidate.peak_bytes)
+        return least
 
-    def _infeasible(self, limit_bytes: int) -> InfeasibleMemoryLimit:
+    def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
+        """The refusal of a limit, with the floor."""
+        limit_bytes = self._limit_bytes(limit)
+        assert limit_bytes is not None, "without a limit the first candidate fits"
         floor = self.floor_bytes()
         host = self.options.host_limit_bytes
         disk = None if self.options.spill is None else self.options.spill.limit_bytes
@@ -697,8 +711,8 @@ class Optimizer:
 
     def _largest_kernel(self) -> str:
         """Which kernel the smallest limit is for, and its bytes."""
-        variant, planner = self._lowest()
-        flow, i = variant.flow, planner.largest_kernel()
+        lowest = self._lowest()
+        flow, i = lowest.variant.flow, lowest.candidate.largest_kernel()
         node, sizes = flow.nodes[i], flow.values
         takes = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})
         gives = sum(sizes[v].nbytes for _, v in flow.makes[i])
@@ -713,7 +727,7 @@ class Optimizer:
 
     def _largest_working_set(self) -> tuple[str, int]:
         """The kernel that needs most at once, of the variant that can be brought down to the least, and its bytes."""
-        flow = self._lowest()[0].flow
+        flow = self._lowest().variant.flow
         kernel, nbytes = largest_working_set(flow)
         return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)
 

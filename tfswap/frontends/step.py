@@ -483,24 +483,20 @@ class Step:
                 if (known := optimizer.recall(self.limit_bytes, ordered=ordered)) is not None:
                     return known
             optimizer.extra_margin_bytes = self._margin_bytes + spare
-            with contextlib.suppress(InfeasibleMemoryLimit):
-                return optimizer.plan(self.limit_bytes, ordered=ordered)
+            if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
+                return plan
         optimizer.extra_margin_bytes = self._margin_bytes
-        try:
-            return optimizer.plan(self.limit_bytes, ordered=ordered)
-        except InfeasibleMemoryLimit as refusal:
+        if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
+            return plan
+        assert self.limit_bytes is not None, "a plan for no limit is never refused"
+        if _has_arena() and self.limit_bytes >= _named_floors.get(optimizer.fingerprint, 0):
             # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
             # there plans may use up their margin.
-            assert self.limit_bytes is not None, "a plan for no limit is never refused"
-            used = promised(self.limit_bytes) - self.limit_bytes
-            below = self.limit_bytes < _named_floors.get(optimizer.fingerprint, 0)
-            if not _has_arena() or below or self.limit_bytes + used < refusal.floor_bytes:
-                raise
-            optimizer.extra_margin_bytes = self._margin_bytes - used
-            with contextlib.suppress(InfeasibleMemoryLimit):
-                return optimizer.plan(self.limit_bytes, ordered=ordered)
+            optimizer.extra_margin_bytes -= promised(self.limit_bytes) - self.limit_bytes
+            if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
+                return plan
             optimizer.extra_margin_bytes = self._margin_bytes
-            raise
+        raise optimizer.infeasible(self.limit_bytes)
 
     def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""

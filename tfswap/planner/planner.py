@@ -95,7 +95,7 @@ MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
 BESIDE_TRIES = 6
 COARSE_KERNELS, SLOWER = 200, 1.1
-"""How far a rung's peak and time may lie off what its place on the ladder says: the fewer kernels, the farther."""
+"""How far a rung's time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
 """Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what
 they return is still held in the next step."""
@@ -137,6 +137,11 @@ class Candidate:
     memory: Memory
     timing: Timing
     peak_bytes: int
+
+    def largest_kernel(self) -> int:
+        """The kernel that the peak is for: the one that runs, or is to run next, where it is."""
+        steps = build_schedule(*self.choice)[self.memory.peak_step :]
+        return next(subject for kind, subject in steps if kind in KERNELS)
 
 
 class Planner:
@@ -203,7 +208,6 @@ class Planner:
         spare = sweeps // count - len(self.ladders)
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
-        self.coarseness = 1 + COARSE_KERNELS / max(1, len(orders[0]))
 
     def _brought_together(self, order: list[int]) -> list[int]:
         """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
@@ -229,12 +233,12 @@ class Planner:
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
         best = self.unmoved_candidate(limit_bytes, best)
-        slower = max(SLOWER, self.coarseness)
+        slower = max(SLOWER, 1 + COARSE_KERNELS / max(1, len(self.unmoved[0].draft.choice.order)))
         for ladder in progress.over("solving", self.ladders):
             if best is not None and best.timing.total_s <= ladder.unmoved_s:
                 continue  # to move something takes time
-            for rung, target in enumerate(ladder.targets):
-                if target > limit_bytes * self.coarseness:
+            for rung in range(len(ladder.targets)):
+                if ladder.tried_from(rung) > limit_bytes:
                     continue  # it peaks above the limit
                 judged = ladder.judged(rung)
                 if judged is None:
@@ -287,32 +291,27 @@ class Planner:
         """The least that a choice holds at once, chunks aside."""
         return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
 
-    def floor_bytes(self) -> int:
-        """The smallest limit that a rung reaches."""
-        return self.lowest().peak_bytes
-
-    def lowest(self) -> Candidate:
-        """The rung that needs least."""
+    @cached_property
+    def lowest_unmoved(self) -> Candidate:
+        """The order that needs least."""
         best = self.unmoved[0].apart
         for judged in self.unmoved:
             best = judged.lowest(best.peak_bytes) or best
-        for ladder in progress.over("solving", self.ladders):
-            for rung, target in reversed(tuple(enumerate(ladder.targets))):
-                if target > best.peak_bytes * self.coarseness:
-                    break
-                judged = ladder.judged(rung)
-                if judged is None:
-                    continue
-                found = judged.lowest(best.peak_bytes)
-                if found is not None and target <= found.peak_bytes * self.coarseness and self.tiers.fit(found.memory):
-                    best = found
         return best
 
-    def largest_kernel(self) -> int:
-        """The kernel that the smallest limit is for: the one that runs, or is to run next, where it is needed."""
-        lowest = self.lowest()
-        steps = build_schedule(*lowest.choice)[lowest.memory.peak_step :]
-        return next(subject for kind, subject in steps if kind in KERNELS)
+    @cached_property
+    def lowest(self) -> Candidate:
+        """The rung that needs least."""
+        best = self.lowest_unmoved
+        for ladder in progress.over("solving", self.ladders):
+            for rung in reversed(range(len(ladder.targets))):
+                if ladder.tried_from(rung) >= best.peak_bytes:
+                    break
+                judged = ladder.judged(rung)
+                found = None if judged is None else judged.lowest(best.peak_bytes)
+                if found is not None and self.tiers.fit(found.memory):
+                    best = dataclasses.replace(found, peak_bytes=max(found.peak_bytes, ladder.tried_from(rung)))
+        return best
 
     def draft(self, choice: Choice) -> Draft:
         """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
@@ -342,6 +341,8 @@ class Judged:
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest within the limit, of those that don't depend on it."""
+        if promised(self.live_bytes) > limit_bytes:
+            return None
         return next((found for found in self._fastest_first(limit_bytes) if found.peak_bytes <= limit_bytes), None)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
@@ -357,9 +358,16 @@ class Judged:
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
+        if promised(self.live_bytes) >= below_bytes:
+            return None
         splits = (found for _, found in self._split(self.apart, below_bytes))
         found = min((self.apart, *splits), key=lambda one: one.peak_bytes)
         return found if found.peak_bytes < below_bytes else None
+
+    @property
+    def live_bytes(self) -> int:
+        """The most live at once with all kernels one after another, which no allocator and no chunk goes below."""
+        return self._splits_of(self.draft.choice._replace(beside=()))[0]
 
     @cached_property
     def least_s(self) -> float:
@@ -480,6 +488,10 @@ class _Ladder:
                 met = middle
         targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
         return [target for target in dict.fromkeys(targets) if target < high]
+
+    def tried_from(self, rung: int) -> int:
+        """The limit from which on a rung is tried: the target of the next, since it may hold less than its own."""
+        return self.targets[rung + 1] if rung + 1 < len(self.targets) else 0
 
     def choice(self, target: int) -> Choice | None:
         if target not in self._choices:

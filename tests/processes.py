@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -40,14 +41,18 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     return last_json(run_forked(code, **{**arena, **env}))
 
 
-# A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in.
+# A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in, and may
+# have ended before the others hear that it has been told of them.
 TOGETHER = """
+import contextlib as _contextlib
 from tensorflow.python.eager import context as _context
+from tensorflow.python.framework.errors import UnavailableError as _Ended
 _here = _context.context()
 _here.set_config_key_value(f"ended/{RANK}", "yes")
 for _rank in range(WORKERS):
     _here.get_config_key_value(f"ended/{_rank}")
-_here.set_config_key_value(f"seen/{RANK}", "yes")
+with _contextlib.suppress(_Ended):
+    _here.set_config_key_value(f"seen/{RANK}", "yes")
 for _rank in range(WORKERS if RANK == 0 else 0):
     _here.get_config_key_value(f"seen/{_rank}")
 """
@@ -129,6 +134,7 @@ def _execute(code: str, env: dict[str, str], out: str, err: str) -> None:
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), stream)
     os.environ.update(env)
+    gc.freeze()  # or each collection goes through all that was imported
     exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
 
 

@@ -15,6 +15,7 @@ sequence of events (outputs, temporaries, releases) is as predicted.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -99,12 +100,20 @@ def _tensor(dtype: str, shape: Sequence[int], value: int | None = None) -> Any:
 
     if value is not None:
         return tf.fill(shape, tf.constant(value, dtype))
-    generator = np.random.default_rng(0)
     if dtype == "bool":
-        return tf.constant(generator.integers(0, 2, shape) > 0)
+        return tf.constant(_drawn(2, *shape) > 0)
     if dtype.startswith(("int", "uint")):
-        return tf.constant(generator.integers(0, 3, shape), dtype)
-    return tf.cast(tf.constant(generator.random(shape, np.float32) + 0.25), dtype)
+        return tf.constant(_drawn(3, *shape), dtype)
+    return tf.cast(tf.constant(_drawn(0, *shape) + np.float32(0.25)), dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(below: int, *shape: int) -> Any:
+    """Whole numbers below that, or for 0 numbers from 0 to 1."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    return generator.integers(0, below, shape) if below else generator.random(shape, np.float32)
 
 
 def _flatten(inputs: Mapping[str, Any]) -> list[Any]:

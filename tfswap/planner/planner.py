@@ -341,8 +341,6 @@ class Judged:
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest within the limit, of those that don't depend on it."""
-        if promised(self.live_bytes) > limit_bytes:
-            return None
         return next((found for found in self._fastest_first(limit_bytes) if found.peak_bytes <= limit_bytes), None)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
@@ -358,16 +356,9 @@ class Judged:
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
-        if promised(self.live_bytes) >= below_bytes:
-            return None
         splits = (found for _, found in self._split(self.apart, below_bytes))
         found = min((self.apart, *splits), key=lambda one: one.peak_bytes)
         return found if found.peak_bytes < below_bytes else None
-
-    @property
-    def live_bytes(self) -> int:
-        """The most live at once with all kernels one after another, which no allocator and no chunk goes below."""
-        return self._splits_of(self.draft.choice._replace(beside=()))[0]
 
     @cached_property
     def least_s(self) -> float:

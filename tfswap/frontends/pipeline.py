@@ -28,7 +28,7 @@ from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.backward import trains
-from tfswap.frontends.grappler import as_executed
+from tfswap.frontends.grappler import MOST_NODES, as_executed
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
@@ -306,6 +306,8 @@ class Optimizer:
     @progress.task("predicting the step as it is")
     def _predicted(self) -> Baseline:
         flow, cost_s, runs = self._unoptimised
+        if len(self.graph) > MOST_NODES:
+            del self._unoptimised  # as large as the step's own facts, and without Grappler soon made again
         costs, profile = self.costs, self.costs.profile
         peak = simulate_baseline(flow, cost_s, self.device, resident=self._baseline_resident)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.

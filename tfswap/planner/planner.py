@@ -94,7 +94,7 @@ REQUESTS_OF_A_KERNEL = 3
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
 BESIDE_TRIES = 6
-COARSE_KERNELS, SLOWER = 200, 1.1
+COARSE_KERNELS, SLOWER = 200, 1.02
 """How far a rung's time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
 """Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what

@@ -1,6 +1,6 @@
 """What else makes a step smaller, and what does it cost? tfswap beside it, at the same measured peak.
 
-    python benchmarks/peers.py                                   # two transformers and a ResNet, a quarter of an hour
+    python benchmarks/peers.py                                   # two transformers and two ResNets, half an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json
     python benchmarks/peers.py resnet --only "recompute_grad" "accumulate 2"
 
@@ -150,6 +150,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "transformer": transformer,
     "wide_transformer": functools.partial(transformer, layers=4, width=384, heads=6, length=128, batch=16),
     "resnet": resnet,
+    "wide_resnet": functools.partial(resnet, layers=6, width=64, size=56, batch=8),
 }
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
 
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.errors import InfeasibleMemoryLimit
-from tfswap.planner import classics
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.planner import classics, exact
+from tfswap.planner import planner as planning
 from tfswap.planner.problem import Problem
 
 SOLVERS = {
@@ -91,3 +92,30 @@ def test_options_take_them_by_name(name):
     assert optimizer.plan(floor).planned_peak_bytes <= floor
     with pytest.raises(InfeasibleMemoryLimit):
         optimizer.plan(floor - 1)
+
+
+@pytest.mark.parametrize(
+    ("solver", "tactics", "said"),
+    [
+        ("best", ("swap",), "solver is 'best'; known are 'default'"),
+        ("sqrt", ("swap",), "solver='sqrt' takes tactics 'recompute'; or 'recompute' and 'swap', and tactics is"),
+        ("vdnn_all", (), "solver='vdnn_all' takes tactics 'swap'; or"),
+    ],
+)
+def test_a_solver_without_its_tactics_is_refused(solver, tactics, said):
+    with pytest.raises(TfswapError) as error:
+        optimizer_of(training_step([Layer("dense", 0)], 64, 64), tactics=tactics, solver=solver)
+    assert said in str(error.value)
+
+
+def test_all_solvers_are_asked_alike(monkeypatch):
+    pytest.importorskip("scipy")
+    for name in ("BISECTIONS", "MIN_SWEEPS", "MAX_RUNGS"):  # the program takes a while for each
+        monkeypatch.setattr(planning, name, 4)
+    monkeypatch.setattr(exact, "SOLVE_S", 1.0)
+    graph = training_step([Layer("dense", 0), Layer("relu", 1), Layer("dense", 2)], 2048, 128)
+    default = optimizer_of(graph, tactics=("swap", "recompute"))
+    optimal = optimizer_of(graph, tactics=("swap", "recompute"), solver="exact")
+    limit = max(default.floor_bytes(), optimal.floor_bytes())
+    assert optimal.plan(limit).seconds <= default.plan(limit).seconds * 1.01
+    assert optimal.plan(limit).solver == "exact"

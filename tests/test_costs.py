@@ -225,6 +225,7 @@ def test_a_curve_says_what_does_not_fit():
     none = curve((100, 2.0), (200, 1.0), memory_bytes=50)
     assert not none.feasible
     assert "does not fit" in str(none)
+    assert str(none).count("more than the machine has") == 2  # the knee's too
     content = json.loads(none.to_json())
     assert content["feasible"] is False
     assert [p["fits"] for p in content["points"]] == [False, False]

@@ -94,9 +94,9 @@ def max_batch(
     found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, start=start)
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.fits)
-    confirmed = confirm and size > 0 and not saved and device is None
-    if confirmed:
-        size = _confirmed(step, args, search, size)
+    confirmed = False
+    if confirm and size > 0 and not saved and device is None:
+        size, confirmed = _confirmed(step, args, search, size)
     if not size:
         floor = search.optimizer(multiple_of).floor_bytes()
         raise InfeasibleMemoryLimit(
@@ -231,8 +231,11 @@ class Search:
         return 0, 1
 
 
-def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> int:
-    """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found."""
+def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> tuple[int, bool]:
+    """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
+
+    With whether the allocator told the peak. It is counted anew for each run: an earlier one says nothing of it.
+    """
     import tensorflow as tf
 
     traced = undecorated(step)
@@ -240,16 +243,17 @@ def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> int
     request = check(search.limit_bytes, options.tactics, None, None, "optimize", precision=options.precision)
     device, _ = machine.current_device()
     for _ in range(CONFIRMATIONS):
-        before = machine.memory_info(device)
         planned = OptimizedFunction(traced, request, "warn")
         sized = sized_arguments(traced, args, {n: dict.fromkeys(axes, size) for n, axes in search.axes.items()})
         over = 1.0
         try:
             with restored(traced.get_concrete_function(*sized)):
+                if machine.memory_info(device) is not None:
+                    tf.config.experimental.reset_memory_stats(device)
                 planned(*sized)
-            after = machine.memory_info(device)
-            if after is None or before is None or after.peak_bytes <= max(before.peak_bytes, search.limit_bytes):
-                return size
+                after = machine.memory_info(device)
+            if after is None or after.peak_bytes <= search.limit_bytes:
+                return size, after is not None
             over = after.peak_bytes / search.limit_bytes
         except InfeasibleMemoryLimit as error:
             over = error.floor_bytes / search.limit_bytes
@@ -258,4 +262,4 @@ def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> int
         size = min(size - search.unit, int(size / over) // search.unit * search.unit)
         if size < search.unit:
             break
-    return 0
+    return 0, False

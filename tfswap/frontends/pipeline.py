@@ -57,7 +57,7 @@ from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Plan, fingerprint
-from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, TACTICS, Candidate, Planner, promised
+from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, SOLVERS, TACTICS, Candidate, Planner, promised
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
@@ -159,6 +159,12 @@ class Options:
         unknown = [t for t in self.tactics if t not in TACTICS]
         if unknown:
             raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
+        chosen = SOLVERS.get(self.solver)
+        if chosen is None:
+            raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")
+        if frozenset(self.tactics) - {"encode"} not in chosen:
+            takes = "; or ".join(" and ".join(map(repr, sorted(moves))) for moves in chosen)
+            raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
         strange = [p for _, p in self.precision if p not in PRECISIONS]
         if strange:
             raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")
@@ -702,11 +708,17 @@ class Optimizer:
         return InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
             f"{floor} ({format_bytes(floor)}): {format_bytes(self.resident_bytes)} are there throughout "
-            "(variables, arguments, constants, other tensors), the rest is what its largest kernels need at once"
+            "(variables, arguments, constants, other tensors), the rest is what "
+            + (
+                "its largest kernels need at once"
+                if {"swap", "recompute"}.issubset(self.options.tactics)
+                else f"it holds at once with tactics={self.options.tactics}"
+            )
             + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
             + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
-            + f", most of all {self._largest_kernel()}. Ask for memory_limit={floor} or more, or make the batch "
-            "smaller.",
+            + f", most of all {self._largest_kernel()}. Ask for memory_limit={floor} or more, "
+            + ("" if set(TACTICS).issubset(self.options.tactics) else "allow all tactics, ")
+            + "or make the batch smaller.",
             floor_bytes=floor,
             limit_bytes=limit_bytes,
         )

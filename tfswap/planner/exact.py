@@ -36,6 +36,8 @@ MAX_FOLLOWED = 1500
 """With more ways than this to copy beside what runs again, copies are followed by stages alone: the program would be
 too large. They may then go on beside what runs again as if their buffers took no memory there: a bound still, and a
 lower one."""
+SOLVE_S = 10.0
+"""For one target, where nobody says how long."""
 MAX_REPAIRS = 3
 """The program takes a kernel to save a buffer that it may take over; where the executor does not, the search is made
 again for that much less. The bound stays that of the first."""
@@ -60,6 +62,11 @@ class Optimum(NamedTuple):
     total_s: float
     bound_s: float
     proven: bool
+
+
+def solve(problem: Problem, target_bytes: int) -> Choice | None:
+    """As `optimise`, in the form that all solvers have, for SOLVE_S at most; None also where none was found in time."""
+    return optimise(problem, target_bytes, SOLVE_S).choice
 
 
 def optimise(problem: Problem, target_bytes: int, limit_s: float) -> Optimum:

@@ -21,7 +21,7 @@ from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.planner import classics, evict, furthest, meng
+from tfswap.planner import classics, evict, exact, furthest, meng
 from tfswap.planner.beside import bring_together, gains, side_by_side
 from tfswap.planner.ordering import PEAK_TIE, rank_orders
 from tfswap.planner.plan import Split
@@ -63,8 +63,10 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     "superneurons": dict.fromkeys(
         (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (classics.superneurons,)
     ),
+    "exact": {frozenset({"swap", "recompute"}): (exact.solve,)},
 }
-"""By name and tactics. The default ones are climbed together: the fastest plan that fits wins."""
+"""By name and tactics. The default ones are climbed together: the fastest plan that fits wins. The exact one is for
+steps of some dozen kernels."""
 RESTARTS: dict[frozenset[str], tuple[evict.Prices, ...]] = {
     frozenset({"recompute"}): (
         evict.Prices(copy=NEVER, distance=1.0),

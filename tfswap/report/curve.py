@@ -146,7 +146,7 @@ class Curve:
         top = max(p.time_ratio for p in self.points)
         for p in self.points:
             bar = "#" * max(1, round(BAR * p.time_ratio / top))
-            mark = "  <- knee" if p is self.knee else "" if self.fits(p) else "  more than the machine has"
+            mark = ("  <- knee" if p is self.knee else "") + ("" if self.fits(p) else "  more than the machine has")
             figures = [format_bytes(b) for b in (p.limit_bytes, p.peak_bytes, p.moved_bytes, p.host_bytes)]
             workspace = f"{format_bytes(p.workspace_bytes):>10}  " if self.has_workspaces else ""
             lines.append(

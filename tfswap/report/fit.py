@@ -23,7 +23,7 @@ class Fit:
         peak_bytes: planned peak at `size`.
         time_ratio: predicted step time at `size` over that of an unoptimised step of that size.
         host_bytes: host memory for swapped tensors at `size`.
-        confirmed: whether a step of that size was run, and kept the limit as far as the allocator tells.
+        confirmed: whether a step of that size was run, and its measured peak kept the limit.
     """
 
     step: str
@@ -44,12 +44,13 @@ class Fit:
     def __str__(self) -> str:
         axes = "; ".join(f"axis {', '.join(map(str, axes))} of {name}" for name, axes in self.varied)
         gain = f"  (x{self.size / self.unoptimised_size:.1f})" if self.unoptimised_size else "  (not even the smallest)"
+        told = ", confirmed by a run" if self.confirmed else ", planned; no run has measured it"
         rows = [
             ("machine", self.machine),
             ("limit", format_bytes(self.limit_bytes)),
             ("searched", axes),
             ("as it is", f"{self.unoptimised_size}"),
-            ("under tfswap", f"{self.size}{gain}{', confirmed by a run' if self.confirmed else ''}"),
+            ("under tfswap", f"{self.size}{gain}{told}"),
             ("peak planned", format_bytes(self.peak_bytes)),
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f} of an unoptimised step of that size"),

@@ -171,6 +171,28 @@ def test_the_largest_batch_of_a_function_runs():
     assert 16 << 20 < found["peak"] <= 24 << 20 < found["plain_peak"]
 
 
+SAVED = """
+import json, tempfile
+import tensorflow as tf
+import saved_models, tfswap
+
+slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
+model = tempfile.mkdtemp()
+saved_models.save("plain", model)
+found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=64)
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}))
+"""
+
+
+def test_the_largest_batch_of_a_saved_model_runs():
+    pytest.importorskip("tensorflow")
+    found = on_arena(SAVED, 200)
+    assert found["confirmed"]
+    assert found["size"] > found["plain"] > 0
+    assert 12 << 20 < found["peak"] <= 16 << 20
+
+
 UNMEASURED = """
 import json
 import tensorflow as tf

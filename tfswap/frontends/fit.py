@@ -8,6 +8,7 @@ where a smaller one does not. So the search does not end with the first refusal,
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,12 @@ from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.profile import restored
 from tfswap.frontends.simulate import target
-from tfswap.frontends.training_step import TrainingStep, find_step, sized_arguments
+from tfswap.frontends.training_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.planner.planner import TACTICS, Candidate
 from tfswap.report.fit import Fit
 from tfswap.sizes import format_bytes, parse_limit
+
+log = logging.getLogger("tfswap")
 
 MAX_SIZE = 1 << 24
 PROBES = 4
@@ -71,8 +74,9 @@ def max_batch(
         multiple_of: only such sizes are tried.
         device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit: as in `simulate`.
         function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
-        confirm: run a function once at the size found, under the limit, and go down where that fails. The variables
-            have their old values back afterwards. Not with `device`, and not for a SavedModel.
+        confirm: run the step once at the size found, under the limit, and go down where that fails. The variables
+            have their old values back afterwards. A SavedModel's is loaded and given zeros, where the allocator
+            tells its peak. Not with `device`.
 
     Raises:
         InfeasibleMemoryLimit: not even the smallest size fits.
@@ -95,8 +99,12 @@ def max_batch(
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.fits)
     confirmed = False
-    if confirm and size > 0 and not saved and device is None:
-        size, confirmed = _confirmed(step, args, search, size)
+    if confirm and size > 0 and device is None:
+        if not saved:
+            traced = undecorated(step)
+            size, confirmed = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
+        elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
+            size, confirmed = _confirmed_saved(step, function, found, search, size)
     if not size:
         floor = search.optimizer(multiple_of).floor_bytes()
         raise InfeasibleMemoryLimit(
@@ -231,20 +239,36 @@ class Search:
         return 0, 1
 
 
-def _confirmed(step: Any, args: Sequence[Any], search: Search, size: int) -> tuple[int, bool]:
+def _confirmed_saved(
+    model: str | os.PathLike[str], function: str, found: TrainingStep, search: Search, size: int
+) -> tuple[int, bool]:
+    """As `_confirmed`, of a SavedModel's step with zeros. Where they can't be run the size stays as planned."""
+    import tensorflow as tf
+
+    try:
+        return _confirmed(*loaded_step(model, function, found), search, size)
+    except (TfswapError, tf.errors.OpError, ValueError, TypeError) as error:
+        log.warning("tfswap: the size is planned and not confirmed, since %s can't be run: %s", found.name, error)
+        return size, False
+
+
+def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, bool]:
     """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
 
     With whether the allocator told the peak. It is counted anew for each run: an earlier one says nothing of it.
+
+    Args:
+        traced: the step's function.
+        arguments: what it is called with at sizes.
     """
     import tensorflow as tf
 
-    traced = undecorated(step)
     options = search.optimizer(size).options
     request = check(search.limit_bytes, options.tactics, None, None, "optimize", precision=options.precision)
     device, _ = machine.current_device()
     for _ in range(CONFIRMATIONS):
         planned = OptimizedFunction(traced, request, "warn")
-        sized = sized_arguments(traced, args, {n: dict.fromkeys(axes, size) for n, axes in search.axes.items()})
+        sized = arguments({name: dict.fromkeys(axes, size) for name, axes in search.axes.items()})
         over = 1.0
         try:
             with restored(traced.get_concrete_function(*sized)):

@@ -124,6 +124,54 @@ def sized_arguments(traced: Any, args: Sequence[Any], sizes: Sizes, *, values: b
     return bound.args
 
 
+def loaded_step(model: str | os.PathLike[str], function: str, step: TrainingStep) -> tuple[Any, Callable[[Sizes], Any]]:
+    """A SavedModel's step as a function that can be called, and what it is called with at sizes: zeros.
+
+    Args:
+        step: as it was found there.
+
+    Raises TfswapError where what TensorFlow loads has no function with these arguments.
+    """
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(os.fspath(model))
+    called = getattr(loaded, function, None) or loaded.signatures[function]
+    traces = getattr(called, "concrete_functions", [called])
+    names = set(step.shapes)
+    trace = next((t for t in traces if names <= {spec.name for spec in _specs(t)}), None)
+    if trace is None:
+        raise TfswapError(
+            f"{function!r} of {os.fspath(model)} has no trace with the arguments {', '.join(step.shapes)}"
+        )
+    signature = trace.structured_input_signature
+
+    @tf.function
+    def run(*tensors: Any) -> Any:
+        left = iter(tensors)
+        flat = [next(left) if isinstance(s, tf.TensorSpec) else s for s in tf.nest.flatten(signature)]
+        args, keywords = tf.nest.pack_sequence_as(signature, flat)
+        return called(*args, **keywords)
+
+    run.loaded = loaded  # which has the variables
+
+    def arguments(sizes: Sizes) -> list[Any]:
+        made: list[Any] = []
+        for spec in _specs(trace):
+            shape = list(step.shapes.get(spec.name) or spec.shape)
+            for axis, size in sizes.get(spec.name, {}).items():
+                shape[axis] = size
+            made.append(tf.zeros(shape, spec.dtype))
+        return made
+
+    return run, arguments
+
+
+def _specs(trace: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return [s for s in tf.nest.flatten(trace.structured_input_signature) if isinstance(s, tf.TensorSpec)]
+
+
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 

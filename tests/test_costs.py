@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,20 @@ def test_a_convolution_and_its_gradients_count_the_same_multiply_adds():
     inputs = work_seconds(node_of(f"{sizes}%c = Conv2DBackpropInput(%s, %w, %g) -> {image}"), rates)
     assert forward == flops / 1e9
     assert forward < weights < inputs < 4 * forward  # TensorFlow's own kernels of these are slower
+    cudnn = replace(rates, cudnn=True)
+    assert work_seconds(node_of(f"{sizes}%c = Conv2DBackpropFilter(%x, %s, %g) -> {kernel}"), cudnn) == forward
+    assert work_seconds(node_of(f"{sizes}%c = Conv2DBackpropInput(%s, %w, %g) -> {image}"), cudnn) == forward
+
+
+@pytest.mark.parametrize("op", ["Conv2DBackpropFilter(%x, %s, %g)", "Conv2DBackpropInput(%s, %w, %g)"])
+def test_a_gradient_of_a_convolution_costs_the_same_in_either_layout(op: str):
+    def seconds(layout: str, image: str, result: str) -> float:
+        text = f"%x = Placeholder() -> float32[{image}]\n%w = Placeholder() -> float32[3,3,16,32]\n"
+        text += f"%g = Placeholder() -> float32[{result}]\n%s = Placeholder() -> int32[4]\n"
+        made = "float32[3,3,16,32]" if "Filter" in op else f"float32[{image}]"
+        return work_seconds(node_of(f"{text}%c = {op} {{data_format=b'{layout}'}} -> {made}"), RATES)
+
+    assert seconds("NHWC", "2,8,6,16", "2,8,6,32") == seconds("NCHW", "2,16,8,6", "2,32,8,6")
 
 
 def test_what_reads_shapes_only_or_passes_a_variable_on_moves_nothing():
@@ -316,9 +331,13 @@ def test_kernels_are_those_of_the_gpu_where_it_has_any():
 
 PROFILED = """
 import json
+import os
+import tempfile
 import tensorflow as tf
 import tfswap
 from nets import Net
+
+os.chdir(tempfile.mkdtemp())
 
 net = Net(6, width=256)
 step = tf.function(net.step)
@@ -330,14 +349,20 @@ kept = [w.numpy().tobytes() for w in net.weights] == before
 planned = tfswap.optimize(step, memory_limit="70%", profile=plain)
 planned(images)
 ops = {k.op for k in plain.kernels}
-curve = tfswap.simulate(step, tf.TensorSpec([512, 256]), limits=4, profile=plain)
+saved = tfswap.profile(step, images, steps=1, save_to="step.profile.json")
+try:
+    tfswap.profile(step, images, save_to="nowhere/step.profile.json")
+except tfswap.TfswapError as error:
+    refused = str(error)
+curve = tfswap.simulate(step, tf.TensorSpec([512, 256]), limits=4, profile="step.profile.json")
 this = tfswap.simulate(step, images, limits=3, device="this")
 print(json.dumps({
     "kept": kept, "ops": sorted(ops), "matmuls": sum(k.op == "MatMul" for k in plain.kernels),
     "positive": all(k.seconds > 0 for k in plain.kernels if k.op == "MatMul"), "unordered": plain.unordered,
     "costs": planned.report().costs, "decorated": len(decorated.kernels), "kernels": len(plain.kernels),
     "rates": [plain.rates.out_bytes_per_s, plain.rates.in_bytes_per_s, plain.rates.copy_share],
-    "curve": curve.costs, "this": this.memory_bytes,
+    "saved": tfswap.Profile.load("step.profile.json") == saved, "refused": refused,
+    "curve": curve.costs, "this": [this.memory_bytes, this.costs],
 }))
 """
 
@@ -354,5 +379,30 @@ def test_a_step_is_profiled_and_planned_with_what_was_measured():
     assert found["decorated"] == found["kernels"]
     out_rate, in_rate, share = found["rates"]
     assert out_rate > 1e6 and in_rate > 1e6 and 0 <= share <= 1
+    assert found["saved"] and "nowhere/step.profile.json' can't be written" in found["refused"]
     assert found["curve"] == "profiled"
-    assert found["this"] == 1024 * MIB
+    assert found["this"] == [1024 * MIB, "analytic, at measured rates"]
+
+
+def test_a_step_is_simulated_as_tensorflow_would_run_it_on_the_described_machine():
+    pytest.importorskip("tensorflow")
+    found = on_arena(
+        """
+import json
+import tensorflow as tf
+import tfswap
+from models import vgg
+
+from tfswap.frontends.offline import offline_optimizer
+from tfswap.frontends.simulate import target
+from tfswap.frontends.training_step import find_step
+
+net, step, arguments = vgg()
+on, options, costs = target("k40c", None, (), None, None, None, None)
+found = find_step(tf.function(step), arguments, device=on.device)
+optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
+print(json.dumps(optimizer.baseline.time_ratio(optimizer.plan(None, ordered=True).seconds)))
+""",
+        512,
+    )
+    assert 0.98 < found < 1.02  # the same kernels in another order

@@ -9,7 +9,7 @@ import pytest
 from graphs import Layer, training_step
 from processes import on_arena
 
-from tfswap.analysis.convolutions import Algorithm, algorithms, slowdown
+from tfswap.analysis.convolutions import Algorithm, algorithms
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, described
@@ -22,7 +22,7 @@ from tfswap.planner.planner import simulated_limit
 from tfswap.planner.reuse import find_reuse, largest_working_set, working_set_bytes
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, simulate_memory
-from tfswap.planner.workspaces import rooms
+from tfswap.planner.workspaces import fastest, rooms
 
 MIB = 2**20
 CPU = DeviceModel()
@@ -90,12 +90,12 @@ def test_what_the_others_do_not_serve_is_a_product(node: Node):
 def test_more_room_buys_a_faster_algorithm_and_never_a_slower_one():
     found = algorithms(convolution(window=5))
     assert {"FFT", "FFT_TILING", "WINOGRAD_NONFUSED"} < set(by_name(convolution(window=5)))
-    sizes = sorted({a.workspace_bytes for a in found})
-    times = [slowdown(found, size, RATES)[0] for size in sizes]
-    assert times[0] > 1.0 == times[-1]
+    ways = [(a, 100 + a.workspace_bytes) for a in found]
+    times = [fastest(ways, most, RATES)[0].seconds(RATES) for most in sorted({in_use for _, in_use in ways})]
+    assert times[0] > times[-1] == min(a.seconds(RATES) for a in found)
     assert times == sorted(times, reverse=True)
-    for a in found[1:]:  # to the byte
-        assert slowdown([found[0], a], a.workspace_bytes - 1, RATES)[1].name == "IMPLICIT_GEMM"
+    for way in ways[1:]:  # to the byte
+        assert fastest([ways[0], way], way[1] - 1, RATES)[0].name == "IMPLICIT_GEMM"
     assert algorithms(list(parse_graph("%x = Placeholder() -> float32[4]\n%y = Relu(%x) -> float32[4]"))[-1]) == []
 
 
@@ -170,6 +170,37 @@ def test_a_larger_limit_buys_faster_algorithms_on_a_described_machine(name: str)
     assert curve.points[-1].workspace_bytes > 0
     assert "workspace" in str(curve) and "<th>workspace</th>" in curve._repr_html_()
     assert json.loads(curve.to_json())["points"][0]["workspace_bytes"] == curve.points[0].workspace_bytes
+
+
+def test_a_point_of_the_curve_is_what_would_be_planned_whatever_other_limits_are_tried():
+    machine = described("k40c")
+    made = [
+        sweep(offline_optimizer(convolutions(64), machine.device, Options(), (), Costs(machine.rates)), "", machine, n)
+        for n in (2, 3, 9)
+    ]
+    few, some, many = ({point.limit_bytes: point for point in curve.points} for curve in made)
+    assert len(few.keys() & many.keys()) == 2 and len(some.keys() & many.keys()) == 3
+    assert all(many[limit] == point for limit, point in [*few.items(), *some.items()])
+    optimizer = offline_optimizer(convolutions(64), machine.device, Options(), (), Costs(machine.rates))
+    plans = {limit: optimizer.plan(limit) for limit in some}
+    assert all(plan.seconds == some[limit].step_s for limit, plan in plans.items())
+
+
+def test_a_plan_leaves_room_for_the_workspaces_that_pay():
+    machine = described("k40c")
+    optimizer = offline_optimizer(convolutions(64), machine.device, Options(), (), Costs(machine.rates))
+    planner = optimizer.planner
+    faster = 0
+    for limit in (point.limit_bytes for point in sweep(optimizer, "", machine, 12).points):
+        found = planner.candidate(limit)
+        rungs = [
+            judged for ladder in planner.ladders for n in range(len(ladder.targets)) if (judged := ladder.judged(n))
+        ]
+        fitting = [f for judged in [*planner.unmoved, *rungs] if (f := judged.fitting(limit)) is not None]
+        assert found is not None and found.timing.total_s == min(f.timing.total_s for f in fitting)
+        without = min(fitting, key=lambda f: planner.timing(f.choice).total_s)
+        faster += found.timing.total_s < without.timing.total_s
+    assert faster  # than the plan that would be the fastest if workspaces took no memory
 
 
 # --- reuse within and between layers -----------------------------------------------------------------------------

@@ -104,12 +104,6 @@ def algorithms(node: Node) -> list[Algorithm]:
     return found
 
 
-def slowdown(found: Sequence[Algorithm], room_bytes: int, rates: Rates) -> tuple[float, Algorithm]:
-    """The fastest of them within so much room, and how many times as long it takes as the fastest of all."""
-    fitting = min((a for a in found if a.workspace_bytes <= room_bytes), key=lambda a: a.seconds(rates))
-    return fitting.seconds(rates) / min(a.seconds(rates) for a in found), fitting
-
-
 def _kind(node: Node, where: int | None) -> TensorType:
     return node.outputs[0] if where is None else node.inputs[where].type
 

@@ -36,10 +36,12 @@ class Costs:
     Attributes:
         rates: of the copies, and of kernels that nobody has measured.
         profile: measured kernels, which come first.
+        measured: whether the rates were measured without a profile, on this machine.
     """
 
     rates: Rates
     profile: Profile | None = None
+    measured: bool = False
 
     @classmethod
     def of(cls, device: DeviceModel, profile: Profile | None = None) -> Costs:
@@ -58,7 +60,9 @@ class Costs:
 
     @property
     def source(self) -> str:
-        return "analytic" if self.profile is None else "profiled"
+        if self.profile is not None:
+            return "profiled"
+        return "analytic, at measured rates" if self.measured else "analytic"
 
     def seconds(self, node: Node) -> float:
         """Of one run of `node`."""
@@ -163,10 +167,16 @@ out and an image's gradient adds up, in about half of the time. Each is used onc
 slow. From CPU times of kernels of 16 to 512 channels."""
 
 
+def _pixels(node: Node) -> int:
+    """Elements of one channel of the gradient that a gradient of a convolution is given."""
+    shape = node.inputs[2].type.shape or (1,)
+    channels_first = node.attrs.get("data_format") in (b"NCHW", b"NCDHW")
+    return math.prod(d or 1 for d in ((shape[0], *shape[2:]) if channels_first else shape[:-1]))
+
+
 def _filter_gradient(node: Node) -> float:
     """As many multiply-adds as the forward convolution, the gradient's elements times the window; and the patches."""
-    gradient, window = node.inputs[2].type, _window(node.outputs[0])
-    return (2.0 * _elements(gradient) + PATCH_FLOPS * _window(gradient)) * window
+    return (2.0 * _third_input(node) + PATCH_FLOPS * _pixels(node)) * _window(node.outputs[0])
 
 
 PACKING_FLOPS = 160.0
@@ -175,10 +185,23 @@ contraction's arithmetic is as long as that takes for one element (VGG16 and Res
 
 
 def _input_gradient(node: Node) -> float:
-    kernel, gradient = node.inputs[1].type, node.inputs[2].type
-    images = (gradient.shape or (1,))[0] or 1
-    adding = PATCH_FLOPS / 2 * _window(gradient)
-    return (2.0 * _elements(gradient) + adding) * _window(kernel) + PACKING_FLOPS * images * _elements(kernel)
+    kernel, images = node.inputs[1].type, (node.inputs[2].type.shape or (1,))[0] or 1
+    adding = PATCH_FLOPS / 2 * _pixels(node)
+    return (2.0 * _third_input(node) + adding) * _window(kernel) + PACKING_FLOPS * images * _elements(kernel)
+
+
+def _gradients(window: int | None, others: Work) -> Callable[[Node, Rates], Work]:
+    """Of a convolution, whose filter is input `window`, or the output.
+
+    Args:
+        others: what kernels do that are not cuDNN's.
+    """
+
+    def flops(node: Node) -> float:
+        return 2.0 * _third_input(node) * _window(node.outputs[0] if window is None else node.inputs[window].type)
+
+    cudnn = Work(flops)
+    return lambda _, rates: cudnn if rates.cudnn else others
 
 
 def _depthwise(maps: Count, window: int | None) -> Count:
@@ -233,11 +256,11 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "BatchMatMulV2": _products,
     "BatchMatMulV3": _products,
     "Conv2D": Work(_convolution, spread=0.86),
-    "Conv2DBackpropFilter": Work(_filter_gradient, 0.8, spread=0.8),
-    "Conv2DBackpropInput": Work(_input_gradient, spread=0.87),
+    "Conv2DBackpropFilter": _gradients(None, Work(_filter_gradient, 0.8, spread=0.8)),
+    "Conv2DBackpropInput": _gradients(1, Work(_input_gradient, spread=0.87)),
     "Conv3D": Work(_convolution),
-    "Conv3DBackpropFilterV2": Work(_filter_gradient, 0.8),
-    "Conv3DBackpropInputV2": Work(_input_gradient),
+    "Conv3DBackpropFilterV2": _gradients(None, Work(_filter_gradient, 0.8)),
+    "Conv3DBackpropInputV2": _gradients(1, Work(_input_gradient)),
     "Cumsum": Work(steps=21),
     "DepthwiseConv2dNative": Work(_depthwise(_output, 1), 0.16),
     "DepthwiseConv2dNativeBackpropFilter": Work(_depthwise(_third_input, None), 0.14),

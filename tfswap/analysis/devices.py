@@ -49,6 +49,7 @@ class Rates:
             a CPU they run on the cores that the kernels run on.
         disk_bytes_per_s: copies to disk, and from it.
         onednn: whether oneDNN's kernels run, which share among cores what TensorFlow's own leave to one.
+        cudnn: whether cuDNN's run, which take as long for the gradients of a convolution as for the convolution.
     """
 
     flops_per_s: float
@@ -61,6 +62,7 @@ class Rates:
     copy_share: float = 0.0
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     onednn: bool = False
+    cudnn: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ def described(name: str) -> Machine:
             out_bytes_per_s=link,
             in_bytes_per_s=link,
             launch_s=LAUNCH_S,
+            cudnn=True,
         ),
         memory_bytes=(sheet.memory_mib << 20) - CONTEXT_BYTES - _kept_free_bytes(sheet.capability),
         host_bytes=sheet.host * 10**9,

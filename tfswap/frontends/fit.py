@@ -95,7 +95,15 @@ def max_batch(
     if saved and batch_size is None and vary is None:
         batch_size = multiple_of  # the batch is what is searched: from the smallest
     start = {name: dict.fromkeys(axes, multiple_of) for name, axes in (vary or {}).items()}
-    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, start=start)
+    found = find_step(
+        step,
+        args,
+        function=function,
+        batch_size=batch_size,
+        input_shapes=input_shapes,
+        start=start,
+        device=on.device,
+    )
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.fits)
     confirmed = False

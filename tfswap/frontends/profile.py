@@ -27,6 +27,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import THIS, Machine, default_rates
 from tfswap.analysis.profile import Density, Profile, Timed, types_of
 from tfswap.errors import TfswapError
+from tfswap.files import require_place
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.densities import measure_densities
@@ -47,11 +48,16 @@ KERNELS = 6
 """So many products of square matrices of that size, and sums of tensors of a copy's, last longer than the copies."""
 
 
-def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.PathLike[str] | None = None) -> Profile:
-    """Run a few steps and measure their kernels, and the copies of this machine.
+def profile(
+    function: Any,
+    *args: Any,
+    steps: int = STEPS,
+    spill_dir: str | os.PathLike[str] | None = None,
+    save_to: str | os.PathLike[str] | None = None,
+) -> Profile:
+    """Run a few steps, measure their kernels and the copies of this machine, and save that.
 
-        measured = tfswap.profile(train_step, images, labels)
-        measured.save("train_step.profile.json")
+        measured = tfswap.profile(train_step, images, labels, save_to="train_step.profile.json")
         train_step = tfswap.optimize(train_step, memory_limit="6GiB", profile=measured)
 
     Args:
@@ -60,15 +66,18 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
         args: what it is called with. Its other arguments: bind them before, with `functools.partial`.
         steps: how many are measured; after one more, which is not.
         spill_dir: the folder of `optimize(spill_dir=)`, whose disk is then measured too.
+        save_to: a file for the profile, which `optimize(profile=)` takes as well; without one nothing is written.
 
     Returns:
-        The profile, to be given to `optimize(profile=)`, `simulate(profile=)`, or saved.
+        The profile, to be given to `optimize(profile=)` or `simulate(profile=)`.
 
     Raises:
-        TfswapError: `steps` is not positive, or TensorFlow's profiler is in use.
+        TfswapError: `steps` is not positive, `save_to` can't be written, or TensorFlow's profiler is in use.
         UnsupportedGraph, InfeasibleMemoryLimit: as `optimize`.
     """
     whole("steps", steps)
+    if save_to is not None:
+        require_place(save_to)
     machine.require_tensorflow()
     from tfswap.importers.function import import_function
 
@@ -95,7 +104,10 @@ def profile(function: Any, *args: Any, steps: int = STEPS, spill_dir: str | os.P
     disk = {} if spill_dir is None else {"disk_bytes_per_s": measure_disk(spill_dir)}
     measured = replace(default_rates(model), launch_s=_between(runs), **measure_copies(model), **disk)
     rates = fitted(measured, [(optimizer.settled[k.name], k.seconds) for k in kernels])
-    return Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels, densities)
+    made = Profile(model.kind, _machine_name(device), optimizer.fingerprint, rates, unordered, kernels, densities)
+    if save_to is not None:
+        made.save(save_to)
+    return made
 
 
 def _densities(graph: Graph, traced: Any, concrete: Any, args: Sequence[Any]) -> tuple[Density, ...]:

@@ -17,10 +17,7 @@ from tfswap.frontends.arguments import Precision, as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
 from tfswap.frontends.training_step import find_step
-from tfswap.frontends.variants import Found
-from tfswap.planner.planner import TACTICS, promised, simulated_limit
-from tfswap.planner.schedule import build_schedule, on_disk
-from tfswap.planner.workspaces import computed
+from tfswap.planner.planner import TACTICS, promised
 from tfswap.report.curve import Curve, Point
 
 LIMITS = 20
@@ -64,7 +61,7 @@ def simulate(
     """
     whole("limits", limits, least=2)
     on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit)
-    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes)
+    found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, device=on.device)
     optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
     return sweep(optimizer, found.name, on, limits)
 
@@ -105,7 +102,7 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
         from tfswap.frontends.profile import this_machine
 
         found = this_machine()
-        return found, Costs(found.rates)
+        return found, Costs(found.rates, measured=True)
     if name is not None:
         found = described(name)
         return found, Costs(found.rates)
@@ -120,15 +117,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     floor, peak = optimizer.floor_bytes(), optimizer.baseline.peak_bytes
     top = max(floor, peak)
     tried = sorted({floor + (top - floor) * i // (limits - 1) for i in range(limits)})
-    points: list[Point] = []
-    best: Found | None = None
-    for limit in progress.over("trying limits", tried):
-        found = optimizer.candidate(limit - optimizer.extra_margin_bytes)
-        assert found is not None, "the floor is what the planner reaches"
-        # A plan for less leaves more to workspaces, so that it may be the faster one here.
-        made = [(_point(optimizer, limit, f), f) for f in (found, best) if f is not None]
-        point, best = min(made, key=lambda pair: pair[0].time_ratio)
-        points.append(point)
+    points = [_point(optimizer, limit) for limit in progress.over("trying limits", tried)]
     return Curve(
         step=step,
         machine=on.title,
@@ -142,30 +131,20 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
     )
 
 
-def _point(optimizer: Optimizer, limit_bytes: int, found: Found) -> Point:
-    variant, candidate = found
+def _point(optimizer: Optimizer, limit_bytes: int) -> Point:
+    """What `optimize` would do at this limit."""
     extra = optimizer.extra_margin_bytes
-    planner = optimizer.planner_of(variant)
-    timing, peak, workspace, chosen = candidate.timing, candidate.peak_bytes, 0, ()
-    if optimizer.device.kind == "gpu":
-        made = computed(
-            variant.flow,
-            build_schedule(*candidate.choice),
-            planner.resident,
-            simulated_limit(limit_bytes - extra),
-            planner.cost_s,
-            planner.rates,
-            on_disk(candidate.choice.intervals),
-        )
-        timing, workspace, chosen = made.timing, made.workspace_bytes, tuple(sorted(made.algorithms.items()))
-        peak = max(peak, promised(made.peak_bytes))
+    found = optimizer.candidate(limit_bytes - extra)
+    assert found is not None, "the floor is what the planner reaches"
+    candidate = found.candidate
+    made = candidate.computed
     return Point(
         limit_bytes=limit_bytes,
-        peak_bytes=peak + extra,
-        time_ratio=optimizer.baseline.time_ratio(timing.total_s),
-        step_s=timing.total_s,
+        peak_bytes=max(candidate.peak_bytes, 0 if made is None else promised(made.peak_bytes)) + extra,
+        time_ratio=optimizer.baseline.time_ratio(candidate.timing.total_s),
+        step_s=candidate.timing.total_s,
         moved_bytes=candidate.memory.out_bytes + candidate.memory.in_bytes,
         host_bytes=candidate.memory.host_peak_bytes,
-        workspace_bytes=workspace,
-        algorithms=chosen,
+        workspace_bytes=0 if made is None else made.workspace_bytes,
+        algorithms=() if made is None else tuple(sorted(made.algorithms.items())),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.backward import require_backward
@@ -58,22 +59,24 @@ def find_step(
     batch_size: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     start: Sizes | None = None,
+    device: DeviceModel | None = None,
 ) -> TrainingStep:
     """The step that a user gave: a function and what it is called with, or a SavedModel's folder.
 
     Args:
+        device: what a function's graphs are for; by default this machine's.
         start: sizes of a SavedModel's open axes that nothing else gives.
     """
     if not isinstance(step, (str, os.PathLike)):
         if batch_size is not None or input_shapes is not None:
             raise TfswapError("batch_size and input_shapes are for a SavedModel: a function's sizes are its arguments'")
-        return _function_step(step, args)
+        return _function_step(step, args, device or machine.current_device()[1])
     if args:
         raise TfswapError("a SavedModel takes no arguments: give batch_size= or input_shapes=")
     return _saved_step(step, function, ArgumentSizes(batch_size, input_shapes, start))
 
 
-def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
+def _function_step(function: Any, args: Sequence[Any], device: DeviceModel) -> TrainingStep:
     import tensorflow as tf
 
     traced = undecorated(function)
@@ -90,7 +93,7 @@ def _function_step(function: Any, args: Sequence[Any]) -> TrainingStep:
                 f"{name_of(traced)} can't be traced with the sizes {dict(sizes)}: {error}. Does it hold a fixed size? "
                 "Where it takes only multiples of some number, say so with multiple_of=."
             ) from error
-        return as_planned(import_function(made, stand_ins(traced, made, specs, {})), made, machine.current_device()[1])
+        return as_planned(import_function(made, stand_ins(traced, made, specs, {})), made, device)
 
     arguments = inspect.signature(traced.python_function).bind(*args).arguments
     tensors = {name: [t for t in tf.nest.flatten(value) if _is_tensor(t)] for name, value in arguments.items()}

@@ -244,6 +244,19 @@ class Arena:
                 return size
         return below
 
+    def with_bytes(self, size_bytes: int) -> int:
+        """What would be in use with a request of so many bytes besides; UNBOUNDED_BYTES where it can't be met."""
+        needed = round_up(size_bytes)
+        whole = self._best_fit_bytes(needed) if needed else 0
+        if whole or not needed:
+            splits = whole >= needed * 2 or whole - needed >= SPLIT_SLACK_BYTES
+            return self.in_use_bytes + (needed if splits else whole)
+        grown = self.copy()
+        if not grown._extend(needed):
+            return UNBOUNDED_BYTES
+        grown.allocate(needed)
+        return grown.in_use_bytes
+
     def _best_fit_bytes(self, rounded: int) -> int:
         """Bytes of the chunk that a request finds, before it is split; 0 for none."""
         for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), BIN_COUNT):

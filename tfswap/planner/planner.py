@@ -38,6 +38,7 @@ from tfswap.planner.simulate import (
 )
 from tfswap.planner.splits import LEAST_SHARES, choose_splits
 from tfswap.planner.tiers import ANYTHING, Tiers
+from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions, needs
 
 TACTICS = ("swap", "recompute", "encode")
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
@@ -132,13 +133,16 @@ class Candidate:
 
     Attributes:
         choice: the kernels in order, and what is swapped when.
+        timing: of the step; where cuDNN computes its convolutions and there is a limit, with what is left for them.
         peak_bytes: the peak that the plan promises: the simulated one and the margin.
+        computed: how cuDNN computes its convolutions then.
     """
 
     choice: Choice
     memory: Memory
     timing: Timing
     peak_bytes: int
+    computed: Computed | None = None
 
     def largest_kernel(self) -> int:
         """The kernel that the peak is for: the one that runs, or is to run next, where it is."""
@@ -182,6 +186,7 @@ class Planner:
         self.resident = resident
         self.portable = portable
         self._runs_beside = device.inter_op_threads > 1 and not portable
+        self.takes_workspaces = device.kind == "gpu" and has_convolutions(flow)
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
@@ -340,10 +345,15 @@ class Judged:
         self._planner = planner
         self._memories: dict[tuple[tuple[int, ...], tuple[Split, ...]], Memory] = {}  # by what a choice has besides
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
+        self._needs: dict[tuple[tuple[int, ...], tuple[Split, ...]], list[Need]] = {}  # as `_memories`
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
         """The fastest within the limit, of those that don't depend on it."""
-        return next((found for found in self._fastest_first(limit_bytes) if found.peak_bytes <= limit_bytes), None)
+        found = next((found for found in self._fastest_first(limit_bytes) if found.peak_bytes <= limit_bytes), None)
+        if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
+            return found
+        made = self._computed(found.choice, limit_bytes)
+        return dataclasses.replace(found, timing=made.timing, computed=made)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
         """Of a limit that may be met."""
@@ -439,6 +449,22 @@ class Judged:
             memory = judge_memory(planner.flow, build_schedule(*choice), planner.resident, disk)
             self._memories[made] = planner.tiers.told(memory)
         return self._memories[made]
+
+    def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
+        """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
+        made = choice.beside, choice.splits
+        planner, steps = self._planner, build_schedule(*choice)
+        if made not in self._needs:
+            self._needs[made] = needs(planner.flow, steps, planner.resident)
+        return computed(
+            planner.flow,
+            steps,
+            self._needs[made],
+            simulated_limit(int(limit_bytes)),
+            planner.cost_s,
+            planner.rates,
+            on_disk(choice.intervals),
+        )
 
 
 def _settled(choice: Choice, memory: Memory, most_bytes: float = math.inf) -> Choice:

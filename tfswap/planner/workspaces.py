@@ -9,15 +9,16 @@ Not handled: convolutions in the bodies of loops and conditionals, of which the 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from tfswap.analysis.convolutions import algorithms, is_convolution, slowdown
+from tfswap.analysis.convolutions import Algorithm, algorithms, is_convolution
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.devices import Rates
-from tfswap.planner.allocator import Arena, round_up
+from tfswap.planner.allocator import Arena
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Buffer, Replay, Resident, Timing, filled, simulate_time
 
@@ -36,42 +37,104 @@ class Room(NamedTuple):
     free_bytes: int
 
 
+Way = tuple[Algorithm, int]
+
+
+class Need(NamedTuple):
+    """Of one run of a convolution.
+
+    Attributes:
+        kernel: which.
+        ways: its algorithms, the first without a workspace; each with what is in use of the arena while it runs so.
+    """
+
+    kernel: int
+    ways: tuple[Way, ...]
+
+
+Seen = TypeVar("Seen", Room, Need)
+
+
 def rooms(flow: Dataflow, steps: Sequence[Step], resident: Resident, limit_bytes: int) -> list[Room]:
     """Of each convolution that `steps` run, in order of their ends."""
-    if not any(map(is_convolution, flow.nodes)):
+    if not has_convolutions(flow):
         return []
-    arena, addresses = filled(flow, resident)
-    assert isinstance(arena, Arena)
-    replay = _Rooms(flow, steps, arena, addresses, limit_bytes)
+    replay = _Rooms(flow, steps, resident, limit_bytes)
     replay.repeat()
     return replay.found
 
 
-class _Rooms(Replay):
-    """Looks at the arena while convolutions run, and at its least free moment where another kernel runs beside one."""
+def needs(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> list[Need]:
+    """Of each convolution that `steps` run, in order of their ends, whatever the limit."""
+    replay = _Needs(flow, steps, resident)
+    replay.repeat()
+    return replay.found
+
+
+def has_convolutions(flow: Dataflow) -> bool:
+    return any(map(is_convolution, flow.nodes))
+
+
+class _Watch(Replay, Generic[Seen]):
+    """Looks at the arena while convolutions run, and at its least free moment where another kernel runs beside one.
+
+    Attributes:
+        found: what was seen of each.
+    """
 
     arena: Arena
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Arena, addresses: Sequence[int], limit_bytes: int):
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident):
+        arena, addresses = filled(flow, resident)
+        assert isinstance(arena, Arena)
         super().__init__(flow, steps, arena, addresses)
-        self.found: list[Room] = []
-        self._limit_bytes = limit_bytes
-        self._running: dict[int, Room] = {}
+        self.found: list[Seen] = []
+        self._running: dict[int, Seen | None] = {}
+
+    @abstractmethod
+    def look(self, kernel: int, before: Seen | None) -> Seen:
+        """What there is for a kernel now, if that is less than `before`."""
 
     def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
         temps = super().begin(i, buffers)
         if is_convolution(self.flow.nodes[i]):
-            self._running[i] = Room(i, 0, self._limit_bytes)
-        if self._running:
-            in_use, free = self.arena.in_use_bytes, self.arena.room_bytes(self._limit_bytes)
-            for kernel, room in self._running.items():
-                self._running[kernel] = Room(kernel, max(in_use, room.in_use_bytes), min(free, room.free_bytes))
+            self._running[i] = None
+        for kernel, before in self._running.items():
+            self._running[kernel] = self.look(kernel, before)
         return temps
 
     def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
-        if i in self._running:
-            self.found.append(self._running.pop(i))
+        seen = self._running.pop(i, None)
+        if seen is not None:
+            self.found.append(seen)
         super().finish(i, buffers, temps)
+
+
+class _Rooms(_Watch[Room]):
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident, limit_bytes: int):
+        super().__init__(flow, steps, resident)
+        self._limit_bytes = limit_bytes
+
+    def look(self, kernel: int, before: Room | None) -> Room:
+        in_use, free = self.arena.in_use_bytes, self.arena.room_bytes(self._limit_bytes)
+        if before is None:
+            return Room(kernel, in_use, free)
+        return Room(kernel, max(in_use, before.in_use_bytes), min(free, before.free_bytes))
+
+
+class _Needs(_Watch[Need]):
+    def look(self, kernel: int, before: Need | None) -> Need:
+        found = algorithms(self.flow.nodes[kernel])
+        in_use = [self.arena.with_bytes(a.workspace_bytes) for a in found]
+        if before is not None:
+            in_use = [max(now, then) for now, (_, then) in zip(in_use, before.ways, strict=True)]
+        return Need(kernel, tuple(zip(found, in_use, strict=True)))
+
+
+def fastest(ways: Sequence[Way], limit_bytes: float, rates: Rates) -> Way:
+    """Of those with which no more is in use; the first where that can't be."""
+    fitting = [way for way in ways if way[1] <= limit_bytes] or ways[:1]
+    return min(fitting, key=lambda way: way[0].seconds(rates))
 
 
 @dataclass(frozen=True)
@@ -94,8 +157,8 @@ class Computed:
 def computed(
     flow: Dataflow,
     steps: Sequence[Step],
-    resident: Resident,
-    limit_bytes: int,
+    needed: Sequence[Need],
+    limit_bytes: float,
     cost_s: Sequence[float],
     rates: Rates,
     disk: Collection[int] = (),
@@ -105,20 +168,23 @@ def computed(
     A convolution that runs again takes as long each time as where it has least room.
 
     Args:
+        needed: of `steps`.
+        limit_bytes: the most that may be in use.
         cost_s: seconds of kernels, of convolutions with their fastest algorithms.
     """
-    cost_s, slower = list(cost_s), dict[int, float]()
+    slower: dict[int, float] = {}
     peak = workspace = 0
     names: Counter[str] = Counter()
-    for room in rooms(flow, steps, resident, limit_bytes):
-        found = algorithms(flow.nodes[room.kernel])
-        if not found:
+    for kernel, ways in needed:
+        if not ways:
             continue
-        times, chosen = slowdown(found, room.free_bytes, rates)
-        slower[room.kernel] = max(times, slower.get(room.kernel, 1.0))
+        chosen, in_use = fastest(ways, limit_bytes, rates)
+        times = chosen.seconds(rates) / min(algorithm.seconds(rates) for algorithm, _ in ways)
+        slower[kernel] = max(times, slower.get(kernel, 1.0))
         names[chosen.name] += 1
         workspace = max(workspace, chosen.workspace_bytes)
-        peak = max(peak, room.in_use_bytes + round_up(chosen.workspace_bytes))
+        peak = max(peak, in_use)
+    made_s = list(cost_s)
     for kernel, times in slower.items():
-        cost_s[kernel] = rates.launch_s + (cost_s[kernel] - rates.launch_s) * times
-    return Computed(simulate_time(flow, steps, cost_s, rates, disk), peak, workspace, names)
+        made_s[kernel] = rates.launch_s + (made_s[kernel] - rates.launch_s) * times
+    return Computed(simulate_time(flow, steps, made_s, rates, disk), peak, workspace, names)

@@ -59,7 +59,7 @@ class Curve:
     Attributes:
         step: the function that trains.
         machine: what it was simulated on.
-        costs: where the times come from: "analytic" or "profiled".
+        costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         baseline_peak_bytes: predicted peak of the unoptimised step.
         baseline_s: predicted time of the unoptimised step.
         floor_bytes: the smallest limit that can be kept, within the host's memory.

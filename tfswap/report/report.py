@@ -123,7 +123,7 @@ class Report:
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
         trains: whether the step has a backward pass, or updates variables.
-        costs: where the times come from: "analytic" or "profiled".
+        costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
             process has peaked higher before (its statistics can be reset).
         step: the name of the function or graph that the figures are of.

@@ -88,12 +88,14 @@ def mlp(layers: int = 12, width: int = 512, batch: int = 8192) -> Made:
     return step, (tf.random.stateless_normal([batch, width], seed=(1, 2)),)
 
 
-def _transformer(layers: int = 4, width: int = 192, heads: int = 4, length: int = 96, batch: int = 16) -> Made:
+def transformer(
+    layers: int = 4, width: int = 192, heads: int = 4, length: int = 96, batch: int = 16, any_length: bool = False
+) -> Made:
     import keras
     import tensorflow as tf
 
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((length,), dtype="int32")
+    inputs = keras.Input((None if any_length else length,), dtype="int32")
     h = keras.layers.Embedding(1000, width)(inputs)
     for _ in range(layers):
         a = keras.layers.LayerNormalization()(h)
@@ -153,7 +155,7 @@ def _gpt(layers: int = 4, width: int = 192, heads: int = 4, length: int = 128, b
     return step, (tokens, tokens)
 
 
-def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Made:
+def unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3, any_size: bool = False) -> Made:
     import keras
     import tensorflow as tf
 
@@ -165,7 +167,8 @@ def _unet(size: int = 96, batch: int = 8, width: int = 16, depth: int = 3) -> Ma
             h = keras.layers.ReLU()(keras.layers.BatchNormalization()(h))
         return h
 
-    inputs = keras.Input((size, size, 3))
+    side = None if any_size else size
+    inputs = keras.Input((side, side, 3))
     h, skipped = inputs, []
     for level in range(depth):
         h = twice(h, width << level)
@@ -187,9 +190,9 @@ MODELS: dict[str, Callable[[], Made]] = {
     "resnet": images("ResNet50", 16, 64, 0.9),
     "mobilenet": images("MobileNetV2", 16, 96, 0.9),
     "efficientnet": images("EfficientNetB0", 16, 64, 0.9),
-    "transformer": _transformer,
+    "transformer": transformer,
     "gpt": _gpt,
-    "unet": _unet,
+    "unet": unet,
 }
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/floor.py                            # all models of benchmarks/accuracy.py
     python benchmarks/floor.py mlp transformer --alive    # and what is in memory at the floor's peak
+    python benchmarks/floor.py mlp transformer --alone 5  # and the five largest kinds of kernels, each alone
     python benchmarks/floor.py lstm --steps my_steps.py   # a file whose STEPS are functions that return step, arguments
 
 No plan that keeps the order of kernels whole can take less than what is there throughout (variables, optimizer slots,
@@ -9,15 +10,24 @@ arguments, constants) and, beside it, the largest working set of a kernel: what 
 sums: "in place" has each kernel write over inputs wherever it can, "fresh" has every output in a buffer of its own. A
 loop is one kernel, with all that its iterations save and do not swap. The floor is the smallest limit that is planned;
 "live" is that plan's peak if memory never fragmented, "time" its simulated time over that of the kernels alone. The
-arena is one free region besides what is there throughout. Nothing runs: steps are traced, analysed and planned.
+arena is one free region besides what is there throughout. Steps are traced, analysed and planned, and do not run.
+
+With `--alone`, the kernels of the largest "fresh" working sets run, each by itself in a process with TensorFlow's BFC
+allocator: what it is given is there before, and held by its caller, so that it writes over nothing; the allocator's
+peak says what it allocates. Kernels that write variables or run functions are left out. "floor over it" is the floor
+over what is there throughout and the largest working set so measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import runpy
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,12 +41,18 @@ from accuracy import MIB, MODELS
 from tfswap import progress
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.profile import types_of
+from tfswap.exporters.graph_def import encode_nodes
 from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.ops import calls_functions, is_const
 from tfswap.planner.allocator import round_up
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 
 ARENA_BYTES = 1 << 40
+ALONE_MIB = 4096
+"""The arena of kernels that run alone."""
 
 
 def working_set_bytes(flow: Dataflow, kernel: int, *, in_place: bool) -> int:
@@ -67,7 +83,91 @@ def working_set_bytes(flow: Dataflow, kernel: int, *, in_place: bool) -> int:
     return most
 
 
-def measure(name: str, make: Callable[[], Any], alive: bool) -> dict[str, Any]:
+def runs_alone(node: Node) -> bool:
+    """Whether a kernel needs nothing but tensors."""
+    return not calls_functions(node.op) and all(t.type.dtype not in ("resource", "variant") for t in node.inputs)
+
+
+def run_alone(graph: Graph, flow: Dataflow, kernels: list[int]) -> list[int]:
+    """The working sets of these kernels, bytes, as the allocator tells of each."""
+    encoded = {proto.name: proto for proto in encode_nodes(graph, lambda *_: {})}
+    asked: list[dict[str, Any]] = []
+    for kernel in kernels:
+        node = flow.nodes[kernel]
+        constants = dict.fromkeys(t.node.name for t in node.inputs if is_const(t.node.op))
+        protos = [encoded[name] for name in (node.name, *constants)]
+        for proto in protos:
+            del proto.input[:]
+            proto.attr.pop("_class", None)
+            proto.device = ""
+        given = [t for t in node.inputs if not is_const(t.node.op)]
+        asked.append(
+            {
+                "nodes": [base64.b64encode(proto.SerializeToString()).decode() for proto in protos],
+                "inputs": [t.name for t in node.inputs],
+                "given": {t.name: (t.type.dtype, t.type.shape) for t in given},
+                "made": sorted({number for number, _ in flow.makes[kernel]}),
+            }
+        )
+    environment = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ALONE_MIB)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernels.json"
+        file.write_text(json.dumps(asked))
+        command = [sys.executable, __file__, "--child", str(file)]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"a kernel does not run alone\n{done.stderr[-3000:]}")
+    allocated = json.loads(done.stdout.splitlines()[-1])
+    read = [{v for v in flow.reads[k] if flow.values[v].producer != PERSISTENT} for k in kernels]
+    return [n + sum(round_up(flow.values[v].nbytes) for v in vs) for n, vs in zip(allocated, read, strict=True)]
+
+
+def child(file: Path) -> list[int]:
+    """What each kernel of a file allocates, bytes, with what it is given there before."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    slab = tf.raw_ops.Empty(shape=[ALONE_MIB - 2, MIB], dtype=tf.uint8)
+    del slab
+    return [allocated_bytes(**one) for one in json.loads(file.read_text())]
+
+
+def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], made: list[int]) -> int:
+    """Of one kernel.
+
+    Args:
+        nodes: it, and the constants that it reads; each a NodeDef without inputs.
+        inputs: what the kernel reads, by name.
+        given: type and shape of those that are no constants.
+        made: its outputs.
+    """
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2, node_def_pb2
+
+    graph_def = graph_pb2.GraphDef()
+    for text in nodes:
+        graph_def.node.add().CopyFrom(node_def_pb2.NodeDef.FromString(base64.b64decode(text)))
+    feeds = {name: f"given{number}" for number, name in enumerate(given)}
+    graph_def.node[0].input.extend(feeds.get(name, name) for name in inputs)
+    for name, (dtype, shape) in given.items():
+        feed = graph_def.node.add(name=feeds[name], op="Placeholder")
+        feed.attr["dtype"].type = tf.dtypes.as_dtype(dtype).as_datatype_enum
+        feed.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+
+    @tf.function
+    def run(*tensors: Any) -> Any:
+        fed = {f"{name}:0": tensor for name, tensor in zip(feeds.values(), tensors, strict=True)}
+        return tf.graph_util.import_graph_def(graph_def, fed, [f"{graph_def.node[0].name}:{n}" for n in made])
+
+    tensors = [tf.zeros(shape, dtype) for dtype, shape in given.values()]
+    run(*tensors)  # what is made with the function is there throughout
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run(*tensors)
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+
+
+def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict[str, Any]:
     import tensorflow as tf
 
     from tfswap.frontends.grappler import as_planned
@@ -111,6 +211,19 @@ def measure(name: str, make: Callable[[], Any], alive: bool) -> dict[str, Any]:
         + f"{floor / row['in_place_bytes']:>10.3f}{floor / row['fresh_bytes']:>9.3f}{row['time']:>8.2f}{took_s:>8.1f}",
         flush=True,
     )
+    if alone:
+        fresh = {i: working_set_bytes(flow, i, in_place=False) for i in kernels}
+        kinds = {(flow.nodes[i].op, types_of(flow.nodes[i])): i for i in reversed(kernels)}
+        largest = sorted(kinds.values(), key=lambda i: -fresh[i])[:alone]
+        tried = [i for i in largest if runs_alone(flow.nodes[i])]
+        measured = dict(zip(tried, run_alone(lowest.variant.graph, flow, tried), strict=True))
+        row["alone"] = [(flow.nodes[i].name, flow.nodes[i].op, fresh[i], measured.get(i)) for i in largest]
+        for kernel, op, modelled, found_bytes in row["alone"]:
+            told = "does not run alone" if found_bytes is None else f"{found_bytes / MIB:.1f} alone"
+            print(f"  {modelled / MIB:>10.1f} as modelled, {told}  {op} {kernel}")
+        if measured:
+            bound = there + max(measured.values())
+            print(f"  {bound / MIB:.1f} with the largest, floor over it {floor / bound:.3f}", flush=True)
     if alive:
         kind, subject = steps[live.peak_step]
         node = flow.nodes[subject if kind in ("run", "rerun") else flow.values[subject].producer]
@@ -127,8 +240,13 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all by default")
     parser.add_argument("--steps", type=Path, help="models of one's own: a file that defines STEPS, by name")
     parser.add_argument("--alive", action="store_true", help="list what is in memory at the floor's peak")
+    parser.add_argument("--alone", type=int, default=0, metavar="N", help="run the N largest kinds of kernels alone")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child is not None:
+        print(json.dumps(child(args.child)))
+        return
     models = MODELS if args.steps is None else runpy.run_path(str(args.steps))["STEPS"]
     unknown = [name for name in args.models if name not in models]
     if unknown:
@@ -136,7 +254,7 @@ def main() -> None:
     columns = ("persistent", "in place", "fresh", "live", "floor", "unoptimised")
     print(f"{'MiB':<14}{'kernels':>8}" + "".join(f"{c:>13}" for c in columns) + "   floor over both    time  took, s")
     names = args.models or models
-    rows = [measure(name, models[name], args.alive) for name in progress.over("models", names)]
+    rows = [measure(name, models[name], args.alive, args.alone) for name in progress.over("models", names)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -230,4 +230,6 @@ NETS: dict[str, Callable[..., Made]] = {
     "gan": gan,
     "lstm_lm": lstm_lm,
     "nmt": nmt,
+    "mlp": accuracy.mlp,
+    "transformer": accuracy.transformer,
 }

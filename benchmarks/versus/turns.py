@@ -41,6 +41,7 @@ class Form(NamedTuple):
         limit: bytes; a share of the measured peak of the first form, below 1; FLOOR; or None for all of the arena.
         tactics, solver: as tfswap's options.
         edit: what is changed of the plan, of ablation.EDITS; "" for nothing.
+        cap: the arena's size over the limit, where it is to be hard limited.
     """
 
     label: str
@@ -49,6 +50,7 @@ class Form(NamedTuple):
     tactics: tuple[str, ...] = TACTICS
     solver: str = "default"
     edit: str = ""
+    cap: float | None = None
 
 
 UNOPTIMISED = Form("unoptimised", "unoptimised")
@@ -155,7 +157,9 @@ def compare(
             for form in forms:
                 if isinstance(form.limit, float):
                     form = form._replace(limit=int(form.limit * lines[0].peak_bytes))
-                lines.append(Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=onednn))
+                capped = form.cap is not None and isinstance(form.limit, int)
+                own_mib = int(form.cap * form.limit / MIB) if capped else arena_mib
+                lines.append(Running(net, size, form, Path(folder), arena_mib=own_mib, onednn=onednn))
                 if lines[-1].fits:
                     lines[-1].step(counts=False)
                     for _ in range(rounds if alone else 0):
@@ -170,7 +174,18 @@ def compare(
         finally:
             for one in lines:
                 one.close()
-    return [_line(one, lines[0], asked) for one, asked in zip(lines, forms, strict=True)]
+    made = [_line(one, lines[0], asked) for one, asked in zip(lines, forms, strict=True)]
+    for line, one in zip(made, lines, strict=True):
+        others = (other for other in lines if other is not one and other.fits and one.fits)
+        line["same_losses_as"] = [other.form.label for other in others if _same(one, other)]
+    return made
+
+
+def _same(one: Running, other: Running) -> bool:
+    """Whether all steps that both told of have the same losses, to the bit."""
+    ahead = other.told["steps"] - one.told["steps"]
+    a, b = one.losses[max(0, ahead) :], other.losses[max(0, -ahead) :]
+    return all(map(float.__eq__, a, b))
 
 
 def told_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False) -> Any:

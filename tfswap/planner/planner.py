@@ -256,6 +256,8 @@ class Planner:
                     judged.draft.timing.total_s >= best.timing.total_s or judged.least_s >= best.timing.total_s
                 ):
                     continue
+                if ladder.targets[rung] > limit_bytes and judged.least_bytes > limit_bytes:
+                    continue
                 found = judged.fitting(limit_bytes)
                 if found is None or not self.tiers.fit(found.memory):
                     continue
@@ -371,6 +373,11 @@ class Judged:
         splits = (found for _, found in self._split(self.apart, below_bytes))
         found = min((self.apart, *splits), key=lambda one: one.peak_bytes)
         return found if found.peak_bytes < below_bytes else None
+
+    @property
+    def least_bytes(self) -> int:
+        """What all of them promise at least: an allocator never needs less than what is live."""
+        return promised(self._splits_of(self.draft.choice._replace(beside=()))[0])
 
     @cached_property
     def least_s(self) -> float:

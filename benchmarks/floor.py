@@ -84,8 +84,9 @@ def working_set_bytes(flow: Dataflow, kernel: int, *, in_place: bool) -> int:
 
 
 def runs_alone(node: Node) -> bool:
-    """Whether a kernel needs nothing but tensors."""
-    return not calls_functions(node.op) and all(t.type.dtype not in ("resource", "variant") for t in node.inputs)
+    """Whether a kernel deals in nothing but tensors."""
+    kinds = (*(t.type for t in node.inputs), *node.outputs)
+    return not calls_functions(node.op) and all(kind.dtype not in ("resource", "variant") for kind in kinds)
 
 
 def run_alone(graph: Graph, flow: Dataflow, kernels: list[int]) -> list[int]:

@@ -436,6 +436,8 @@ class Judged:
                 memory = self._memory(split)
                 if not memory.raced:
                     yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
+                if memory.peak_bytes >= candidate.memory.peak_bytes:
+                    break  # more would not help either, as a rule
 
     def _in_exact_chunks(self, choice: Choice, share: float) -> Choice:
         live_bytes, splits = self._splits_of(choice)

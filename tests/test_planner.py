@@ -32,7 +32,7 @@ from tfswap.planner import evict, furthest, ordering
 from tfswap.planner import planner as planning
 from tfswap.planner.allocator import round_up
 from tfswap.planner.plan import Absence, Plan, Split, fingerprint
-from tfswap.planner.planner import Planner
+from tfswap.planner.planner import Planner, promised, simulated_limit
 from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory, simulate_time
@@ -128,6 +128,15 @@ def test_views_and_constants_are_no_kernels_and_hold_no_bytes_of_their_own():
     )
     assert [flow.nodes[i].name for i in kernels(flow)] == ["a", "b"]
     assert flow.value_of[flow.nodes[flow.place["view"]], 0] == flow.value_of[flow.nodes[flow.place["a"]], 0]
+
+
+# --- the margin --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [5_000, 1_048_576, 27_557_257, 10**10 + 7])
+def test_what_may_be_simulated_is_the_most_that_is_promised_within_a_limit(limit: int):
+    most = simulated_limit(limit)
+    assert promised(most) <= limit < promised(most + 1)
 
 
 # --- simulate: peaks computed by hand ---------------------------------------------------------------------

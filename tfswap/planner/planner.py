@@ -111,7 +111,8 @@ def promised(peak_bytes: int) -> int:
 
 def simulated_limit(limit_bytes: int) -> int:
     """The highest simulated peak of a plan that keeps this limit."""
-    return min(limit_bytes - MARGIN_BYTES, int(limit_bytes / (1 + MARGIN_SHARE)))
+    most = min(limit_bytes - MARGIN_BYTES, int(limit_bytes / (1 + MARGIN_SHARE)) + 1)
+    return most if promised(most) <= limit_bytes else most - 1
 
 
 @dataclass(frozen=True)
@@ -436,7 +437,7 @@ class Judged:
                 memory = self._memory(split)
                 if not memory.raced:
                     yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
-                if memory.peak_bytes >= candidate.memory.peak_bytes:
+                if split.splits and memory.peak_bytes >= candidate.memory.peak_bytes:
                     break  # more would not help either, as a rule
 
     def _in_exact_chunks(self, choice: Choice, share: float) -> Choice:

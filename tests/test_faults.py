@@ -223,10 +223,11 @@ def after(steps):
     resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
     return (stats.pool_in_use_bytes, stats.pool_reserved_bytes, stats.disk_reserved_bytes), resident
 
-few, many = after(200), after(1500)
+pools, resident = zip(*(after(steps) for steps in (200, 500, 500, 500)))
 assert step.stats().disk_out_bytes > 0 and step.stats().out_bytes > 0
-assert few[0] == many[0], (few, many)
-assert many[1] - few[1] < 4 * MIB, (few, many)
+assert len(set(pools)) == 1, pools
+# What leaks grows each time; a thread that starts late takes its stack and its share of the heap once.
+assert min(more - less for less, more in zip(resident, resident[1:])) < MIB, resident
 """
     )
 

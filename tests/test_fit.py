@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,46 +36,79 @@ def search(start: int, limit_bytes: int = 0, unit: int = 1) -> Search:
     return Search(step, {"x": (0,)}, unit, limit_bytes, HERE, Options(), Costs.of(CPU))
 
 
+LIMIT = 10**6
+"""Bytes that the largest size just needs in the searches of what a formula says."""
+
+SHAPES: dict[str, tuple[Callable[[float], float], int]] = {
+    "line": (lambda n: 0.2 + 0.8 * n, 11),
+    "square": (lambda n: 0.1 + 0.3 * n + 0.6 * n**2, 17),
+    "root": (lambda n: n**0.5, 14),
+    "step": (lambda n: 0.5 if n <= 1 else 9.0, 24),
+}
+"""What sizes need, as shares of the limit, by share of the largest; and how many may be tried to find it."""
+
+
 @pytest.mark.parametrize("start", [1, 7, 100, 4000])
 @pytest.mark.parametrize("largest", [0, 1, 2, 99, 100, 1000])
-def test_the_search_finds_the_largest_from_any_start(start: int, largest: int):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_search_finds_the_largest_from_any_start(start: int, largest: int, shape: str):
     asked: list[int] = []
+    needed, most = SHAPES[shape]
 
-    def fits(size: int) -> bool:
+    def needs(size: int) -> int:
         asked.append(size)
-        return size <= largest
+        return int(LIMIT * needed(size / largest)) if largest else LIMIT + size
 
-    assert search(start).largest(fits) == largest
-    assert len(asked) < 45
+    assert search(start, LIMIT).largest(needs) == largest
+    assert len(set(asked)) == len(asked) <= most
 
 
-def test_the_search_looks_past_a_size_that_does_not_fit():
-    holes = {500, 503, 504, 505, 512}
-    assert search(1).largest(lambda n: n <= 530 and n not in holes) == 530
+def test_the_search_ends_where_needs_rise_and_fall():
+    for largest in range(3, 300):
+        found = search(7, LIMIT).largest(lambda n, at=largest: int(LIMIT * (n / at + 0.02 * math.sin(50 * n / at))))
+        assert 0.95 * largest < found + 1 < 1.1 * largest + 2
+
+
+def test_the_search_looks_beyond_holes():
+    """A size can fit where a smaller one does not."""
+    holes = {512, 513, 514, 515}
+    fitting = Fitting(lambda n: n <= 530 and n not in holes)
+    assert search(1, LIMIT).largest(fitting.bytes_of) == 530
     step = round(499 * PROBED_SHARE / PROBES)
-    assert search(1).largest(lambda n: n < 500 or n == 499 + step) == 499 + step
+    fitting = Fitting(lambda n: n < 500 or n == 499 + step)
+    assert search(1, LIMIT).largest(fitting.bytes_of) == 499 + step
+
+
+class Fitting:
+    """Sizes that a rule says fit; they need more and more, and those that do not fit a little too much."""
+
+    def __init__(self, fits: Callable[[int], bool]):
+        self._fits = fits
+
+    def bytes_of(self, size: int) -> int:
+        return min(LIMIT, 1900 * size) if self._fits(size) else LIMIT + size
 
 
 def test_only_multiples_are_tried():
     asked: list[int] = []
-    found = search(1, unit=32).largest(lambda n: asked.append(n) is None and n <= 1000)
+    found = search(1, 1000, unit=32).largest(lambda n: asked.append(n) or n)
     assert found == 992
     assert all(n % 32 == 0 for n in asked)
 
 
 def test_a_size_that_does_not_matter_is_told():
     with pytest.raises(TfswapError, match="does not depend on x"):
-        search(1).largest(lambda _: True)
+        search(1, LIMIT).largest(lambda _: 5)
 
 
 def test_planned_sizes_keep_the_limit_and_the_next_does_not():
     at = search(64, limit_bytes=3 << 20)
-    size = at.largest(at.fits)
+    size = at.largest(at.floor_bytes)
     found = at.candidate(size)
     assert found is not None
     assert found.peak_bytes <= 3 << 20
     assert at.candidate(size + 1) is None
-    assert size > at.largest(at.fits_as_it_is) > 0
+    assert size > at.largest(at.peak_bytes) > 0
 
 
 def test_what_is_searched_is_the_batch_or_what_the_user_says():

@@ -8,6 +8,7 @@ where a smaller one does not. So the search does not end with the first refusal,
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ PROBES = 4
 """Sizes tried above one that bisection finds the largest."""
 PROBED_SHARE = 0.08
 """How far above they reach: as far as chunks and workspaces move a peak."""
+BISECTED = 3
+"""One of so many tries is halfway: lines through needs that differ little, or that bend, may lead nowhere."""
 CONFIRMATIONS = 8
 """Sizes that are run, at most, until one keeps the limit."""
 
@@ -105,7 +108,7 @@ def max_batch(
         device=on.device,
     )
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
-    size = search.largest(search.fits)
+    size = search.largest(search.floor_bytes)
     confirmed = False
     if confirm and size > 0 and device is None:
         if not saved:
@@ -114,7 +117,7 @@ def max_batch(
         elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
             size, confirmed = _confirmed_saved(step, function, found, search, size)
     if not size:
-        floor = search.optimizer(multiple_of).floor_bytes()
+        floor = search.floor_bytes(multiple_of)
         raise InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and {found.name} needs at least "
             f"{floor} ({format_bytes(floor)}) at a size of {multiple_of}, the smallest that is tried",
@@ -130,7 +133,7 @@ def max_batch(
         limit_bytes=limit_bytes,
         varied=tuple((name, tuple(axes)) for name, axes in search.axes.items()),
         size=size,
-        unoptimised_size=search.largest(search.fits_as_it_is),
+        unoptimised_size=search.largest(search.peak_bytes),
         peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
         time_ratio=optimizer.baseline.time_ratio(best.timing.total_s),
         host_bytes=best.memory.host_peak_bytes,
@@ -183,7 +186,7 @@ class Search:
         self.limit_bytes = limit_bytes
         self._on, self._options, self._costs = on, options, costs
         self._peaks: dict[int, int] = {}
-        self._fits: dict[int, bool] = {}
+        self._floors: dict[int, int] = {}
         self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest: they are large
 
     def _optimizer(self, size: int) -> Optimizer:
@@ -192,47 +195,51 @@ class Search:
 
     def candidate(self, size: int) -> Candidate | None:
         """The plan for a size; None where none keeps the limit."""
-        with progress.task(f"trying a size of {size}"):
-            optimizer = self.optimizer(size)
-            found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
-        self._fits[size] = found is not None
+        optimizer = self.optimizer(size)
+        found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
         return None if found is None else found.candidate
 
-    def fits(self, size: int) -> bool:
-        """Whether there is a plan for a size."""
-        if size not in self._fits:
-            self.candidate(size)
-        return self._fits[size]
+    def floor_bytes(self, size: int) -> int:
+        """The smallest limit that a plan for a size keeps."""
+        if size not in self._floors:
+            with progress.task(f"trying a size of {size}"):
+                self._floors[size] = self.optimizer(size).floor_bytes()
+        return self._floors[size]
 
-    def fits_as_it_is(self, size: int) -> bool:
-        """Whether the unoptimised step's predicted peak is within the limit."""
+    def peak_bytes(self, size: int) -> int:
+        """The unoptimised step's predicted peak."""
         if size not in self._peaks:
-            self._peaks[size] = self.optimizer(size).baseline.peak_bytes
-        return self._peaks[size] <= self.limit_bytes
+            with progress.task(f"trying a size of {size} unoptimised"):
+                self._peaks[size] = self.optimizer(size).baseline.peak_bytes
+        return self._peaks[size]
 
-    def largest(self, fits: Callable[[int], bool]) -> int:
-        """The largest size that fits, as far as a search tells; 0 where the smallest does not."""
-        low, high = self._bracket(lambda count: fits(count * self.unit))
+    def largest(self, needs: Callable[[int], int]) -> int:
+        """The largest size that needs no more than the limit, as far as a search tells; 0 where the smallest does.
+
+        Args:
+            needs: bytes, by size.
+        """
+        tries = _Tries(lambda count: needs(count * self.unit), self.limit_bytes)
+        low, high = self._bracket(tries)
         while low:
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if fits(middle * self.unit) else (low, middle)
+            low, high = tries.narrowed(low, high)
             reach = [low + max(i, round(low * PROBED_SHARE * i / PROBES)) for i in range(1, PROBES + 1)]
-            beyond = [count for count in reach if fits(count * self.unit)]
+            beyond = [count for count in reach if tries.fits(count)]
             if not beyond:
                 break
             low = max(beyond)
             high = low + max(1, round(low * PROBED_SHARE))
-            while fits(high * self.unit):
+            while tries.fits(high):
                 low, high = high, 2 * high - low
         return low * self.unit
 
-    def _bracket(self, fits: Callable[[int], bool]) -> tuple[int, int]:
+    def _bracket(self, tries: _Tries) -> tuple[int, int]:
         """A count that fits, or 0, and a larger one that does not."""
         start = next((s[a] for n, axes in self.axes.items() for a in axes if (s := self.step.shapes[n])), None) or 1
         low, high = 0, max(1, start // self.unit)
-        while fits(high):
-            low, high = high, 2 * high
+        while tries.fits(high):
+            met = tries.meets_limit()
+            low, high = high, 2 * high if met is None else max(high + (high - low + 1) // 2, min(met + 1, 8 * high))
             if high * self.unit > MAX_SIZE:
                 raise TfswapError(
                     f"{self.step.name} fits at any size up to {MAX_SIZE}: its memory does not depend on "
@@ -241,10 +248,51 @@ class Search:
         if low:
             return low, high
         while high > 1:
-            if fits(high // 2):
-                return high // 2, high
-            high //= 2
+            met = tries.meets_limit()
+            count = high // 2 if met is None else max(1, min(met, high // 2))
+            if tries.fits(count):
+                return count, high
+            high = count
         return 0, 1
+
+
+class _Tries:
+    """What counts need, each asked once: sizes are traced and planned anew, and that takes seconds.
+
+    What a step needs is nearly a line in its batch, and a smooth curve in a side or a length, so the next count is
+    where a line meets the limit.
+
+    Args:
+        needs: bytes, by count.
+        limit_bytes: what may be needed.
+    """
+
+    def __init__(self, needs: Callable[[int], int], limit_bytes: int):
+        self._needs, self._limit_bytes = needs, limit_bytes
+        self._found: dict[int, int] = {}
+
+    def fits(self, count: int) -> bool:
+        if count not in self._found:
+            self._found[count] = self._needs(count)
+        return self._found[count] <= self._limit_bytes
+
+    def meets_limit(self) -> int | None:
+        """Where the line through the two needs that are nearest to the limit meets it; None where nothing says."""
+        nearest = sorted(self._found.items(), key=lambda entry: abs(entry[1] - self._limit_bytes))[:2]
+        (less, low_bytes), (more, high_bytes) = sorted(nearest) if len(nearest) == 2 else ((0, 0), (0, 0))
+        if high_bytes <= low_bytes:
+            return None
+        return less + (self._limit_bytes - low_bytes) * (more - less) // (high_bytes - low_bytes)
+
+    def narrowed(self, low: int, high: int) -> tuple[int, int]:
+        """Neighbours between a count that fits and one that does not, of which it is true too."""
+        for tried in itertools.count(1):
+            if high - low == 1:
+                break
+            met = None if tried % BISECTED == 0 else self.meets_limit()
+            count = (low + high) // 2 if met is None else max(low + 1, min(met, high - 1))
+            low, high = (count, high) if self.fits(count) else (low, count)
+        return low, high
 
 
 def _confirmed_saved(

@@ -112,6 +112,13 @@ def test_pools_that_onednn_sums_in_another_order_stay(ksize, count):
     assert len(find_encodings(graph, DeviceModel(onednn=True))) == count
 
 
+def test_what_is_computed_before_the_step_runs_takes_no_encoding():
+    """A mask of constants, as that of causal attention, is none of the step's kernels."""
+    text = "%c = {} -> float32[64,64]\n%d = Const() -> float32[64,64]\n%g = ReluGrad(%c, %d) -> float32[64,64]\n"
+    for op, count in (("Const()", 0), ("Placeholder()", 1)):
+        assert len(find_encodings(parse_graph(text.format(op)), PLAIN)) == count
+
+
 def test_on_a_gpu_only_choices_are_encoded():
     for name, count in (("encode_relu", 0), ("encode_pool", 0), ("encode_select", 2)):
         assert len(find_encodings(Golden(name).graph, DeviceModel("gpu"))) == count

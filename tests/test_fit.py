@@ -18,7 +18,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Machine, default_rates
 from tfswap.errors import TfswapError
 from tfswap.frontends import cli
-from tfswap.frontends.fit import PROBED_SHARE, PROBES, Search, axes_of, max_batch
+from tfswap.frontends.fit import CONFIRMATIONS, PROBED_SHARE, PROBES, Search, axes_of, largest_that_runs, max_batch
 from tfswap.frontends.pipeline import Options
 from tfswap.frontends.training_step import TrainingStep
 
@@ -89,6 +89,28 @@ class Fitting:
         return min(LIMIT, 1900 * size) if self._fits(size) else LIMIT + size
 
 
+@pytest.mark.parametrize("unit", [1, 16])
+@pytest.mark.parametrize("runs", [16, 400, 700, 970, 1000])
+def test_the_largest_size_that_runs_is_found_below_one_that_does_not(runs: int, unit: int):
+    """However little the failed runs were over by: 1 of 1000 here."""
+    tried: list[int] = []
+
+    def takes(size: int) -> float:
+        tried.append(size)
+        return 0.99 if size <= runs else 1.001
+
+    found = largest_that_runs(1000 // unit * unit, unit, takes)
+    assert len(tried) <= CONFIRMATIONS
+    assert 0 < found <= runs
+    assert found > 0.95 * runs or runs < 700
+
+
+def test_what_a_run_was_over_by_is_taken_off_at_once():
+    assert largest_that_runs(1000, 1, lambda size: size / 300) > 290
+    assert largest_that_runs(1000, 1, lambda size: math.inf if size > 500 else 0.5) > 250
+    assert largest_that_runs(1000, 1, lambda size: 1.5) == 0
+
+
 def test_only_multiples_are_tried():
     asked: list[int] = []
     found = search(1, 1000, unit=32).largest(lambda n: asked.append(n) or n)
@@ -99,6 +121,22 @@ def test_only_multiples_are_tried():
 def test_a_size_that_does_not_matter_is_told():
     with pytest.raises(TfswapError, match="does not depend on x"):
         search(1, LIMIT).largest(lambda _: 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"vary": {"x": 5}}, "give the axes that are searched by argument"),
+        ({"vary": "x"}, "give the axes"),
+        ({"vary": {"x": (-1,)}}, "give the axes"),
+        ({"device": 3}, "device is 3: give the name of one"),
+        ({"device": "abacus"}, "no device is called 'abacus'"),
+    ],
+)
+def test_what_a_search_is_given_is_looked_at_first(given: dict[str, Any], match: str):
+    pytest.importorskip("tensorflow")
+    with pytest.raises(TfswapError, match=match):
+        max_batch(lambda x: x, memory_limit="1MiB", **given)
 
 
 def test_planned_sizes_keep_the_limit_and_the_next_does_not():
@@ -189,7 +227,7 @@ step = tf.function(net.step)
 before = [w.numpy().tobytes() for w in net.weights]
 found = tfswap.max_batch(step, tf.ones([64, 256]), memory_limit="24MiB", multiple_of=64)
 assert "confirmed by a run" in str(found)
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+peak = found.measured_bytes
 kept = [w.numpy().tobytes() for w in net.weights] == before
 curve = tfswap.simulate(step, tf.TensorSpec([found.size, 256]), limits=2)
 print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "kept": kept,
@@ -215,7 +253,7 @@ slab = tf.raw_ops.Empty(shape=[198, 2**20], dtype=tf.uint8); del slab
 model = tempfile.mkdtemp()
 saved_models.save("plain", model)
 found = tfswap.max_batch(model, memory_limit="16MiB", multiple_of=64)
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+peak = found.measured_bytes
 print(json.dumps({"size": found.size, "plain": found.unoptimised_size, "confirmed": found.confirmed, "peak": peak}))
 """
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import on_arena
 
 from tfswap.analysis import kernels
 from tfswap.analysis.device import DeviceModel
@@ -75,6 +76,51 @@ def test_what_is_deferred_is_passed_on():
     scalar = TensorType("float32", ())
     assert kernel_memory("Tfswap>Defer", {}, (scalar,), (scalar,), CPU).alias == ((0, 0),)
     assert not ops.is_folded("Tfswap>Defer")
+
+
+DRAWS = """
+import json
+import sys
+import tensorflow as tf
+from tfswap.ir import ops
+
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the executor folds, not Grappler
+size, x = [512, 1024], tf.ones([512, 1024])
+raw = tf.raw_ops
+
+def drawn():
+    return {"shape": size, "key": tf.constant([5], tf.uint64), "counter": tf.constant([1, 2], tf.uint64), "alg": 1}
+
+draws = {
+    "StatelessMultinomial": lambda: raw.StatelessMultinomial(logits=tf.ones([512, 4]), num_samples=1024, seed=[1, 2]),
+    "StatelessRandomGammaV3": lambda: raw.StatelessRandomGammaV3(**drawn(), alpha=2.0),
+    "StatelessRandomNormal": lambda: raw.StatelessRandomNormal(shape=size, seed=[1, 2]),
+    "StatelessRandomNormalV2": lambda: raw.StatelessRandomNormalV2(**drawn()),
+    "StatelessRandomUniformIntV2": lambda: raw.StatelessRandomUniformIntV2(**drawn(), minval=0, maxval=9),
+    "StatelessRandomUniformV2": lambda: raw.StatelessRandomUniformV2(**drawn()),
+    "StatelessTruncatedNormalV2": lambda: raw.StatelessTruncatedNormalV2(**drawn()),
+    "StatelessRandomGetKeyCounter": lambda: raw.StatelessRandomNormalV2(
+        **drawn() | raw.StatelessRandomGetKeyCounter(seed=[1, 2])._asdict()
+    ),
+}
+
+def held():
+    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+wrong = []
+for op, draw in draws.items():
+    function = tf.function(lambda x: tf.reduce_sum(tf.cast(draw(), tf.float32) * x))
+    before = held()
+    function(x)
+    if (held() - before > 2**20) != ops.is_folded(op):
+        wrong.append(op)
+print(json.dumps(wrong))
+"""
+
+
+def test_draws_from_constants_are_computed_once_where_tensorflow_does():
+    pytest.importorskip("tensorflow")
+    assert on_arena(DRAWS) == []
 
 
 def test_results_that_are_handed_over_have_slots_of_their_own():

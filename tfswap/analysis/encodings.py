@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
+from tfswap.analysis.folding import constant_nodes
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
@@ -107,16 +108,17 @@ def waits_long(seconds: float, nbytes: int, rates: Rates) -> bool:
 
 
 def find_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool = True) -> list[Encoding]:
-    """Every kernel of `graph` that can take an encoding, in the graph's order.
+    """Every kernel of `graph` that runs in the step and can take an encoding, in the graph's order.
 
     Args:
         same_bits: only where the result has the bits that the device's own kernel gives it. Else it may be a gradient
             that differs in its last bits and in how ties are settled.
     """
     found: list[Encoding] = []
+    constants = constant_nodes(graph, graph.topological())
     for node in graph:
         codec = _CODECS.get(node.op)
-        if codec is None or (same_bits and device.kind == "gpu" and not codec.gpu):
+        if codec is None or node in constants or (same_bits and device.kind == "gpu" and not codec.gpu):
             continue
         encoded = _ENCODED[codec.encode](node, codec, same_bits and device.onednn)
         if encoded is not None:

@@ -25,10 +25,10 @@ from absl.flags import argparse_flags
 from tfswap import progress
 from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.files import require_new_folder, require_place
+from tfswap.files import require_new_folder
 from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import TACTICS
-from tfswap.report.report import HEADS, TRACE, require_kind
+from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 
@@ -130,8 +130,9 @@ def _require_places(options: argparse.Namespace) -> None:
         require_kind(path)
     if "trace_file" in given:
         require_kind(options.trace_file, (TRACE,))
-    for path in filter(None, (given.get("png"), given.get("html"))):
-        require_place(path)
+    for path, kind in ((given.get("png"), PNG), (given.get("html"), HTML)):
+        if path is not None:
+            require_kind(path, (kind,))
     if "output_dir" in given:
         require_new_folder(options.output_dir, options.saved_model_dir)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -41,7 +42,9 @@ PROBED_SHARE = 0.08
 BISECTED = 3
 """One of so many tries is halfway: lines through needs that differ little, or that bend, may lead nowhere."""
 CONFIRMATIONS = 8
-"""Sizes that are run, at most, until one keeps the limit."""
+"""Sizes that are run, at most, until the largest that keeps the limit is known."""
+RESOLUTION = 1 / 64
+"""How well it is known then, as a share of it."""
 
 
 def max_batch(
@@ -87,6 +90,7 @@ def max_batch(
         UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not take a size that is tried.
     """
     whole("multiple_of", multiple_of)
+    _require_axes(vary)
     on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit)
     limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
     if limit_bytes is None:
@@ -109,18 +113,26 @@ def max_batch(
     )
     search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
     size = search.largest(search.floor_bytes)
-    confirmed = False
+    planned, measured = size, None
     if confirm and size > 0 and device is None:
         if not saved:
             traced = undecorated(step)
-            size, confirmed = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
+            size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
         elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
-            size, confirmed = _confirmed_saved(step, function, found, search, size)
+            size, measured = _confirmed_saved(step, function, found, search, size)
     if not size:
         floor = search.floor_bytes(multiple_of)
+        limit = f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)})"
+        if planned:
+            raise InfeasibleMemoryLimit(
+                f"{limit}. A size of {planned} has a plan that keeps it, but no size that was run did, with what else "
+                "is in the device's memory. Free that, or try in a process of its own",
+                floor_bytes=floor,
+                limit_bytes=limit_bytes,
+            )
         raise InfeasibleMemoryLimit(
-            f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and {found.name} needs at least "
-            f"{floor} ({format_bytes(floor)}) at a size of {multiple_of}, the smallest that is tried",
+            f"{limit}, and {found.name} needs at least {floor} ({format_bytes(floor)}) at a size of {multiple_of}, "
+            "the smallest that is tried",
             floor_bytes=floor,
             limit_bytes=limit_bytes,
         )
@@ -133,12 +145,23 @@ def max_batch(
         limit_bytes=limit_bytes,
         varied=tuple((name, tuple(axes)) for name, axes in search.axes.items()),
         size=size,
+        planned_size=planned,
         unoptimised_size=search.largest(search.peak_bytes),
         peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
         time_ratio=optimizer.baseline.time_ratio(best.timing.total_s),
         host_bytes=best.memory.host_peak_bytes,
-        confirmed=confirmed,
+        confirmed=measured is not None,
+        measured_bytes=measured,
     )
+
+
+def _require_axes(vary: Any) -> None:
+    """Raise TfswapError for a `vary` that does not say by argument which axes."""
+    named = vary.items() if isinstance(vary, Mapping) else [] if vary is None else [(None, None)]
+    for name, axes in named:
+        listed = isinstance(axes, Sequence) and not isinstance(axes, str)
+        if not isinstance(name, str) or not listed or not all(isinstance(a, int) and a >= 0 for a in axes or ()):
+            raise TfswapError(f'vary is {vary!r}: give the axes that are searched by argument, as {{"images": (1, 2)}}')
 
 
 def axes_of(step: TrainingStep, vary: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
@@ -297,7 +320,7 @@ class _Tries:
 
 def _confirmed_saved(
     model: str | os.PathLike[str], function: str, found: TrainingStep, search: Search, size: int
-) -> tuple[int, bool]:
+) -> tuple[int, int | None]:
     """As `_confirmed`, of a SavedModel's step with zeros. Where they can't be run the size stays as planned."""
     import tensorflow as tf
 
@@ -305,13 +328,13 @@ def _confirmed_saved(
         return _confirmed(*loaded_step(model, function, found), search, size)
     except (TfswapError, tf.errors.OpError, ValueError, TypeError) as error:
         log.warning("tfswap: the size is planned and not confirmed, since %s can't be run: %s", found.name, error)
-        return size, False
+        return size, None
 
 
-def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, bool]:
+def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, int | None]:
     """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
 
-    With whether the allocator told the peak. It is counted anew for each run: an earlier one says nothing of it.
+    With its run's peak, where the allocator tells it, counted anew for each run: an earlier one says nothing of it.
 
     Args:
         traced: the step's function.
@@ -322,24 +345,50 @@ def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, s
     options = search.optimizer(size).options
     request = check(search.limit_bytes, options.tactics, None, None, "optimize", precision=options.precision)
     device, _ = machine.current_device()
-    for _ in range(CONFIRMATIONS):
+    peaks: dict[int, int] = {}
+
+    def takes(size: int) -> float:
         planned = OptimizedFunction(traced, request, "warn")
         sized = arguments({name: dict.fromkeys(axes, size) for name, axes in search.axes.items()})
-        over = 1.0
         try:
+            if search.floor_bytes(size) > search.limit_bytes:
+                return search.floor_bytes(size) / search.limit_bytes
             with restored(traced.get_concrete_function(*sized)):
                 if machine.memory_info(device) is not None:
                     tf.config.experimental.reset_memory_stats(device)
                 planned(*sized)
                 after = machine.memory_info(device)
-            if after is None or after.peak_bytes <= search.limit_bytes:
-                return size, after is not None
-            over = after.peak_bytes / search.limit_bytes
+            if after is None:
+                return 0.0
+            peaks[size] = after.peak_bytes
+            return after.peak_bytes / search.limit_bytes
         except InfeasibleMemoryLimit as error:
-            over = error.floor_bytes / search.limit_bytes
+            return error.floor_bytes / search.limit_bytes
         except tf.errors.ResourceExhaustedError:
-            pass  # the device had less than the limit says
-        size = min(size - search.unit, int(size / over) // search.unit * search.unit)
-        if size < search.unit:
+            return math.inf  # the device had less than the limit says
+
+    found = largest_that_runs(size, search.unit, takes)
+    return found, peaks.get(found)
+
+
+def largest_that_runs(size: int, unit: int, takes: Callable[[int], float]) -> int:
+    """The largest multiple of `unit`, from `size` down, that takes no more than there is; 0 where none is found.
+
+    What is in the arena already is no part of a plan for any arena, so that a size may fit on paper alone. The first
+    sizes are lower by more and more, whatever one was over by; from the first that runs on it goes halfway up again.
+
+    Args:
+        takes: what a run of a size took, over the limit.
+    """
+    low, high = 0, size + unit
+    for tried in range(CONFIRMATIONS):
+        over = takes(size)
+        low, high = (size, high) if over <= 1 else (low, size)
+        if high - low <= max(unit, round(low * RESOLUTION)):
             break
-    return 0, False
+        if low:
+            size = (low + high) // 2
+        else:
+            size -= max(int(size * RESOLUTION * 2**tried), 0 if over == math.inf else size - int(size / over))
+        size = max(unit, size // unit * unit)
+    return low

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfswap import progress
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.devices import THIS, Machine, described
+from tfswap.analysis.devices import NAMES, THIS, Machine, described
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
@@ -94,6 +94,8 @@ def target(
 
 def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]:
     """The machine that a user named, and what things take on it. Raises TfswapError for a name that is not known."""
+    if name is not None and not isinstance(name, str):
+        raise TfswapError(f"device is {name!r}: give the name of one, of {', '.join(NAMES)}")
     if name is not None and profile is not None:
         raise TfswapError(
             f"device is {name!r} and there is a profile: a profile is of the machine that it was taken on. Give one."

@@ -19,11 +19,14 @@ class Fit:
         limit_bytes: what it may take.
         varied: what has the size, as (argument, axes).
         size: the largest that fits under a plan.
+        planned_size: the largest that has a plan; more than `size` where runs of larger ones passed the limit, with
+            what else is in the device's memory.
         unoptimised_size: the largest that fits as it is; 0 where not even the smallest does.
         peak_bytes: planned peak at `size`.
         time_ratio: predicted step time at `size` over that of an unoptimised step of that size.
         host_bytes: host memory for swapped tensors at `size`.
         confirmed: whether a step of that size was run, and its measured peak kept the limit.
+        measured_bytes: that peak; None where no run told it.
     """
 
     step: str
@@ -31,11 +34,13 @@ class Fit:
     limit_bytes: int
     varied: tuple[tuple[str, tuple[int, ...]], ...]
     size: int
+    planned_size: int
     unoptimised_size: int
     peak_bytes: int
     time_ratio: float
     host_bytes: int
     confirmed: bool
+    measured_bytes: int | None = None
 
     def to_json(self) -> str:
         """All figures as JSON text."""
@@ -45,6 +50,8 @@ class Fit:
         axes = "; ".join(f"axis {', '.join(map(str, axes))} of {name}" for name, axes in self.varied)
         gain = f"  (x{self.size / self.unoptimised_size:.1f})" if self.unoptimised_size else "  (not even the smallest)"
         told = ", confirmed by a run" if self.confirmed else ", planned; no run has measured it"
+        if self.planned_size > self.size:
+            told += f"; {self.planned_size} on paper, which passed the limit with what else is there"
         rows = [
             ("machine", self.machine),
             ("limit", format_bytes(self.limit_bytes)),
@@ -52,6 +59,7 @@ class Fit:
             ("as it is", f"{self.unoptimised_size}"),
             ("under tfswap", f"{self.size}{gain}{told}"),
             ("peak planned", format_bytes(self.peak_bytes)),
+            *([("peak measured", format_bytes(self.measured_bytes))] if self.measured_bytes is not None else []),
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f} of an unoptimised step of that size"),
         ]

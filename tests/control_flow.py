@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -326,6 +326,48 @@ def micro_batches() -> Made:
     return [*weights, *sums], step, [_data(4, 1000, 64)]
 
 
+def convolutions_in_micro_batches() -> Made:
+    """As `micro_batches`, of a net whose maps wait for their signs and for where their maxima lie."""
+    weights = _weights((3, 3, 8, 16), (3, 3, 16, 16), (3, 3, 16, 16))
+    sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+    def loss_of(h: Any) -> Any:
+        for w in weights:
+            h = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(h, w, 1, "SAME")), 2, 2, "SAME")
+        return tf.reduce_mean(h * h)
+
+    def step(x: Any) -> Any:
+        total = tf.constant(0.0)
+        for i in tf.range(3):
+            with tf.GradientTape() as tape:
+                loss = loss_of(x[i])
+            for s, g in zip(sums, tape.gradient(loss, weights), strict=True):
+                s.assign_add(g)
+            total += loss
+        for w, s in zip(weights, sums, strict=True):
+            w.assign_sub(0.01 * s)
+            s.assign(tf.zeros_like(s))
+        return total
+
+    return [*weights, *sums], step, [_data(3, 4, 32, 32, 8)]
+
+
+def dropout_in_loop() -> Made:
+    """What the loop saves of its masks and of the last map is read for predicates alone."""
+    weights = _weights((64, 64), (64, 64))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for i in tf.range(8):
+                y = tf.nn.experimental.stateless_dropout(tf.nn.relu(h @ weights[0]), 0.3, seed=tf.stack([i, 3]))
+                h += tf.nn.relu(y @ weights[1])
+            loss = tf.reduce_mean(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
 def recurrent_micro_batches() -> Made:
     """As `micro_batches`, of a net that is a loop itself."""
     (w,) = weights = _weights((64, 64))
@@ -413,6 +455,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         attention,
         loss_scale,
         micro_batches,
+        convolutions_in_micro_batches,
+        dropout_in_loop,
         recurrent_micro_batches,
         steps_in_loop,
         training_branch,
@@ -425,7 +469,7 @@ class _Holder:
         self.variables = variables
 
 
-def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, Any]:
+def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[str, Any]:
     import tfswap
     from tfswap.exporters.function import grappler_off
 
@@ -436,12 +480,12 @@ def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, A
     if limit == "unoptimised":
         with grappler_off():
             return train(holder, tf.function(step), arguments)
+    options = {} if tactics is None else {"tactics": tuple(tactics)}
     if limit == "floor":
         try:
-            tfswap.optimize(tf.function(step), memory_limit=1)(*arguments)
+            tfswap.optimize(tf.function(step), memory_limit=1, **options)(*arguments)
         except tfswap.InfeasibleMemoryLimit as error:
             return {"floor": error.floor_bytes}
-    options = {} if tactics is None else {"tactics": tuple(tactics)}
     optimized = tfswap.optimize(
         tf.function(step), memory_limit=limit if "%" in limit else int(limit), on_exceeded="raise", **options
     )
@@ -455,6 +499,7 @@ def main(name: str, limit: str, tactics: list[str] | None = None) -> dict[str, A
         "bounds": len(unmodelled),
         "accumulators": len(plan.accumulators),
         "remade": len(plan.remade),
+        "encoded": len(plan.encoded),
         "inside": {i.body: [len(i.absences), len(i.order) - len(set(i.order))] for i in plan.inside},
         "host_bytes": plan.host_bytes,
     }

@@ -4,8 +4,8 @@ A fact about kernels of the backward pass: ReluGrad asks of its features only wh
 image only where in each window the maximum lies. Each has a twin that takes that much, encoded, and gives the same
 bits (docs/encodings.md; Jain et al., *Gist*, ISCA 2018). Found by what a kernel is and reads, whoever traced it.
 
-Invariant: pure functions of the graph and the device; what is listed gives the same bits wherever it is used. Not
-handled: the bodies of loops and conditionals.
+Invariant: pure functions of the graph and the device; what is listed gives the same bits wherever it is used.
+Bodies of loops and conditionals are graphs by themselves (analysis/inner_encodings.py).
 """
 
 from __future__ import annotations

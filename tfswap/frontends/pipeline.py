@@ -15,6 +15,7 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.folding import computed_bytes, kept_constants, thrown_away
+from tfswap.analysis.inner_encodings import is_inner
 from tfswap.analysis.precision import (
     PRECISIONS,
     Rules,
@@ -398,12 +399,27 @@ class Optimizer:
         """What a plan may choose among, the step as it is first."""
         if "encode" not in self.options.tactics or self.options.solver != "default" or self.options.portable:
             return self._stages
-        variants, planner_of = self.variants, self.planner_of
-        encoded = variants.encoded(planner_of)
+        variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
         found = [] if encoded is None else [encoded]
         found += variants.packed(planner_of, encoded or variants.base)
         found += variants.sparse(planner_of, found[-1] if found else variants.base)
-        return [*self._stages, *found]
+        return [*self._stages, *found, *self._encoded_inside]
+
+    @functools.cached_property
+    def _encoded(self) -> Rewriting | None:
+        """The step with all encodings that gain something, where it may have some."""
+        if "encode" not in self.options.tactics or self.options.solver != "default" or self.options.portable:
+            return None
+        return self.variants.encoded(self.planner_of)
+
+    @functools.cached_property
+    def _encoded_inside(self) -> list[Rewriting]:
+        """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
+        if self._encoded is None or len(self._stages) == 1:
+            return []
+        swapped = [stage for stage in self._stages if not stage.remade]
+        found = (self.variants.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
+        return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
 
     @functools.cached_property
     def _stages(self) -> list[Rewriting]:
@@ -441,12 +457,16 @@ class Optimizer:
         """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be
         met so. What adds least time comes first.
 
-        Of the step as it is, and with the most of what loops save moved or made again.
+        Of the step as it is, and with the most of what loops save moved or made again; both without encodings in
+        bodies and with them.
         """
         found: list[tuple[Rewriting, Rung]] = []
         if self.options.solver != "default" or self.options.portable or not self.graph.bodies:
             return found
-        for rewriting in dict.fromkeys((self._stages[0], self._stages[-1])):
+        forms = [self._stages[0], self._stages[-1]]
+        if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
+            forms += [self._encoded, *self._encoded_inside[-1:]]
+        for rewriting in dict.fromkeys(forms):
             variant = self.variants[rewriting]
             planner = self.planner_of(variant)
             around_bytes = least_around(variant.graph, planner.problems[0])
@@ -886,6 +906,7 @@ class Optimizer:
             self.variants.saved_bytes,
             self.variants.remade_s(variant.rewriting, self.costs),
             variant.encodings,
+            variant.inner,
             variant.bodies,
             self.floor_bytes,
             lambda: self.baseline,

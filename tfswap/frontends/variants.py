@@ -16,15 +16,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
+from tfswap.analysis.inner_encodings import InnerEncoding, find_inner_encodings, is_inner
 from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
 from tfswap.analysis.packings import SLACK, Form, Packing, smaller_form, sparse_form
 from tfswap.analysis.precision import Reduction
@@ -36,6 +37,7 @@ from tfswap.ir.views import origin, passed_on
 from tfswap.oplib import names
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.encode import apply_encodings
+from tfswap.passes.inner_encode import apply_inner_encodings
 from tfswap.passes.inside import apply_inside, tell_effects
 from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap
@@ -52,9 +54,9 @@ STAGES = 4
 """In so many steps what loops save is swapped, and tensors wait in a smaller form, each taking as much of the bytes."""
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
-MOST_VARIANTS = 1 + STAGES + 4 + 1 + 2 * STAGES
+MOST_VARIANTS = 1 + STAGES + 4 + 3 + 2 * STAGES
 """Of a step: as it is, with what loops save swapped, with what they need not save made again, with kernels that take
-encodings, and with whole tensors in a smaller form besides, as sparse rows last."""
+encodings, also beside the most of these, and with whole tensors in a smaller form besides, as sparse rows last."""
 LONG_SHARE = 0.02
 """Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
 LEAST_SHARE = 0.02
@@ -70,7 +72,7 @@ class Rewriting(NamedTuple):
 
     Attributes:
         accumulators: names of the accumulators whose elements are swapped inside their loops.
-        encoded: names of the kernels that take an encoding in place of a tensor.
+        encoded: names of the kernels that take an encoding in place of a tensor; of one in a body, after the body's.
         reduced: what waits for the backward pass in fewer bits.
         remade: names of the accumulators whose elements are made again in place of being saved.
         inside: what is planned inside of bodies.
@@ -100,6 +102,7 @@ class Variant(NamedTuple):
         graph: the step so, with settled variables and ordered bodies.
         flow: its facts.
         encodings: those in the graph.
+        inner: those in its bodies.
         bodies: of each of what is planned inside of bodies, the body as it is without that.
     """
 
@@ -107,6 +110,7 @@ class Variant(NamedTuple):
     graph: Graph
     flow: Dataflow
     encodings: tuple[Encoding, ...] = ()
+    inner: tuple[InnerEncoding, ...] = ()
     bodies: tuple[PlannedBody, ...] = ()
 
 
@@ -152,10 +156,11 @@ class Variants:
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
-            graph, chains = self._graph.copy(), self._chains
-            if rewriting.remade:
+            graph, chains, inner = self._graph.copy(), self._chains, ()
+            if rewriting.remade or any(map(is_inner, rewriting.encoded)):
                 graph = self._unordered.copy()
                 apply_loop_recompute(graph, rewriting.remade)
+                inner = self._encode_inside(graph, rewriting)
                 chains = apply_bodies(graph, self._device)
             apply_loop_swap(graph, chains, rewriting.accumulators)
             apply_precision(graph, rewriting.reduced, self._device)
@@ -165,7 +170,7 @@ class Variants:
             graph.prune()
             flow = self._facts(graph)
             bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in planned)
-            self._made[rewriting] = Variant(rewriting, graph, flow, encodings, bodies)
+            self._made[rewriting] = Variant(rewriting, graph, flow, encodings, inner, bodies)
         return self._made[rewriting]
 
     @property
@@ -175,20 +180,28 @@ class Variants:
 
     def _encode(self, graph: Graph, rewriting: Rewriting) -> tuple[Encoding, ...]:
         """Let kernels take encodings. Raises InvalidModel where one can't."""
-        if not rewriting.encoded:
+        kernels = [name for name in rewriting.encoded if not is_inner(name)]
+        if not kernels:
             return ()
-        kernels = set(rewriting.encoded)
         # Who accepts rounded values accepts a gradient's other last bits.
         same_bits = not rewriting.reduced
-        possible = find_encodings(graph, self._device, same_bits=same_bits)
-        found = tuple(e for e in possible if e.kernel.name in kernels)
-        strange = min(kernels.difference(e.kernel.name for e in found), default=None)
-        if strange is not None:
-            raise InvalidModel(
-                f"this plan gives an encoding to {strange!r}, which this graph does not have, or which can't take one "
-                "here with the same bits. Plan again for this graph."
-            )
+        possible = {e.kernel.name: e for e in find_encodings(graph, self._device, same_bits=same_bits)}
+        found = _named(kernels, possible)
         apply_encodings(graph, found)
+        return found
+
+    def _encode_inside(self, graph: Graph, rewriting: Rewriting) -> tuple[InnerEncoding, ...]:
+        """Let kernels in bodies take encodings. Raises InvalidModel where one can't."""
+        kernels = [name for name in rewriting.encoded if is_inner(name)]
+        if not kernels:
+            return ()
+        same_bits = not rewriting.reduced
+        possible = {e.name: e for e in find_inner_encodings(graph, self._device, same_bits=same_bits)}
+        found = _named(kernels, possible)
+        for e in possible.values():
+            if e.name not in kernels and e.saved in {other.saved for other in found if other.saved}:
+                raise _can_not_encode(e.name)
+        apply_inner_encodings(graph, found)
         return found
 
     def _carry_out(self, graph: Graph, planned: Collection[Inside]) -> list[tuple[Inside, Problem, Graph]]:
@@ -205,14 +218,18 @@ class Variants:
                     f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
                 )
             flow = analyse_dataflow(body.copy(), self._device, strict=False)
-            order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
-            keep = flow.values_of(map(body.tensor, marked_to_keep(body)))
-            problem = make_problem(flow, order, self._costs.rates, self._costs.of_step(flow), keep=keep)
+            problem = self._problem_of(body, flow)
             require_fit(inside, problem)
             apply_inside(body, flow, inside)
             found.append((inside, problem, body))
         tell_effects(graph, [body for *_, body in found])
         return found
+
+    def _problem_of(self, body: Graph, flow: Dataflow) -> Problem:
+        """A body in the order that it has. `flow` may be of a copy of it."""
+        order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+        keep = flow.values_of(map(body.tensor, marked_to_keep(body)))
+        return make_problem(flow, order, self._costs.rates, self._costs.of_step(flow), keep=keep)
 
     def rungs(self, rewriting: Rewriting, problem: Problem, tactics: Collection[str], tiers: Tiers) -> list[Rung]:
         """What may be chosen among by moving tensors inside of the bodies of a variant, which `problem` is of."""
@@ -222,8 +239,43 @@ class Variants:
     def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
         """The step with every encoding that gains something; None where none does."""
         problem = planner_of(self.plain).problems[0]
-        chosen = _worth_encoding(problem, find_encodings(self.plain.graph, self._device))
+        least_bytes = LEAST_SHARE * problem.live_peak_bytes
+        chosen = _worth_encoding(problem, find_encodings(self.plain.graph, self._device), least_bytes)
+        chosen += self._worth_inside(problem.smallest_bytes, least_bytes)
         return self.base._replace(encoded=(*self.base.encoded, *chosen)) if chosen else None
+
+    def _worth_inside(self, smallest_bytes: int, least_bytes: float) -> tuple[str, ...]:
+        """Names of the kernels in bodies that gain by their encodings.
+
+        Args:
+            smallest_bytes: a list that keeps less is left as it is.
+            least_bytes: what all lists that can be encoded must keep, and all such tensors of a body.
+        """
+        possible = find_inner_encodings(self._unordered, self._device)
+        saved = [e for e in possible if e.saved and self.saved_bytes.get(e.saved.name, 0) >= smallest_bytes]
+        lists = {e.saved.name for e in saved if e.saved}
+        chosen = [e.name for e in saved] if sum(self.saved_bytes[name] for name in lists) >= least_bytes else []
+        own = {e.name for e in possible if e.saved is None}
+        for name, ordered in self._graph.named_bodies().items() if own else ():
+            body = ordered.copy()
+            encodings = [e for e in find_encodings(body, self._device) if f"{name}/{e.kernel.name}" in own]
+            if sum({e.tensor: e.tensor.type.nbytes or 0 for e in encodings}.values()) >= least_bytes:
+                problem = self._problem_of(body, analyse_dataflow(body, self._device, strict=False))
+                chosen += (f"{name}/{kernel}" for kernel in _worth_encoding(problem, encodings, least_bytes))
+        return tuple(chosen)
+
+    def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
+        """`stage` of what loops save with what `encoded` encodes; None where that adds nothing in bodies.
+
+        A list of encodings stays where it is: it is small.
+        """
+        inner = [e for e in find_inner_encodings(self._unordered, self._device) if e.name in encoded.encoded]
+        saved = {e.name: e.saved.name for e in inner if e.saved and e.saved.name not in stage.remade}
+        kept = tuple(k for k in encoded.encoded if k in saved or k not in {e.name for e in inner if e.saved})
+        if not any(map(is_inner, kept)):
+            return None
+        lists = {*saved.values()}
+        return stage._replace(encoded=kept, accumulators=tuple(a for a in stage.accumulators if a not in lists))
 
     def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:
         """`encoded` with packings besides that gain something, from few of them to all."""
@@ -329,18 +381,38 @@ class Variants:
         return [a for a in find_accumulators(graph) if not any(origin(push.pushed) in marked for push in a.pushes)]
 
 
+Named = TypeVar("Named", Encoding, InnerEncoding)
+
+
+def _named(kernels: Collection[str], possible: Mapping[str, Named]) -> tuple[Named, ...]:
+    """Those of `possible`, in its order, for `kernels`. Raises InvalidModel where one is not there."""
+    strange = min((name for name in kernels if name not in possible), default=None)
+    if strange is not None:
+        raise _can_not_encode(strange)
+    named = set(kernels)
+    return tuple(e for name, e in possible.items() if name in named)
+
+
+def _can_not_encode(kernel: str) -> InvalidModel:
+    return InvalidModel(
+        f"this plan gives an encoding to {kernel!r}, which this graph does not have, or which can't take one "
+        "here with the same bits. Plan again for this graph."
+    )
+
+
 def _marked(graph: Graph) -> set[Output]:
     """What the tensors of bodies that the user marked to stay are views of."""
     return {origin(body.tensor(name)) for body in graph.all_bodies() for name in marked_to_keep(body)}
 
 
-def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[str, ...]:
+def _worth_encoding(problem: Problem, encodings: Collection[Encoding], least_bytes: float) -> tuple[str, ...]:
     """Names of the kernels that gain by their encodings: a tensor waits long for nothing else, or they need less.
 
     Tensor by tensor; of none where all of them together hardly matter.
 
     Args:
-        problem: the step as it is, in the order that is planned first.
+        problem: the step as it is, in the order that is planned first; or a body.
+        least_bytes: what all tensors that gain must have.
     """
     flow, uses = problem.flow, problem.uses
     place = {kernel: position for position, kernel in enumerate(problem.order)}
@@ -363,7 +435,7 @@ def _worth_encoding(problem: Problem, encodings: Collection[Encoding]) -> tuple[
     freed = {v for v, at in takers.items() if _waits_for_takers(problem, v, at)}
     chosen = [(e, values) for e, values in dropped if values & freed or e.codec.encode == names.ENCODE_MAX_POOL]
     matter = set().union(*(values for _, values in chosen))
-    if sum(flow.values[v].nbytes for v in matter) < LEAST_SHARE * problem.live_peak_bytes:
+    if sum(flow.values[v].nbytes for v in matter) < least_bytes:
         return ()
     return tuple(e.kernel.name for e, _ in chosen)
 

@@ -10,7 +10,7 @@ encoding, whose bits give the same results; nothing else is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Dtype, Graph, Node, Output
@@ -34,31 +34,47 @@ def add_shape(graph: Graph, tensor: Output, device: str) -> Output:
 def apply_encodings(graph: Graph, encodings: Iterable[Encoding]) -> int:
     """Carry out `encodings` in `graph`, in place; returns how many nodes were added."""
     before = len(graph)
-    made: dict[tuple[object, ...], Output] = {}
-
-    def once(op: str, encoding: Encoding, attrs: Mapping[str, object], out: TensorType) -> Output:
-        """What `op` makes of the encoded tensor, for all kernels on one device that take it."""
-        tensor, device = encoding.tensor, encoding.kernel.device
-        key = (op, tensor, device, *sorted(attrs.items()))
-        if key not in made:
-            name = graph.unique_name(f"{names.ENCODED}{tensor.node.name}_{tensor.index}/{op.rpartition('>')[2]}")
-            made[key] = graph.add(op, name, (tensor,), attrs=attrs, outputs=(out,), device=device).out()
-        return made[key]
-
+    made: dict[tuple[object, ...], Output] = {}  # for all kernels on one device that take the same
     for encoding in encodings:
-        node, tensor, codec = encoding.kernel, encoding.tensor, encoding.codec
-        attrs = {"T": Dtype(tensor.type.dtype), **_copied(node, codec.encode_copied)}
-        if codec.predicate:
-            attrs["predicate"] = codec.predicate.encode()
-        encoded = once(codec.encode, encoding, attrs, encoding.encoded)
-        kept = tuple(node.inputs[position] for position in codec.kept)
-        inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
-        attrs = _copied(node, codec.copied)
-        if codec.wants_shape:
-            inputs += (add_shape(graph, tensor, node.device),)
-            attrs["Tshape"] = Dtype("int32")
-        node.op, node.inputs, node.attrs = codec.take, inputs, attrs
+        tensor, codec, device = encoding.tensor, encoding.codec, encoding.kernel.device
+        attrs = encoding_attrs(encoding)
+        key = (codec.encode, tensor, device, *sorted(attrs.items()))
+        if key not in made:
+            made[key] = add_encoding(graph, tensor, encoding, device)
+        take_encoding(graph, encoding, made[key], tensor)
     return len(graph) - before
+
+
+def encoding_attrs(encoding: Encoding) -> dict[str, object]:
+    """The attributes of what encodes."""
+    attrs = {"T": Dtype(encoding.tensor.type.dtype), **_copied(encoding.kernel, encoding.codec.encode_copied)}
+    if encoding.codec.predicate:
+        attrs["predicate"] = encoding.codec.predicate.encode()
+    return attrs
+
+
+def add_encoding(graph: Graph, tensor: Output, encoding: Encoding, device: str) -> Output:
+    """`tensor` of `graph`, encoded as `encoding` says."""
+    op = encoding.codec.encode
+    name = graph.unique_name(f"{names.ENCODED}{tensor.node.name}_{tensor.index}/{op.rpartition('>')[2]}")
+    attrs, outputs = encoding_attrs(encoding), (encoding.encoded,)
+    return graph.add(op, name, (tensor,), attrs=attrs, outputs=outputs, device=device).out()
+
+
+def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Output) -> None:
+    """Let the kernel read `encoded`.
+
+    Args:
+        like: a tensor of the shape of what was encoded.
+    """
+    node, codec = encoding.kernel, encoding.codec
+    kept = tuple(node.inputs[position] for position in codec.kept)
+    inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
+    attrs = _copied(node, codec.copied)
+    if codec.wants_shape:
+        inputs += (add_shape(graph, like, node.device),)
+        attrs["Tshape"] = Dtype("int32")
+    node.op, node.inputs, node.attrs = codec.take, inputs, attrs
 
 
 def _copied(node: Node, attributes: tuple[str, ...]) -> dict[str, object]:

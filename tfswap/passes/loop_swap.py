@@ -15,16 +15,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfswap.analysis.accumulators import Accumulator, Place, find_accumulators
-from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import pops_list
+from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 from tfswap.passes.inside import tell_effects
+from tfswap.passes.lists import make_keep, pop_instead, push_instead
 from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
 from tfswap.passes.order import apply_order
 
-ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
-"""-1, an int32 scalar: what list ops take for a shape that is not known."""
+HANDLE = Dims(())
+"""The shape of what stands for a tensor on the host."""
 
 
 @dataclass
@@ -48,9 +48,7 @@ def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Coll
     count = 0
     for where, edit in edits.items():
         for maker in edit.makers:
-            if maker.inputs:  # an optional without value has no type
-                where.replace_input(maker, 0, _any_shape(where))
-                _retype(maker)
+            make_keep(where, maker, "variant", HANDLE)
         if edit.pushes or edit.pops:
             _swap(where, order[where], edit)
             count += len(edit.pushes) + len(edit.pops)
@@ -71,33 +69,6 @@ def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
     return edits
 
 
-def _any_shape(graph: Graph) -> Output:
-    """The shape that is not known, as a constant of the graph."""
-    name = "tfswap/any_shape"
-    if name in graph:
-        return graph[name].out()
-    node = graph.add(
-        "Const",
-        name,
-        attrs={"dtype": Dtype("int32"), "value": ANY_SHAPE},
-        outputs=(TensorType("int32", ()),),
-    )
-    graph.small_constants[node] = (-1,)
-    return node.out()
-
-
-def _retype(node: Node) -> None:
-    """What the node's list or optional keeps are handles."""
-    handle = Dtype("variant")
-    types = {
-        "element_dtype": handle,
-        "Toutput_types": (handle,),
-        "output_types": (handle,),
-        "output_shapes": (Dims(()),),
-    }
-    node.attrs = {**node.attrs, **{key: value for key, value in types.items() if key in node.attrs}}
-
-
 def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     """Put the copies of one body into it and into its order."""
     place = {node: i for i, node in enumerate(chain)}
@@ -112,7 +83,7 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     awaits: dict[int, list[Node]] = {}
     for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop.node])):
         is_read = pop.popped in readers or pop.popped in body.fetches
-        _pop_handle(pop)
+        pop_instead(pop, VARIANT, HANDLE)  # the handle of a copy
         if not is_read:
             continue  # the list alone is wanted
         loaded, awaited = _bring_back(pop, kinds[pop])
@@ -138,18 +109,8 @@ def _push_handle(place: Place) -> Node:
     body, push = place.graph, place.node
     stem = f"tfswap/{push.name}"
     handle = add_swap_out(body, stem, place.pushed, push.device).out()
-    body.replace_input(push, place.position, handle)
-    _retype(push)
+    push_instead(place, handle, HANDLE)
     return add_release(body, stem, handle)
-
-
-def _pop_handle(place: Place) -> None:
-    """Pop a handle instead of the tensor."""
-    pop = place.node
-    if pops_list(pop.op):
-        place.graph.replace_input(pop, 1, _any_shape(place.graph))
-    _retype(pop)
-    pop.outputs = (*pop.outputs[: place.position], VARIANT)
 
 
 def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:

@@ -8,7 +8,7 @@ A rung is a target for the live bytes of the whole step: each body is planned fo
 the target less what is live around it while it runs. Bodies in bodies come first. Like a planner's, targets do not
 depend on the limit, and which rung is taken is decided by those who judge the whole step with it.
 
-Not handled: encodings inside of bodies; other orders of a body than its own (passes/bodies.py).
+Not handled: other orders of a body than its own (passes/bodies.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.encodings import Encoding
+from tfswap.analysis.inner_encodings import InnerEncoding
 from tfswap.analysis.packings import Packing, no_codec, packed_bytes
 from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
@@ -382,6 +383,7 @@ def make_report(
     saved: Mapping[str, int],
     remade_s: Mapping[str, float],
     encodings: Sequence[Encoding],
+    inner: Sequence[InnerEncoding],
     bodies: Sequence[PlannedBody],
     floor: Callable[[], int],
     baseline: Callable[[], Baseline],
@@ -398,6 +400,7 @@ def make_report(
         remade_s: by name of those whose elements are made again, the seconds that it takes in a step.
         trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
+        inner: what of those in its bodies does.
         bodies: those that something is planned inside of.
         floor: gives the smallest limit that the planner reaches.
         baseline: gives what is predicted of the unoptimised step.
@@ -411,9 +414,18 @@ def make_report(
     packed = {flow.value_named[p.tensor]: p for p in plan.packed}
     outer = _Moves.of(planner.problems[0], plan)
     rows = _rows(outer, encoded, reduced, packed, locate)
-    inner = [_Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
-    rows += [row for moves in inner for row in _rows(moves, {}, {}, {}, locate)]
-    rows += _saved_rows(saved, plan.accumulators, remade_s, locate)
+    in_bodies: dict[str, dict[str, list[Encoding]]] = {}  # by body and tensor
+    for e in inner:
+        if e.saved is None:
+            in_bodies.setdefault(e.body, {}).setdefault(e.encoding.tensor.name, []).append(e.encoding)
+    inside = [_Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
+    for moves in inside:
+        named = in_bodies.pop(moves.within[:-1], {})
+        by_value = {moves.problem.flow.value_named[name]: codings for name, codings in named.items()}
+        rows += _rows(moves, by_value, {}, {}, locate)
+    rows += [_inner_row(body, codings, locate) for body, named in in_bodies.items() for codings in named.values()]
+    smaller = {e.saved.name: e for e in inner if e.saved is not None}
+    rows += _saved_rows(saved, plan.accumulators, remade_s, smaller, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
@@ -424,7 +436,7 @@ def make_report(
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         kernels=len(plan.order),
-        reruns=sum(round(moves.times * sum(map(len, moves.again.values()))) for moves in (outer, *inner)),
+        reruns=sum(round(moves.times * sum(map(len, moves.again.values()))) for moves in (outer, *inside)),
         rows=tuple(rows),
         alive_at_peak=_alive_at_peak(flow, planner, plan),
         unmodelled=unmodelled,
@@ -542,9 +554,8 @@ def _rows(
         reasons = []
         encoded_bytes = None
         if codings:
-            encoded_bytes = sum({e.codec: e.encoded.nbytes or 0 for e in codings}.values())
-            readers = ", ".join(e.kernel.name for e in codings)
-            reasons.append(f"{format_bytes(encoded_bytes)} in place of it for {readers}")
+            encoded_bytes, reason = _read_as(codings)
+            reasons.append(f"{reason}{of}")
         if v in packed:
             nbytes = packed_bytes(packed[v], value.tensor.type)
             encoded_bytes = nbytes + (encoded_bytes or 0)
@@ -589,19 +600,52 @@ def _rows(
     return rows
 
 
+def _read_as(codings: Sequence[Encoding]) -> tuple[int, str]:
+    """The bytes of all encodings of one tensor, and what is said of them."""
+    nbytes = sum({e.codec: e.encoded.nbytes or 0 for e in codings}.values())
+    return nbytes, f"{format_bytes(nbytes)} in place of it for {', '.join(e.kernel.name for e in codings)}"
+
+
+def _inner_row(body: str, codings: Sequence[Encoding], locate: Callable[[str], str | None]) -> TensorRow:
+    """The row of a tensor of a body in which nothing but encodings is planned."""
+    tensor = codings[0].tensor
+    nbytes, reason = _read_as(codings)
+    return TensorRow(
+        f"{body}/{tensor.name}",
+        tensor.node.op,
+        tensor.type.nbytes or 0,
+        None,
+        "encode",
+        f"{reason}, each time that {body} runs",
+        0,
+        0.0,
+        locate(tensor.node.name),
+        nbytes,
+    )
+
+
 def _saved_rows(
     saved: Mapping[str, int],
     swapped: Collection[str],
     remade_s: Mapping[str, float],
+    encoded: Mapping[str, InnerEncoding],
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
-    """One row per list that loops save in, of a size that matters."""
+    """One row per list that loops save in, of a size that matters.
+
+    Args:
+        encoded: by name of those that keep encodings, what one of the kernels that read them takes.
+    """
     rows: list[TensorRow] = []
     for name, nbytes in saved.items():
         if nbytes < MIN_SWAP_BYTES:
             continue
         tactic, reason, cost_bytes, cost_s = "keep", "saved by a loop; memory suffices without", 0, 0.0
-        if name in swapped:
+        encoded_bytes = None
+        if name in encoded:
+            tactic, reason = "encode", f"saved by a loop as what {encoded[name].encoding.kernel.name} needs of it"
+            encoded_bytes = round(nbytes * encoded[name].share)
+        elif name in swapped:
             tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
         elif name in remade_s:
             tactic, reason, cost_s = (
@@ -609,5 +653,7 @@ def _saved_rows(
                 "not saved by a loop: the loop that goes back makes it",
                 remade_s[name],
             )
-        rows.append(TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, cost_s, locate(name)))
+        rows.append(
+            TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, cost_s, locate(name), encoded_bytes)
+        )
     return rows

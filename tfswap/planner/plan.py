@@ -110,8 +110,8 @@ class Plan:
         seconds: predicted time of a step.
         solver: who made it.
         accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
-        encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The order and the absences are of the
-            graph with these encodings in it, and with what is reduced.
+        encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The
+            order and the absences are of the graph with these encodings in it, and with what is reduced.
         reduced: tensors that wait for the backward pass in fewer bits.
         packed: tensors that wait in a smaller form that gives back every bit.
         disk_bytes: the most that swapped tensors take on disk at once.

@@ -126,7 +126,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
 
     from tfswap.oplib.load import load_for
 
-    load_for(node.op for node in graph)
+    load_for(node.op for part in (graph, *graph.all_bodies()) for node in part)
     made = func_graph_module.FuncGraph(name)
     names = _argument_names(graph)
     with made.as_default():

@@ -397,7 +397,7 @@ class Optimizer:
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
         """What a plan may choose among, the step as it is first."""
-        if "encode" not in self.options.tactics or self.options.solver != "default" or self.options.portable:
+        if not self._may_encode:
             return self._stages
         variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
         found = [] if encoded is None else [encoded]
@@ -405,12 +405,15 @@ class Optimizer:
         found += variants.sparse(planner_of, found[-1] if found else variants.base)
         return [*self._stages, *found, *self._encoded_inside]
 
+    @property
+    def _may_encode(self) -> bool:
+        options = self.options
+        return "encode" in options.tactics and options.solver == "default" and not options.portable
+
     @functools.cached_property
     def _encoded(self) -> Rewriting | None:
         """The step with all encodings that gain something, where it may have some."""
-        if "encode" not in self.options.tactics or self.options.solver != "default" or self.options.portable:
-            return None
-        return self.variants.encoded(self.planner_of)
+        return self.variants.encoded(self.planner_of) if self._may_encode else None
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:

@@ -158,8 +158,7 @@ class Variants:
         if rewriting not in self._made:
             graph, chains, inner = self._graph.copy(), self._chains, ()
             if rewriting.remade or any(map(is_inner, rewriting.encoded)):
-                graph = self._unordered.copy()
-                apply_loop_recompute(graph, rewriting.remade)
+                graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
                 chains = apply_bodies(graph, self._device)
             apply_loop_swap(graph, chains, rewriting.accumulators)
@@ -265,17 +264,32 @@ class Variants:
         return tuple(chosen)
 
     def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
-        """`stage` of what loops save with what `encoded` encodes; None where that adds nothing in bodies.
+        """`stage` of what loops save with what `encoded` encodes; None where that is nothing in bodies.
 
-        A list of encodings stays where it is: it is small.
+        A list of encodings stays where it is: it is small. Kernels that run again in a loop that goes back may read
+        what is on it, as those there do.
         """
-        inner = [e for e in find_inner_encodings(self._unordered, self._device) if e.name in encoded.encoded]
-        saved = {e.name: e.saved.name for e in inner if e.saved and e.saved.name not in stage.remade}
-        kept = tuple(k for k in encoded.encoded if k in saved or k not in {e.name for e in inner if e.saved})
-        if not any(map(is_inner, kept)):
+        chosen = [e for e in find_inner_encodings(self._unordered, self._device) if e.name in encoded.encoded]
+        lists = {e.saved.name for e in chosen if e.saved}
+        inner = [
+            e
+            for e in find_inner_encodings(self._unordered_with(stage.remade), self._device)
+            if (e.saved.name in lists if e.saved else e.name in encoded.encoded)
+        ]
+        if not inner:
             return None
-        lists = {*saved.values()}
-        return stage._replace(encoded=kept, accumulators=tuple(a for a in stage.accumulators if a not in lists))
+        kernels = [kernel for kernel in encoded.encoded if not is_inner(kernel)]
+        lists = {e.saved.name for e in inner if e.saved}
+        return stage._replace(
+            encoded=(*kernels, *(e.name for e in inner)),
+            accumulators=tuple(name for name in stage.accumulators if name not in lists),
+        )
+
+    def _unordered_with(self, remade: Collection[str]) -> Graph:
+        """A copy of the step with bodies that have no order, in which these lists are not saved."""
+        graph = self._unordered.copy()
+        apply_loop_recompute(graph, remade)
+        return graph
 
     def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:
         """`encoded` with packings besides that gain something, from few of them to all."""

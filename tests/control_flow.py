@@ -326,14 +326,14 @@ def micro_batches() -> Made:
     return [*weights, *sums], step, [_data(4, 1000, 64)]
 
 
-def convolutions_in_micro_batches() -> Made:
+def pools_in_micro_batches() -> Made:
     """As `micro_batches`, of a net whose maps wait for their signs and for where their maxima lie."""
-    weights = _weights((3, 3, 8, 16), (3, 3, 16, 16), (3, 3, 16, 16))
+    weights = _weights((8, 32), (32, 32), (32, 32))
     sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
 
     def loss_of(h: Any) -> Any:
         for w in weights:
-            h = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(h, w, 1, "SAME")), 2, 2, "SAME")
+            h = tf.nn.max_pool2d(tf.nn.relu(tf.tensordot(h, w, 1)), 2, 2, "SAME")
         return tf.reduce_mean(h * h)
 
     def step(x: Any) -> Any:
@@ -349,7 +349,7 @@ def convolutions_in_micro_batches() -> Made:
             s.assign(tf.zeros_like(s))
         return total
 
-    return [*weights, *sums], step, [_data(3, 4, 32, 32, 8)]
+    return [*weights, *sums], step, [_data(3, 8, 32, 32, 8)]
 
 
 def dropout_in_loop() -> Made:
@@ -455,7 +455,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         attention,
         loss_scale,
         micro_batches,
-        convolutions_in_micro_batches,
+        pools_in_micro_batches,
         dropout_in_loop,
         recurrent_micro_batches,
         steps_in_loop,

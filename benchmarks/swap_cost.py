@@ -1,12 +1,13 @@
 """What swapping adds to a step, beside what one core's memcpy of the same bytes would take.
 
     python benchmarks/swap_cost.py                 # three models, each in a process of its own
-    python benchmarks/swap_cost.py mlp --rounds 8
+    python benchmarks/swap_cost.py mlp --rounds 60
 
-Two steps of one model take turns in one process: in order alone, and swapping under its limit. What is added is the
-difference of their fastest rounds, since whatever else the machine does only makes a round slower. memcpy is timed in
-the same rounds, on one core while nothing else of the process runs, between buffers that are not in the caches and have
-the plan's sizes. The rate of the copies is that of the copy lanes, which work while the kernels do: the median of all
+Two steps of one model take turns in one process: one that swaps under its limit, and one with the same plan, kernel for
+kernel, but for what it moves. What is added is the median of the rounds' differences, in time and in the process's CPU
+time, with the interval that it lies in at 95% (by ranks: no shape of the noise is assumed). memcpy is timed in the same
+rounds, on one core while nothing else of the process runs, between buffers that are not in the caches and have the
+plan's sizes. The rate of the copies is that of the copy lanes, which work while the kernels do: the median of all
 rounds, as memcpy's.
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -58,6 +61,15 @@ class Memory:
         return total_s
 
 
+def interval(differences: list[float]) -> tuple[float, float]:
+    """Where the median lies, but for one case in twenty."""
+    ordered, count = sorted(differences), len(differences)
+    outside, rank = 1 / 2**count, 0  # how likely no more than `rank` of all lie on one side of it
+    while (further := outside + math.comb(count, rank + 1) / 2**count) <= 0.025:
+        outside, rank = further, rank + 1
+    return ordered[rank], ordered[-1 - rank]
+
+
 def child(name: str, rounds: int) -> dict[str, Any]:
     import tensorflow as tf
 
@@ -65,31 +77,37 @@ def child(name: str, rounds: int) -> dict[str, Any]:
 
     build, limit = CASES[name]
     step, arguments = build()
-    ordered = tfswap.optimize(tf.function(step), memory_limit="100%", tactics=())
     swapping = tfswap.optimize(tf.function(step), memory_limit=limit, tactics=("swap",))
-    for made in (ordered, swapping) * 2:
+    swapping(*arguments)
+    plan = swapping.plan()
+    unmoved = dataclasses.replace(plan, absences=(), splits=(), host_bytes=0, limit_bytes=None)
+    staying = tfswap.optimize(tf.function(step), plan=unmoved)
+    for made in (staying, swapping) * 2:
         made(*arguments)
     memory = Memory()
-    absences = swapping.plan().absences
-    sizes = [a.nbytes for a in absences for _ in range(1 + (a.out is not None))]
-    taken: dict[Any, list[float]] = {ordered: [], swapping: []}
+    sizes = [a.nbytes for a in plan.absences for _ in range(1 + (a.out is not None))]
+    taken: dict[Any, list[tuple[float, float]]] = {staying: [], swapping: []}
     plain: list[float] = []
     copied: list[float] = []
     stalled: list[float] = []
     for number in range(rounds):
-        for made in (ordered, swapping) if number % 2 else (swapping, ordered):
-            started = time.perf_counter()
+        for made in (staying, swapping) if number % 2 else (swapping, staying):
+            started = time.perf_counter(), time.process_time()
             made(*arguments).numpy()
-            taken[made].append(time.perf_counter() - started)
+            taken[made].append((time.perf_counter() - started[0], time.process_time() - started[1]))
         stats = swapping.stats()
         plain.append(memory.copy_seconds(sizes))
         copied.append(stats.copying_s)
         stalled.append(stats.stalled_s)
+    added, added_cpu = ([s[i] - o[i] for s, o in zip(taken[swapping], taken[staying], strict=True)] for i in (0, 1))
     return {
         "bytes": sum(sizes),
-        "ordered_s": min(taken[ordered]),
-        "swapping_s": min(taken[swapping]),
-        "ratio": statistics.median(taken[swapping]) / statistics.median(taken[ordered]),
+        "staying_s": statistics.median(s for s, _ in taken[staying]),
+        "swapping_s": statistics.median(s for s, _ in taken[swapping]),
+        "added_s": statistics.median(added),
+        "added_between_s": interval(added),
+        "added_cpu_s": statistics.median(added_cpu),
+        "added_cpu_between_s": interval(added_cpu),
         "memcpy_s": statistics.median(plain),
         "copying_s": statistics.median(copied),
         "stalled_s": statistics.median(stalled),
@@ -99,7 +117,7 @@ def child(name: str, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -117,15 +135,23 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"{name}: a run failed\n{done.stderr[-3000:]}")
         found = json.loads(done.stdout.splitlines()[-1])
-        added_s = found["swapping_s"] - found["ordered_s"]
+        plain = found["memcpy_s"]
         print(
-            f"{name:<9} {found['bytes'] / 2**20:,.0f} MiB move; the fastest step of {found['ordered_s']:.3f} s takes "
-            f"{added_s * 1e3:+.0f} ms (medians: x{found['ratio']:.3f}), which is {added_s / found['memcpy_s']:.2f} of "
-            f"memcpy's {found['memcpy_s'] * 1e3:.0f} ms; copying takes {found['copying_s'] * 1e3:.0f} ms, "
-            f"{found['memcpy_s'] / found['copying_s']:.2f} of memcpy's rate; the step waits for "
-            f"{found['stalled_s'] * 1e3:.0f} ms",
+            f"{name:<9} {found['bytes'] / 2**20:,.0f} MiB move, memcpy {plain * 1e3:.0f} ms; a step of "
+            f"{found['staying_s']:.3f} s takes {told(found, 'added', plain)} longer and "
+            f"{told(found, 'added_cpu', plain)} more of CPU; copying takes {found['copying_s'] * 1e3:.0f} ms, "
+            f"{plain / found['copying_s']:.2f} of memcpy's rate; the step waits for {found['stalled_s'] * 1e3:.0f} ms",
             flush=True,
         )
+
+
+def told(found: dict[str, Any], what: str, plain_s: float) -> str:
+    """A figure, where it lies, and what that is of memcpy's time."""
+    middle, (low, high) = found[f"{what}_s"], found[f"{what}_between_s"]
+    return (
+        f"{middle * 1e3:+.0f} ms ({low * 1e3:+.0f} to {high * 1e3:+.0f}; "
+        f"{middle / plain_s:.2f} of memcpy, {low / plain_s:.2f} to {high / plain_s:.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@
 
 Each call is one that is right but for a few arguments: tensors of other shapes, types and contents, buffers cut short,
 handles of other ops, sizes that no tensor has. Says on stderr what it calls, so that the last line before a crash
-names it, and prints at last how many calls were refused, as JSON. Out of bounds is what AddressSanitizer sees:
-`make sanitize`.
+names it, and prints at last how many calls were refused, and of which ops calls were made, as JSON. Out of bounds is
+what AddressSanitizer sees: `make sanitize`.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import resource
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswap.oplib.load import load, load_codecs
+from tfswap.ops import configure
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
@@ -39,6 +42,18 @@ TYPES = (
 )
 NUMBERS = (-(2**62), -(2**31), -1, 0, 1, 2, 3, 5, 8, 64, 255, 4096, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 WORDS = ("positive", "relu6", "true", "SAME", "VALID", "EXPLICIT", "float16", "bfloat16", "gist_float8", "gist_float10")
+FOLDERS = ("", "/none", tempfile.gettempdir())
+MOST_BYTES = 64 << 20  # of host memory and of a file, whatever a call asks for
+CLAIM = {
+    "owner": 7,
+    "disk": False,
+    "saved_on_disk": 0,
+    "step_bytes": 4096,
+    "step_limit": -1,
+    "spill_dir": "",
+    "spill_bytes": 0,
+    "spill_limit": -1,
+}
 POOLING = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME", "explicit_paddings": []}
 
 
@@ -90,6 +105,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (codecs.tfswap_encode_groups, {"tensor": small, "seed": 1, **groups}),
         (codecs.tfswap_decode_groups, {"encoded": grouped, "shape": shape, "T": kept, **groups}),
         (core.tfswap_swap_out, {"tensor": x}),
+        (core.tfswap_swap_out, {"tensor": x, **CLAIM, "spill_dir": draw.choice(FOLDERS)}),
         (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
         (core.tfswap_release, {"handle": handle}),
         (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
@@ -99,6 +115,15 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_await_allocation, {"count": core.tfswap_count_allocations(), "allocations": 1}),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
         (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),
+        (core.tfswap_carry, {"tensor": x}),
+        (core.tfswap_deliver, {"carrier": core.tfswap_carry(tensor=x), "T": dtype}),
+        (core.tfswap_defer, {"tensor": x}),
+        (core.tfswap_hold, {"tensors": [x, mask]}),
+        (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
+        (core.tfswap_arena_map, {}),
+        (core.tfswap_sentinel, {}),
+        (core.tfswap_count_allocations, {}),
+        (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused
     ]
 
 
@@ -107,9 +132,11 @@ def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
     if isinstance(value, (bool, float, int)):
         return draw.choice(NUMBERS)
     if isinstance(value, str):
-        return draw.choice(WORDS)
+        return draw.choice(FOLDERS if value in FOLDERS else WORDS)
     if isinstance(value, tf.DType):
         return draw.choice(TYPES)
+    if isinstance(value, list) and value and isinstance(value[0], tf.Tensor):
+        return [wrong(draw, value[0], others), *value[1:]]
     if isinstance(value, list):
         return [draw.choice((*value, draw.choice(NUMBERS))) for _ in range(draw.choice((0, 3, 4, 4, 4, 5, 8)))]
     if value.dtype in (tf.variant, tf.resource):
@@ -152,10 +179,12 @@ def wrong_tensor(draw: random.Random, value: Any) -> Any:
     )
 
 
-def main(seed: int, calls: int) -> dict[str, int]:
+def main(seed: int, calls: int) -> dict[str, Any]:
     draw = random.Random(seed)
     tf.random.set_seed(seed)
-    done = {"calls": 0, "refused": 0}
+    configure(host_memory_limit=MOST_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, resource.RLIM_INFINITY))
+    done: dict[str, Any] = {"calls": 0, "refused": 0, "ops": set()}
     foreign = [
         tf.raw_ops.TensorListReserve(element_shape=tf.constant([], tf.int32), num_elements=1, element_dtype=tf.float32),
         tf.raw_ops.OptionalNone(),
@@ -171,11 +200,18 @@ def main(seed: int, calls: int) -> dict[str, int]:
                 arguments[name] = wrong(draw, arguments[name], others)
             print(op.__name__, {n: described(a) for n, a in arguments.items()}, file=sys.stderr, flush=True)
             done["calls"] += 1
+            done["ops"].add(op.__name__)
             try:
                 op(**arguments)
             except (tf.errors.OpError, ValueError, TypeError):
                 done["refused"] += 1
-    return done
+    return {**done, "ops": sorted(done["ops"])}
+
+
+def registered() -> list[str]:
+    """All of tfswap's ops."""
+    names = {name for library in (load(), load_codecs()) for name in dir(library.ops)}
+    return sorted(name for name in names if name.startswith("tfswap_") and not name.endswith("_eager_fallback"))
 
 
 def described(value: Any) -> str:

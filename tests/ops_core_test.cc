@@ -1,4 +1,4 @@
-// A stand-alone test of the framework-free core (host_pool, copy_engine, spill_file). `make sanitize` (tests/sanitize.py)
+// A stand-alone test of the core that knows nothing of TensorFlow (host_pool, copy_engine, spill_file, runtime). `make sanitize` (tests/sanitize.py)
 // builds and runs it under the sanitizers, tests/test_ops_build.py without one.
 
 #include <dirent.h>
@@ -14,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -24,18 +26,24 @@
 
 #include "copy_engine.h"
 #include "host_pool.h"
+#include "runtime.h"
 #include "spill_file.h"
+#include "system_memory.h"
 
 namespace {
 
+using tfswap::AvailableMemory;
 using tfswap::CopyLane;
+using tfswap::Direction;
 using tfswap::FileCalls;
 using tfswap::HostBudget;
 using tfswap::HostPool;
 using tfswap::MmapBlockSource;
+using tfswap::Runtime;
 using tfswap::SpillFile;
 using tfswap::SpillSlot;
 using tfswap::Staging;
+using tfswap::Tier;
 
 #define CHECK(condition)                                                   \
   do {                                                                     \
@@ -379,13 +387,54 @@ void LaneWithoutThreads() {
 #endif
 }
 
-// --- files ---------------------------------------------------------------------------------------------------------
-
 std::string NewFolder() {
   char folder[] = "/tmp/tfswap_core_test_XXXXXX";
   CHECK(mkdtemp(folder) != nullptr);
   return folder;
 }
+
+// A machine of files, and what is left on it.
+uint64_t LeftWith(const std::vector<std::pair<std::string, std::string>>& files) {
+  namespace fs = std::filesystem;
+  const std::string root = NewFolder();
+  for (const auto& [path, text] : files) {
+    fs::create_directories(fs::path(root + path).parent_path());
+    std::ofstream(root + path) << text;
+  }
+  const uint64_t left = AvailableMemory(root);
+  fs::remove_all(root);
+  return left;
+}
+
+void MemoryIsTheMachinesAndTheContainers() {
+  CHECK(LeftWith({}) == UINT64_MAX);
+  const std::pair<std::string, std::string> machine{"/proc/meminfo", "MemFree: 1 kB\nMemAvailable:  1000 kB\n"};
+  CHECK(LeftWith({machine}) == 1024000);
+  const std::string group = "/sys/fs/cgroup/pod/job/memory.";
+  const std::pair<std::string, std::string> unified{"/proc/self/cgroup", "0::/pod/job\n"};
+  const std::pair<std::string, std::string> used{group + "current", "5000\n"};
+  CHECK(LeftWith({machine, unified, used, {group + "max", "9000\n"}}) == 4000);
+  CHECK(LeftWith({machine, unified, used, {group + "max", "max\n"}}) == 1024000);
+  const std::pair<std::string, std::string> cached{group + "stat", "anon 1\ninactive_file 3000\n"};
+  CHECK(LeftWith({machine, unified, used, cached, {group + "max", "9000\n"}}) == 7000);
+  CHECK(LeftWith({machine, unified, used, {group + "max", "4000\n"}}) == 0);
+  // That of a group above, or of a container, whose path is not to be seen.
+  const std::string top = "/sys/fs/cgroup/memory.";
+  CHECK(LeftWith({machine, unified, {top + "max", "700\n"}, {top + "current", "0\n"}}) == 700);
+  CHECK(LeftWith({machine,
+                  {"/proc/self/cgroup", "5:cpu:/a\n4:memory:/a\n0::/\n"},
+                  {"/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "90\n"},
+                  {"/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "30\n"},
+                  {"/sys/fs/cgroup/memory/a/memory.stat", "inactive_file 9\ntotal_inactive_file 10\n"}}) == 70);
+  // More than any machine has is not asked for: the system would grant it, and end who uses it.
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  CHECK(pool.Reserve(size_t{1} << 46) == HostPool::Failure::kSystem);
+  CHECK(budget.usage().reserved_bytes == 0);
+}
+
+// --- files ---------------------------------------------------------------------------------------------------------
 
 size_t FilesIn(const std::string& folder) {
   DIR* const open = opendir(folder.c_str());
@@ -516,9 +565,11 @@ ssize_t WorseRead(int file, void* to, size_t bytes, off_t offset) {
 }
 
 std::atomic<bool> full{false};
+std::atomic<int> reserving{-1};
 
 int WorseReserve(int file, off_t offset, off_t bytes) {
-  if (!full) return ftruncate(file, offset + bytes);
+  reserving = file;
+  if (ftruncate(file, offset + (full ? bytes / 2 : bytes)) != 0 || !full) return full ? -1 : 0;
   errno = ENOSPC;
   return -1;
 }
@@ -551,8 +602,10 @@ void FileSurvivesAWorseSystem() {
     CHECK(ThereAndBack(slot.get(), bytes, 2).empty());
   }
   full = true;
+  const off_t before = lseek(reserving, 0, SEEK_END);
   CHECK(file->Allocate(size_t{100} << 20, &failure) == nullptr);
   CHECK(failure == HostPool::Failure::kSystem);
+  CHECK(before > 0 && lseek(reserving, 0, SEEK_END) == before);
   CHECK(file->WhyNoRoom(failure, "node", 1, "x").find("No space left on device") != std::string::npos);
   slot.reset();
   file->Drop(1);
@@ -576,6 +629,69 @@ void FileNoticesAFlippedBit() {
   rmdir(folder.c_str());
 }
 
+// A copy that does not end holds up its own device's queue, and no other's.
+void DevicesDoNotWaitForEachOther() {
+  Runtime& runtime = Runtime::Get();
+  std::atomic<bool> go{false};
+  std::atomic<int> ended{0};
+  const auto end = [&](const CopyLane::Ended&) { ++ended; };
+  runtime.lane(Direction::kOut).Submit(
+      1,
+      [&](size_t, size_t, int) {
+        while (!go) std::this_thread::yield();
+        return std::string();
+      },
+      end);
+  std::vector<char> from(100), to(100);
+  runtime.lane(Direction::kOut).Submit(to.data(), from.data(), from.size(), end);
+  for (const Direction direction : {Direction::kOut, Direction::kIn}) {
+    runtime.lane(direction, 1).Submit(to.data(), from.data(), from.size(), end);
+  }
+  while (ended < 2) std::this_thread::yield();
+  CHECK(ended == 2);
+  go = true;
+  while (ended < 4) std::this_thread::yield();
+  runtime.SetThrottle({5.0, 0});  // of devices to come too
+  CHECK(runtime.lane(Direction::kIn, 1).throttle().bandwidth_bytes_per_s == 5.0);
+  CHECK(runtime.lane(Direction::kIn, 2).throttle().bandwidth_bytes_per_s == 5.0);
+  runtime.SetThrottle({});
+}
+
+// Functions come and go, some to disk, while others copy, on devices of their own.
+void ClientsFromManyThreads() {
+  Runtime& runtime = Runtime::Get();
+  const std::string folder = NewFolder();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<char> from(300000, static_cast<char>(t)), to(from.size());
+      for (int i = 0; i < 50; ++i) {
+        const int64_t owner = 1 + (t + i) % 3;
+        CHECK(runtime.Claim(owner, size_t{8} << 20, owner == 1 ? "" : folder, HostBudget::kUnlimited, &runtime.pool())
+                  .empty());
+        const auto client = runtime.client(owner);
+        const uint64_t step = client->traffic.Begin();
+        std::atomic<bool> ended{false};
+        runtime.lane(Direction::kOut, t % 2).Submit(to.data(), from.data(), from.size(), [&](const CopyLane::Ended& how) {
+          client->traffic.Copied(step, Direction::kOut, Tier::kHost, from.size(), how.busy_s);
+          ended = true;
+        });
+        if (i % 10 == 0) runtime.SetThreads(1 + i % 3);
+        while (!ended) std::this_thread::yield();
+        CHECK(to == from);
+        client->IsAmongFirstSaved(1, 10);
+        if (i % 7 == 0) runtime.Forget(owner);
+        runtime.Drop(owner);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(runtime.budget().usage().limit_bytes == HostBudget::kUnlimited);
+  CHECK(runtime.budget().usage().reserved_bytes == 0);
+  CHECK(SpillFile::usage().reserved_bytes == 0);
+  rmdir(folder.c_str());
+}
+
 }  // namespace
 
 int main() {
@@ -586,6 +702,7 @@ int main() {
   ClaimsAddUp();
   AStepsMemoryIsOneBlock();
   PoolFromManyThreads();
+  MemoryIsTheMachinesAndTheContainers();
   LaneCopiesEveryByte();
   LaneKeepsItsOrder();
   LaneNoticesANewThrottle();
@@ -597,6 +714,8 @@ int main() {
   FileKeepsItsLimit();
   FileSurvivesAWorseSystem();
   FileNoticesAFlippedBit();
+  DevicesDoNotWaitForEachOther();
+  ClientsFromManyThreads();
   std::puts("ok");
   return 0;
 }

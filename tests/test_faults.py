@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 from processes import run_forked
 
 PRELUDE = """
+import gc
 import os
 import resource
 import signal
@@ -56,15 +57,26 @@ losses = [bits(unoptimised(tf.function(twin.step), batch(ROWS, n))) for n in ran
 step = optimized(net, host_memory_limit=HOST, spill_dir={str(tmp_path)!r})
 assert bits(step(batch(ROWS, 0))) == losses[0] and step.stats().disk_out_bytes > 0
 tensor = tf.zeros([MIB])
+links = (f"/proc/self/fd/{{n}}" for n in os.listdir("/proc/self/fd"))
+(spilled,) = (link for link in links if os.path.lexists(link) and {str(tmp_path)!r} in os.readlink(link))
+blocks = os.stat(spilled).st_blocks
+assert blocks > 0
 child = os.fork()
 if child == 0:
     signal.alarm(60)
     try:
         swap_out(tensor)
     except tf.errors.FailedPreconditionError as error:
-        os._exit(0 if "was forked when tfswap's copies had begun" in str(error) else 2)
-    os._exit(1)
+        told = str(error)
+    try:
+        ops.claim(7, None, {str(tmp_path)!r})
+    except OSError as error:
+        told += str(error)
+    del step  # as at its end, which is none of the file's
+    gc.collect()
+    os._exit(0 if told.count("was forked when tfswap's copies had begun") == 2 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert os.stat(spilled).st_blocks == blocks, (os.stat(spilled), blocks)
 for n in (1, 2):
     assert bits(step(batch(ROWS, n))) == losses[n]
 """
@@ -393,7 +405,6 @@ os.rmdir(folder)
 assert bits(step(batch(ROWS, 1))) == bits(unoptimised(reference, batch(ROWS, 1)))
 assert bits(net.weights) == bits(twin.weights)
 del step
-import gc
 gc.collect()
 assert (ops.stats().disk_reserved_bytes, ops.stats().pool_in_use_bytes) == (0, 0)
 assert "No such file or directory" in refused(Net(8), folder)

@@ -14,7 +14,10 @@ CALLS = int(os.environ.get("TFSWAP_FUZZ_CALLS", "500"))
 
 def test_wrong_arguments_are_refused():
     """In a process of its own: what a crash says last is the call that made it."""
-    done = last_json(run_python(f"import json, fuzz_ops; print(json.dumps(fuzz_ops.main(seed=3, calls={CALLS})))"))
+    done, registered = last_json(
+        run_python(f"import json, fuzz_ops as f; print(json.dumps([f.main(seed=3, calls={CALLS}), f.registered()]))")
+    )
     assert done["calls"] >= CALLS
+    assert set(done["ops"]) == set(registered)
     # A third of all calls are right, or wrong in nothing that matters.
     assert 0.2 < done["refused"] / done["calls"] < 0.8

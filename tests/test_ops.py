@@ -509,6 +509,36 @@ def test_the_throttle_is_a_serial_link(threads):
         assert np.array_equal(ops.await_copy(tensor, ticket), x)
 
 
+def test_each_device_has_a_link_of_its_own():
+    run_forked(
+        """
+import time
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import tfswap.ops as ops
+
+def shares_of_the_time(*devices):
+    ops.reset_stats()
+    start, handles = time.monotonic(), []
+    for device in devices:
+        with tf.device(device):
+            handles.append(ops.swap_out(x[device]))
+    for handle in handles:
+        ops.release(handle)
+    return ops.stats().out_busy_s / (time.monotonic() - start)
+
+x = {}
+for device in ("CPU:0", "CPU:1"):
+    with tf.device(device):
+        x[device] = tf.zeros([2**18])
+ops.configure(bandwidth_bytes_per_s=2**20 / 0.4)
+assert shares_of_the_time("CPU:0", "CPU:0") <= 1.0
+assert shares_of_the_time("CPU:0", "CPU:1") > 1.5
+"""
+    )
+
+
 def waits_in_release(x):
     handle = ops.swap_out(x)
     return handle, ops.release(handle)

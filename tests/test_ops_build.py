@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import ROOT, last_json, run_forked, run_python, start_python
+from sanitize import ALONE
 
 tf = pytest.importorskip("tensorflow")
 
@@ -314,11 +315,11 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
 
 
 def test_units_have_each_file_once(tmp_path):
-    units = build._units(build.CODECS, tmp_path)
-    assert len(units) == build.CODECS.units
-    included = "".join(unit.read_text() for unit in units).splitlines()
-    assert sorted(included) == sorted(f'#include "{file}"' for file in build.CODECS.folder.glob("*.cc"))
-    assert build._units(build.CORE, tmp_path) == sorted(build.CORE.folder.glob("*.cc"))
+    for sources in (build.CORE, build.CODECS):
+        units = build._units(sources.folder, tmp_path)
+        assert len(units) == build._UNITS
+        included = "".join(unit.read_text() for unit in units).splitlines()
+        assert sorted(included) == sorted(f'#include "{file}"' for file in sources.folder.glob("*.cc"))
 
 
 def test_what_a_key_covers(tmp_path, monkeypatch):
@@ -414,7 +415,7 @@ def test_the_stamp_is_compared():
 def test_the_core_without_tensorflow(tmp_path):
     """The C++ test of pool, lanes and files; `make sanitize` runs it under the sanitizers."""
     sources = [ROOT / "tests" / "ops_core_test.cc"]
-    sources += [build.CORE.folder / name for name in ("host_pool.cc", "copy_engine.cc", "spill_file.cc")]
+    sources += [build.CORE.folder / f"{name}.cc" for name in ALONE]
     program = tmp_path / "core_test"
     command = [*build.find_compiler().command, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
     command += ["-I", str(build.CORE.folder), *map(str, sources), "-pthread", "-o", str(program)]

@@ -61,8 +61,9 @@ LINK_FLAGS = (
     "-pthread",
 )
 
-# One compilation of a file that includes TensorFlow's headers takes 0.75 GiB, of a unit up to 1.25 GiB.
-_MAX_PARALLEL_COMPILATIONS = 4
+_UNITS = 2
+"""How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file takes,
+and no two files use one name. Each takes up to 1.25 GiB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +74,11 @@ class Sources:
         name: the library's, and its folder's in SOURCE_DIR, all of whose .cc files go into it.
         content: what it holds, in messages.
         links_with: libraries whose headers it includes and whose exported functions it calls.
-        units: how many compilations its files are put together in, which is what reading TensorFlow's headers, most of
-            what a file takes, then costs; 0 for one per file. Together no two of them may use one name.
     """
 
     name: str
     content: str
     links_with: tuple[Sources, ...] = ()
-    units: int = 0
 
     @property
     def folder(self) -> Path:
@@ -97,7 +95,7 @@ class Sources:
 
 
 CORE = Sources("core", "ops")
-CODECS = Sources("codecs", "codecs", links_with=(CORE,), units=2)
+CODECS = Sources("codecs", "codecs", links_with=(CORE,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,7 +301,7 @@ def _compile(
 ) -> Path:
     """Compiles all sources, side by side, and links them. Returns the library's path in `work`."""
     folder = library.sources.folder
-    units = _units(library.sources, work)
+    units = _units(folder, work)
     if not units:
         raise OpLibraryError(
             f"tfswap's C++ sources are missing from {folder}. The installation is incomplete: "
@@ -323,10 +321,8 @@ def _compile(
         [*compile_command, "-c", str(unit), "-o", str(object_file)]
         for unit, object_file in zip(units, objects, strict=True)
     ]
-    workers = min(len(os.sched_getaffinity(0)), _MAX_PARALLEL_COMPILATIONS)
+    workers = min(len(os.sched_getaffinity(0)), _UNITS)
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        # The longest first would be best; sorted by size comes near it.
-        commands.sort(key=lambda command: -os.path.getsize(command[-3]))
         with progress.task(f"building the {library.sources.content}", len(commands)) as advance:
             for _ in pool.map(_run, commands):
                 advance()
@@ -337,12 +333,10 @@ def _compile(
     return built
 
 
-def _units(sources: Sources, work: Path) -> list[Path]:
-    """The files that are compiled: those in the folder, or as many in `work` that include them, of about one size."""
-    files = sorted(sources.folder.glob("*.cc"))
-    if not sources.units:
-        return files
-    parts: list[list[Path]] = [[] for _ in range(sources.units)]
+def _units(folder: Path, work: Path) -> list[Path]:
+    """The files that are compiled, in `work`: they include those in `folder`, and are of about one size."""
+    files = sorted(folder.glob("*.cc"))
+    parts: list[list[Path]] = [[] for _ in range(_UNITS)]
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
     units = [work / f"unit_{number}.cc" for number in range(len(parts))]

@@ -11,7 +11,6 @@
 
 namespace {
 
-using tfswap::CopyLane;
 using tfswap::Direction;
 using tfswap::Figures;
 using tfswap::HostBudget;
@@ -93,6 +92,7 @@ TFSWAP_C_API void tfswap_drop(int64_t owner) { Runtime::Get().Drop(owner); }
 TFSWAP_C_API void tfswap_reserve_disk(int64_t owner, uint64_t bytes, const char* step, char* why,
                                       uint64_t room) {
   SpillFile* const file = Runtime::Get().client(owner)->spill;
+  if (file == nullptr) return Tell("no folder has been claimed", why, room);
   const HostPool::Failure failure = file->Reserve(bytes);
   Tell(failure == HostPool::Failure::kNone
            ? ""
@@ -114,19 +114,16 @@ TFSWAP_C_API int tfswap_reserve(uint64_t bytes) {
 }
 
 TFSWAP_C_API void tfswap_set_copy_threads(int threads_per_direction) {
-  Runtime::Get().lane(Direction::kOut).SetThreads(threads_per_direction);
-  Runtime::Get().lane(Direction::kIn).SetThreads(threads_per_direction);
+  Runtime::Get().SetThreads(threads_per_direction);
 }
 
 TFSWAP_C_API int tfswap_copy_threads() {
   return Runtime::Get().lane(Direction::kOut).threads();
 }
 
-// 0 and 0: no throttle. Holds for each direction.
+// 0 and 0: no throttle. Holds for each direction of each device.
 TFSWAP_C_API void tfswap_set_throttle(double bandwidth_bytes_per_s, double latency_us) {
-  const CopyLane::Throttle throttle{bandwidth_bytes_per_s, latency_us};
-  Runtime::Get().lane(Direction::kOut).SetThrottle(throttle);
-  Runtime::Get().lane(Direction::kIn).SetThrottle(throttle);
+  Runtime::Get().SetThrottle({bandwidth_bytes_per_s, latency_us});
 }
 
 TFSWAP_C_API double tfswap_bandwidth() {

@@ -21,6 +21,8 @@ using tensorflow::TensorBuffer;
 
 class CpuCopier : public DeviceCopier {
  public:
+  explicit CpuCopier(int device) : device_(device) {}
+
   HostPool* pool() override { return &Runtime::Get().pool(); }
 
   void CopyOut(const Tensor* from, void* host, Done done) override {
@@ -42,13 +44,14 @@ class CpuCopier : public DeviceCopier {
   }
 
  private:
-  static void Submit(Direction direction, void* to, const void* from, size_t bytes,
-                     Done done) {
-    Runtime::Get().lane(direction).Submit(
+  void Submit(Direction direction, void* to, const void* from, size_t bytes, Done done) {
+    Runtime::Get().lane(direction, device_).Submit(
         to, from, bytes, [done = std::move(done)](const CopyLane::Ended& ended) {
           done(AsCopied(ended));
         });
   }
+
+  const int device_;
 };
 
 // ---------------------------------------------------------------------------
@@ -206,9 +209,8 @@ Copied AsCopied(const CopyLane::Ended& ended) {
           ended.at_once};
 }
 
-std::shared_ptr<DeviceCopier> CpuCopierFactory::Make(OpKernelContext*) {
-  static auto* const copier = new std::shared_ptr<DeviceCopier>(new CpuCopier);
-  return *copier;
+std::shared_ptr<DeviceCopier> CpuCopierFactory::Make(OpKernelContext* ctx) {
+  return std::make_shared<CpuCopier>(static_cast<tensorflow::Device*>(ctx->device())->parsed_name().id);
 }
 
 HostPool* CpuCopierFactory::Pool(tensorflow::DeviceBase*) { return &Runtime::Get().pool(); }

@@ -8,9 +8,12 @@
 #include <cerrno>
 #include <iterator>
 
+#include "system_memory.h"
+
 namespace tfswap {
 
 void* MmapBlockSource::Allocate(size_t bytes) {
+  if (bytes > AvailableMemory()) return nullptr;
   // One huge page more than asked for, then the ends cut off: mmap aligns to
   // 4 KiB, and a huge page must start at a multiple of its own size.
   const size_t align = HostPool::kBlockMultiple;

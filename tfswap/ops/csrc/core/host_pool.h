@@ -45,7 +45,7 @@ class BlockSource {
   virtual bool Populate(void* block, size_t bytes) = 0;
 };
 
-// Anonymous memory in huge pages where the system grants them.
+// Anonymous memory in huge pages where the system grants them; none where the system has too little left.
 class MmapBlockSource : public BlockSource {
  public:
   void* Allocate(size_t bytes) override;

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "op_support.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -35,7 +36,7 @@ using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using Handle = FunctionLibraryRuntime::Handle;
+using Function = FunctionLibraryRuntime::Handle;
 using Values = std::vector<Tensor>;
 using Task = std::function<void()>;
 using Runner = std::function<void(Task)>;
@@ -137,14 +138,14 @@ class Lane : public std::enable_shared_from_this<Lane> {
 class Loop {
  public:
   // On a lane of its own; calls `done` when the loop has ended and is gone.
-  static void Start(OpKernelContext* ctx, Handle condition, Handle body, AsyncOpKernel::DoneCallback done) {
+  static void Start(OpKernelContext* ctx, Function condition, Function body, AsyncOpKernel::DoneCallback done) {
     auto lane = std::make_shared<Lane>(*ctx->runner());
     auto* const loop = new Loop(ctx, condition, body, lane, std::move(done));
     lane->Push([loop] { loop->Ask(); });
   }
 
  private:
-  Loop(OpKernelContext* ctx, Handle condition, Handle body, std::shared_ptr<Lane> lane,
+  Loop(OpKernelContext* ctx, Function condition, Function body, std::shared_ptr<Lane> lane,
        AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         library_(ctx->function_library()),
@@ -235,8 +236,8 @@ class Loop {
 
   OpKernelContext* const ctx_;
   FunctionLibraryRuntime* const library_;
-  const Handle condition_;
-  const Handle body_;
+  const Function condition_;
+  const Function body_;
   std::shared_ptr<Lane> lane_;
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
@@ -263,8 +264,8 @@ class WhileOp : public AsyncOpKernel {
  private:
   struct Handles {
     FunctionLibraryRuntime* library = nullptr;
-    Handle condition = 0;
-    Handle body = 0;
+    Function condition = 0;
+    Function body = 0;
   };
 
   // The functions are made when they first run, behind the gate, which makes their kernels too. A session may run one
@@ -283,7 +284,7 @@ class WhileOp : public AsyncOpKernel {
     return absl::OkStatus();
   }
 
-  static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library, Handle* handle) {
+  static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library, Function* handle) {
     return library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), handle);
   }
 
@@ -293,12 +294,10 @@ class WhileOp : public AsyncOpKernel {
   Handles handles_;
 };
 
-constexpr char kLabel[] = "tfswap";  // OWN_KERNEL in oplib/names.py
-
-REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_CPU).Label(kLabel), WhileOp);
-REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_GPU).Label(kLabel), WhileOp);
-REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_CPU).Label(kLabel), WhileOp);
-REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_GPU).Label(kLabel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_GPU).Label(kOwnKernel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), WhileOp);
+REGISTER_KERNEL_BUILDER(Name("StatelessWhile").Device(tensorflow::DEVICE_GPU).Label(kOwnKernel), WhileOp);
 
 }  // namespace
 }  // namespace tfswap

@@ -19,6 +19,9 @@
 
 namespace tfswap {
 
+// Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in oplib/names.py
+inline constexpr char kOwnKernel[] = "tfswap";
+
 // Base of what tfswap's variants hold. None can leave the process.
 struct ProcessLocal {
   void Encode(tensorflow::VariantTensorData*) const {}

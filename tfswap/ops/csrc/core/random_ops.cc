@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "export.h"
+#include "op_support.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -26,7 +27,6 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-constexpr char kLabel[] = "tfswap";            // OWN_KERNEL in oplib/names.py
 constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
 constexpr char kOwner[] = "_tfswap_owner";     // STATE_OWNER
 constexpr char kPlace[] = "_tfswap_place";     // STATE_PLACE
@@ -95,7 +95,7 @@ class SharedStateOp : public OpKernel {
 
 // DRAWS in oplib/names.py. On a GPU a step's random numbers begin anew.
 #define TFSWAP_SHARED_STATE(op) \
-  REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU).Label(kLabel), SharedStateOp)
+  REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), SharedStateOp)
 TFSWAP_SHARED_STATE("AllCandidateSampler");
 TFSWAP_SHARED_STATE("FixedUnigramCandidateSampler");
 TFSWAP_SHARED_STATE("LearnedUnigramCandidateSampler");

@@ -9,6 +9,38 @@ Runtime& Runtime::Get() {
   return *runtime;
 }
 
+CopyLane& Runtime::lane(Direction direction, int device) {
+  std::lock_guard<std::mutex> lock(mu_);
+  return *LanesLocked(device)[static_cast<int>(direction)];
+}
+
+Runtime::Lanes& Runtime::LanesLocked(int device) {
+  const auto [found, is_new] = lanes_.try_emplace(device);
+  if (is_new) {
+    const CopyLane& first = *lanes_.at(0)[0];
+    for (CopyLane*& lane : found->second) {
+      lane = new CopyLane;
+      lane->SetThreads(first.threads());
+      lane->SetThrottle(first.throttle());
+    }
+  }
+  return found->second;
+}
+
+void Runtime::SetThreads(int threads_per_direction) {
+  std::lock_guard<std::mutex> lock(mu_);
+  for (const auto& lanes : lanes_) {
+    for (CopyLane* const lane : lanes.second) lane->SetThreads(threads_per_direction);
+  }
+}
+
+void Runtime::SetThrottle(const CopyLane::Throttle& throttle) {
+  std::lock_guard<std::mutex> lock(mu_);
+  for (const auto& lanes : lanes_) {
+    for (CopyLane* const lane : lanes.second) lane->SetThrottle(throttle);
+  }
+}
+
 bool Client::IsAmongFirstSaved(uint64_t bytes, uint64_t first_bytes) {
   const uint64_t step = traffic.step();
   std::lock_guard<std::mutex> lock(saved_mu_);
@@ -59,6 +91,7 @@ void Runtime::Forget(int64_t owner) {
 
 std::string Runtime::Claim(int64_t owner, uint64_t host_limit, const std::string& folder,
                            uint64_t spill_limit, HostPool* pool) {
+  if (is_late_child_) return kLateChild;
   std::shared_ptr<Client> claiming;
   {
     // First of all: a client that is forgotten meanwhile stays until its last claim ends.
@@ -78,6 +111,7 @@ std::string Runtime::Claim(int64_t owner, uint64_t host_limit, const std::string
 }
 
 void Runtime::Drop(int64_t owner) {
+  if (is_late_child_) return;
   const std::shared_ptr<Client> claimed = client(owner);
   SpillFile* const file = claimed->spill;
   if (file != nullptr) file->Drop(owner);
@@ -95,11 +129,16 @@ void Runtime::EndClaim(int64_t owner, Client* claimed) {
   budget_.Drop(owner);
 }
 
-Runtime::Runtime() : pool_(&mmap_, &budget_), out_(new CopyLane), in_(new CopyLane) {
+Runtime::Runtime() : pool_(&mmap_, &budget_) {
+  lanes_[0] = {new CopyLane, new CopyLane};
   pthread_atfork(nullptr, nullptr, [] {
+    // Without locks: another thread of the parent's may have had them.
     Runtime& runtime = Get();
-    runtime.lacks_threads_ =
-        runtime.out_->started() || runtime.in_->started() || SpillFile::started();
+    bool late = runtime.is_late_child_ || SpillFile::any();
+    for (const auto& lanes : runtime.lanes_) {
+      for (const CopyLane* const lane : lanes.second) late = late || lane->started();
+    }
+    runtime.is_late_child_ = late;
   });
 }
 

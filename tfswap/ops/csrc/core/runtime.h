@@ -1,4 +1,4 @@
-// The one pool, pair of lanes and set of counters of this process, and who uses them.
+// The one pool of this process, a pair of lanes for each of its devices, the counters, and who uses them.
 //
 // Knows nothing of TensorFlow. Everything here is made at first use and never
 // destroyed: copy threads may still run while the process exits.
@@ -6,6 +6,7 @@
 #ifndef TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
 #define TFSWAP_OPS_CSRC_CORE_RUNTIME_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -42,7 +43,11 @@ class Runtime {
 
   HostBudget& budget() { return budget_; }
   HostPool& pool() { return pool_; }
-  CopyLane& lane(Direction d) { return d == Direction::kOut ? *out_ : *in_; }
+  // Of that CPU device, by number; made at first use, as the first device's are set. A device waits for its own copies.
+  TFSWAP_EXPORT CopyLane& lane(Direction direction, int device = 0);
+  // Of all devices, those to come too.
+  TFSWAP_EXPORT void SetThreads(int threads_per_direction);
+  TFSWAP_EXPORT void SetThrottle(const CopyLane::Throttle& throttle);
   // Of the process, which has one step only.
   Traffic& traffic() { return traffic_; }
 
@@ -57,8 +62,12 @@ class Runtime {
                     HostPool* pool);
   void Drop(int64_t owner);
 
-  // Whether this process is the child of one whose copies had threads: they are not here, and no copy would end.
-  bool lacks_threads() const { return lacks_threads_; }
+  // Whether this process is the child of one that had begun to copy, or had files: the threads are not here, and no copy
+  // would end; the files are the parent's. A child leaves all of it as it is.
+  bool is_late_child() const { return is_late_child_; }
+  static constexpr char kLateChild[] =
+      "This process was forked when tfswap's copies had begun, and has none of their threads. Start processes that train "
+      "before the first step, or by multiprocessing's \"spawn\".";
   // Why the pool has no `bytes` for `tensor`, as text, at that node, and what to do.
   TFSWAP_EXPORT std::string WhyNoRoom(HostPool::Failure failure, const std::string& node,
                                       size_t bytes, const std::string& tensor) const;
@@ -70,18 +79,20 @@ class Runtime {
  private:
   Runtime();
 
+  using Lanes = std::array<CopyLane*, 2>;  // by direction
+
+  Lanes& LanesLocked(int device);
   std::shared_ptr<Client> ClientLocked(int64_t owner);
   void EndClaim(int64_t owner, Client* claimed);
 
   HostBudget budget_;
   MmapBlockSource mmap_;
   HostPool pool_;
-  CopyLane* const out_;
-  CopyLane* const in_;
   Traffic traffic_;
   std::mutex mu_;
+  std::map<int, Lanes> lanes_;
   std::map<int64_t, std::shared_ptr<Client>> clients_;
-  std::atomic<bool> lacks_threads_{false};
+  std::atomic<bool> is_late_child_{false};
   std::atomic<uint64_t> spilled_bytes_{0};
   std::atomic<uint64_t> executed_{0};
 };

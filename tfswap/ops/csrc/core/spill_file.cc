@@ -75,6 +75,8 @@ void* FileBlocks::Allocate(size_t bytes) {
   bytes = SpillFile::RoundUp(bytes);
   if (calls_.reserve(file_, end_, static_cast<off_t>(bytes)) != 0) {
     failure_ = errno;
+    // A file system may have kept what it found before it found no more.
+    (void)!ftruncate(file_, end_);
     return nullptr;
   }
   void* const block = reinterpret_cast<void*>(kFirstAddress + static_cast<uintptr_t>(end_));
@@ -198,12 +200,7 @@ CopyLane::Throttle SpillFile::throttle() {
   return Files::Get().throttle;
 }
 
-bool SpillFile::started() {
-  for (const auto& file : Files::Get().by_folder) {
-    if (file.second->out_->started() || file.second->in_->started()) return true;
-  }
-  return false;
-}
+bool SpillFile::any() { return !Files::Get().by_folder.empty(); }
 
 HostBudget::Usage SpillFile::usage() {
   HostBudget::Usage sum;

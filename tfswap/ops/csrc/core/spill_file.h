@@ -119,8 +119,8 @@ class SpillFile {
   // Makes every file's directions links of that bandwidth and latency, those of files to come too.
   static void SetThrottle(const CopyLane::Throttle& throttle);
   static CopyLane::Throttle throttle();
-  // Whether any file's lane has had a thread.
-  static bool started();
+  // Whether there is a file. Takes no lock.
+  static bool any();
   // Of all files: bytes reserved and in use, and the most in use.
   static HostBudget::Usage usage();
   static void ResetPeaks();

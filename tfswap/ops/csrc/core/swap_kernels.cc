@@ -434,10 +434,8 @@ class SwapOutOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES(ctx, !Runtime::Get().lacks_threads(),
-                absl::FailedPreconditionError(
-                    "This process was forked when tfswap's copies had begun, and has none of their threads. Start "
-                    "processes that train before the first step, or by multiprocessing's \"spawn\"."));
+    OP_REQUIRES(ctx, !Runtime::Get().is_late_child(),
+                absl::FailedPreconditionError(Runtime::kLateChild));
     const Tensor& tensor = ctx->input(0);
     const auto copier = CopierFactory::Make(ctx);
     Place place;

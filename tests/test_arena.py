@@ -514,8 +514,8 @@ print(json.dumps([peaks, limit, messages, swaps]))
     assert max(peaks[1:]) <= limit
     assert len(messages) == 1, "planned again once, for one tensor"
     assert (
-        "over its limit: 20.0 MiB that are not the step's came while it ran, and are still there. The next"
-        in messages[0]
+        "over its limit: 20.0 MiB that are not the step's came while it ran, and are still there; the largest of it "
+        "that Python holds is a tensor, uint8 (20971520,). The next" in messages[0]
     )
     assert swaps[1] > swaps[0]
 
@@ -535,6 +535,27 @@ print(json.dumps([peaks, limit, messages]))
     assert max(peaks[1:]) <= limit
     assert len(messages) == 1
     assert "took memory of the device while it ran, and has let it go again" in messages[0]
+
+
+def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
+    """The device is a CPU that is said to be a GPU once the step is planned."""
+    messages, tightest = run(f"""{SURPRISE}
+import dataclasses
+from tfswap.frontends import step as module
+
+net = Normed()
+x = net.batch(256)
+step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
+step(x)
+name, model = module._device()
+module._device = lambda: (name, dataclasses.replace(model, kind="gpu"))
+surprises.append((False, 40 << 20))
+reset()
+step(x)
+print(json.dumps([messages, step.report().convolutions[0].name]))
+""")
+    assert len(messages) == 1
+    assert f"is known of it, such as cuDNN's workspace for {tightest}, to which the plan leaves" in messages[0]
 
 
 def test_near_the_floor_what_came_and_went_does_not_cost_the_limit():

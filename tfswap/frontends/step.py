@@ -30,6 +30,7 @@ from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.grappler import as_planned
+from tfswap.frontends.holders import Holders
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
@@ -137,6 +138,7 @@ class Step:
         self._gate: int | None = None
         self._requests: Requests | None = None
         self._peaks: dict[int, int] = {}  # by layout of the arena, the plan's peak, where it fits
+        self._holders = Holders()
         self._expected_bytes = 0  # the latest step's peak
         self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
@@ -321,6 +323,7 @@ class Step:
             self._open(gate)
             if layout := _look(before=True).layout:
                 self._peaks[layout] = peak
+                self._holders.remember(layout, self._resident())
         log.info("tfswap: %s: %s", self.name, self.report.headline())
         if given is None and self.limit_bytes is not None and self._making_bytes > self.limit_bytes:
             self._complain(
@@ -636,7 +639,9 @@ class Step:
             return int(self._optimizer.unchanged_bytes) + grown <= self.limit_bytes
         layout = now.layout or -now.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
-            peak = self._requests.peak_bytes(self._resident(instantiated=True))
+            resident = self._resident(instantiated=True)
+            self._holders.remember(layout, resident)
+            peak = self._requests.peak_bytes(resident)
             if peak is None or not self._within(peak):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
@@ -705,7 +710,7 @@ class Step:
             step: as `TRAFFIC` calls it.
         """
         result = self._call(inputs, plain, asked)
-        self._notice(before, step)
+        self._notice(before, step, result)
         return result
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
@@ -718,13 +723,13 @@ class Step:
         try:
             before = _look(before=False)
             result = run()
-            self._notice(before, step)
+            self._notice(before, step, result)
             return result
         finally:
             TRAFFIC.end()
 
-    def _notice(self, before: CLook, step: int) -> None:
-        """Look whether what has just run has passed the limit."""
+    def _notice(self, before: CLook, step: int, result: Any) -> None:
+        """Look whether what has just run, and gave `result`, has passed the limit."""
         after = _look(before=False)
         self._seen_bytes = after.peak_bytes
         self._audit_what_is_new(after)
@@ -737,14 +742,23 @@ class Step:
             hopeless = self._hopeless_bytes is not None and after.peak_bytes <= promised(planned)
             told = hopeless and self._on_exceeded != "raise"
             if after.peak_bytes > limit and not told:
-                came = after.current_bytes - before.current_bytes
+                came = self._what_came(before, after, result)
                 self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step))
 
-    def _exceeded(self, peak_bytes: int, limit_bytes: int, came_bytes: int, alone: bool) -> None:
+    def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
+        """What is in the arena now, was not before the step, and is not the step's; "" where there is nothing."""
+        assert self._optimizer is not None
+        strange = after.current_bytes - before.current_bytes - self._optimizer.fetched_bytes()
+        if strange <= promised(0):
+            return ""
+        held = self._holders.of_what_came(before.layout, self._resident(), result)
+        return f"{format_bytes(strange)} that are not the step's came while it ran, and are still there{held}."
+
+    def _exceeded(self, peak_bytes: int, limit_bytes: int, came: str, alone: bool) -> None:
         """Complain, with whose doing it was as far as can be told.
 
         Args:
-            came_bytes: what is in the arena now and was not before the step.
+            came: as of `_what_came`.
             alone: whether no other optimized function ran meanwhile.
         """
         excess = format_bytes(peak_bytes - limit_bytes)
@@ -755,20 +769,24 @@ class Step:
                 "one after another."
             )
         else:
-            assert self._optimizer is not None
-            strange = came_bytes - self._optimizer.fetched_bytes()
-            if strange > promised(0):
-                told += f"{format_bytes(strange)} that are not the step's came while it ran, and are still there."
-            else:
-                told += (
-                    "something else took memory of the device while it ran, and has let it go again, or a kernel took "
-                )
-                bounded = self.report.unmodelled
-                told += f"more than is known of it{f', such as {bounded[0]}' if bounded else ''}."
+            told += came or (
+                "something else took memory of the device while it ran, and has let it go again, or a kernel took more "
+                f"than is known of it{self._suspect()}."
+            )
             if self._request.plan is None:
                 self._measured_bytes = peak_bytes
                 told += " The next call is planned again with room for that."
         self._complain(told)
+
+    def _suspect(self) -> str:
+        """The kernel that may have taken more than is known, ending a sentence."""
+        tightest = next(iter(self.report.convolutions), None)
+        if tightest is not None and _device()[1].kind == "gpu":
+            return (
+                f", such as cuDNN's workspace for {tightest.name}, to which the plan leaves "
+                f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within what is left)"
+            )
+        return f", such as {self.report.unmodelled[0]}" if self.report.unmodelled else ""
 
     def _complain(self, message: str) -> None:
         """Raise or log, as `on_exceeded` says."""

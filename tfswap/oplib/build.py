@@ -62,8 +62,8 @@ LINK_FLAGS = (
 )
 
 _UNITS = 2
-"""How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file takes,
-and no two files use one name. Each takes up to 1.25 GiB."""
+"""How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
+takes, and no two files use one name. Each takes up to 1.25 GiB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,10 +322,10 @@ def _compile(
         for unit, object_file in zip(units, objects, strict=True)
     ]
     workers = min(len(os.sched_getaffinity(0)), _UNITS)
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        with progress.task(f"building the {library.sources.content}", len(commands)) as advance:
-            for _ in pool.map(_run, commands):
-                advance()
+    building = progress.task(f"building the {library.sources.content}", len(commands))
+    with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
+        for _ in pool.map(_run, commands):
+            advance()
     built = work / library.path.name
     name_flag = f"-Wl,-soname,{built.name}"  # what a library that is linked with this one looks for
     inputs = [*objects, *(needed.path for needed in linked)]

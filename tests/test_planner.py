@@ -634,6 +634,30 @@ def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():
     assert met == sorted(met)
 
 
+def test_how_far_ahead_a_copy_back_starts_follows_from_the_rate_of_the_link():
+    chain = "".join(f"%k{i + 1} = Exp(%k{i}) -> float32[25600]\n" for i in range(20))
+    text = f"""\
+%x = Placeholder() {{dtype=float32}} -> float32[25600]
+%a = Exp(%x) -> float32[25600]
+%b = Exp(%a) -> float32[25600]
+%big = Concat(%b, %b) -> float32[102400]
+%k0 = Sum(%big) -> float32[25600]
+{chain}%d = Mul(%k20, %a) -> float32[25600]
+feeds %x
+fetches %d
+"""
+    problem = problem_of(facts(text))
+    starts = problem.starts_s
+    use = len(problem.order) - 1
+    for ahead in (3, 7, 12):  # so many kernels should take as long as the copy, with its slack
+        copy_s = (starts[use] - starts[use - ahead]) * 0.99
+        rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * furthest.PREFETCH_SLACK / copy_s)
+        choice = furthest.solve(dataclasses.replace(problem, rates=rates), problem.live_peak_bytes - 1)
+        assert choice is not None
+        (absence,) = choice.intervals
+        assert (absence.use, absence.back) == (use, use - ahead)
+
+
 # --- plans ----------------------------------------------------------------------------------------------
 
 

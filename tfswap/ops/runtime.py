@@ -38,7 +38,7 @@ class Configuration:
     Attributes:
         host_memory_limit: bytes that the host pool may take from the system, None for no limit.
         copy_threads: threads per direction. On a GPU the copies run on its copy engines instead.
-        bandwidth_bytes_per_s: throttle of each direction, None for none. CPU copies only.
+        bandwidth_bytes_per_s: throttle of each direction of each device, None for none. CPU copies only.
         latency_us: what each copy waits in addition, in microseconds. CPU copies only.
         disk_bandwidth_bytes_per_s, disk_latency_us: the same of what goes to disk and comes back.
     """
@@ -207,11 +207,13 @@ def reserve(host_bytes: int) -> None:
     if failure == 0:
         return
     now = stats()
-    cause = f"host_memory_limit={now.pool_limit_bytes}" if failure == 1 else "the system has no more"
+    cause, remedy = f"host_memory_limit={now.pool_limit_bytes}", "Raise host_memory_limit="
+    if failure != 1:
+        cause = "the system has no more"
+        remedy = "Free memory on this machine, let some of it go to disk (host_memory_limit= and spill_dir=)"
     raise MemoryError(
         f"tfswap can't reserve {host_bytes} bytes of host memory: {cause} "
-        f"({now.pool_reserved_bytes} bytes are reserved already). Raise host_memory_limit=, or swap less "
-        "(a higher memory_limit=)."
+        f"({now.pool_reserved_bytes} bytes are reserved already). {remedy}, or swap less (a higher memory_limit=)."
     )
 
 

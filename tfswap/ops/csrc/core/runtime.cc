@@ -63,8 +63,9 @@ std::string Runtime::WhyNoRoom(HostPool::Failure failure, const std::string& nod
       std::to_string(usage.reserved_bytes) + " reserved";
   if (failure == HostPool::Failure::kSystem) {
     return asked +
-           ", and the system gave no more. Free memory on this machine, or swap less "
-           "(a higher memory_limit=, or tactics= without \"swap\").";
+           ", and the system gave no more. Free memory on this machine, let some of it go to disk "
+           "(host_memory_limit= and spill_dir=), or swap less (a higher memory_limit=, or tactics= "
+           "without \"swap\").";
   }
   return asked + ", of a limit of " + std::to_string(usage.limit_bytes) +
          ". Raise host_memory_limit=, or swap less (a higher memory_limit=).";

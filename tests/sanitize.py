@@ -41,6 +41,8 @@ OPTIONS = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:alloca
 
 TESTS = ("test_ops.py", "test_codecs.py", "test_loop_ops.py", "test_spill.py", "test_fuzz_ops.py")
 CALLS = 5000
+# It compiles for GPUs, by a library that finds its parts only where AddressSanitizer does not open it.
+LEFT_OUT = "tests/test_codecs.py::test_the_gpu_kernels_compile"
 
 
 def main(pytest_arguments: list[str]) -> None:
@@ -62,7 +64,8 @@ def main(pytest_arguments: list[str]) -> None:
     say("running the ops' tests in TensorFlow")
     environment["LD_PRELOAD"] = " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so")))
     tests = [str(ROOT / "tests" / name) for name in TESTS]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", *tests, *pytest_arguments], env=environment, check=True)
+    arguments = ["-q", "--deselect", LEFT_OUT, *tests, *pytest_arguments]
+    subprocess.run([sys.executable, "-m", "pytest", *arguments], env=environment, check=True)
     say("clean")
 
 

@@ -68,12 +68,12 @@ if child == 0:
         swap_out(tensor)
     except tf.errors.FailedPreconditionError as error:
         told = str(error)
+    del step  # as at its end, which is not the file's
+    gc.collect()
     try:
         ops.claim(7, None, {str(tmp_path)!r})
     except OSError as error:
         told += str(error)
-    del step  # as at its end, which is none of the file's
-    gc.collect()
     os._exit(0 if told.count("was forked when tfswap's copies had begun") == 2 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert os.stat(spilled).st_blocks == blocks, (os.stat(spilled), blocks)

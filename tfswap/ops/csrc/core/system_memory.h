@@ -3,6 +3,8 @@
 // Linux gives out more than it has, and ends a process when it is asked to keep its word: who
 // means to use what he asks for has to look first.
 //
+// Swap space does not count: what is swapped out of a step would only be swapped out again.
+//
 // Not handled: what others take between the look and the use.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_SYSTEM_MEMORY_H_

@@ -8,21 +8,25 @@ them (best round), and a whole SwapOut, Release, SwapIn, Await sequence called e
 own cost per op in it (both copies counted). Last the sequence's time on an empty tensor: the fixed cost of
 the four ops.
 
-The tensor itself is warm in the caches up to a few MiB, as one that was just computed is.
+Tensors are in an arena, as in a step under a limit. They are warm in the caches up to a few MiB, as one that was
+just computed is.
 
-On two cores of an AMD EPYC, half busy with other work: from 16 MiB on, memcpy 11 to 14, out 18 to 21, in 15
-to 18, the whole sequence 15 to 17; about 35 us for the four ops on an empty tensor.
+On two cores of an AMD EPYC, one busy with other work: memcpy 9 to 16, out 16 to 23, in 13 to 17, the whole
+sequence 13 to 15 from 16 MiB on; about 95 us for the four ops on an empty tensor.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import os
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# What a tensor takes outside of an arena comes from the system each time, page by page.
+os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="2048")
 
 import tensorflow as tf
 

@@ -540,7 +540,6 @@ print(json.dumps([peaks, limit, messages]))
 def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
     """The device is a CPU that is said to be a GPU once the step is planned."""
     messages, tightest = run(f"""{SURPRISE}
-import dataclasses
 from tfswap.frontends import step as module
 
 net = Normed()
@@ -548,7 +547,7 @@ x = net.batch(256)
 step = tfswap.optimize(tf.function(net.step), memory_limit="80%")
 step(x)
 name, model = module._device()
-module._device = lambda: (name, dataclasses.replace(model, kind="gpu"))
+module._device = lambda: (name, model._replace(kind="gpu"))
 surprises.append((False, 40 << 20))
 reset()
 step(x)

@@ -65,10 +65,11 @@ def _known() -> Iterator[tuple[Any, str]]:
     import tensorflow as tf
 
     for each in gc.get_objects():
-        if isinstance(each, tf.Variable) and not tf.is_symbolic_tensor(each.handle):
+        kind = type(each)  # to ask the object itself may run its own code
+        if issubclass(kind, tf.Variable) and not tf.is_symbolic_tensor(each.handle):
             with contextlib.suppress(tf.errors.OpError):  # it has no value yet
                 yield each.read_value(), f"the variable {each.name!r},"
-        elif isinstance(each, tf.Tensor) and not tf.is_symbolic_tensor(each):
+        elif issubclass(kind, tf.Tensor) and not tf.is_symbolic_tensor(each):
             yield each, "a tensor,"
 
 
@@ -76,7 +77,9 @@ def _address(tensor: Any) -> int:
     """Where its bytes are; 0 where that can't be told."""
     import tensorflow as tf
 
+    if getattr(tensor, "dtype", tf.variant) in (tf.string, tf.resource, tf.variant):
+        return 0  # TensorFlow would end the process
     try:
         return _pointer(tf.experimental.dlpack.to_dlpack(tensor), b"dltensor")[0]
-    except (tf.errors.OpError, AttributeError, TypeError, ValueError):  # it has no bytes of its own, or is no tensor
+    except (tf.errors.OpError, AttributeError, TypeError, ValueError):  # of a type that is not known there
         return 0

@@ -17,9 +17,11 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Machine, default_rates
 from tfswap.errors import TfswapError
-from tfswap.frontends import cli
+from tfswap.frontends import cli, fit
+from tfswap.frontends.arguments import Request
 from tfswap.frontends.fit import CONFIRMATIONS, PROBED_SHARE, PROBES, Search, axes_of, largest_that_runs, max_batch
-from tfswap.frontends.pipeline import Options
+from tfswap.frontends.function import OptimizedFunction
+from tfswap.frontends.pipeline import Options, Spill
 from tfswap.frontends.training_step import TrainingStep
 
 CPU = DeviceModel()
@@ -291,3 +293,28 @@ def test_where_the_allocator_tells_no_peak_nothing_is_confirmed():
     assert size > 0
     assert not confirmed
     assert "planned; no run has measured it" in told
+
+
+def test_the_run_that_confirms_has_what_the_size_was_planned_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its host memory and its disk above all: with more of them a larger size would seem to run."""
+    tf = pytest.importorskip("tensorflow")
+    weight = tf.Variable(tf.ones([64, 64]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ weight) @ weight))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    asked: list[Options] = []
+
+    class Asked(OptimizedFunction):
+        def __init__(self, function: Any, request: Request, on_exceeded: str):
+            asked.append(request.options)
+            super().__init__(function, request, on_exceeded)
+
+    monkeypatch.setattr(fit, "OptimizedFunction", Asked)
+    given = {"tactics": ["swap"], "host_memory_limit": 2 << 20, "spill_dir": tmp_path, "spill_limit": "8MiB"}
+    assert max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256, **given).size > 0
+    assert asked == [Options(("swap",), 2 << 20, Spill(str(tmp_path), 8 << 20))]

@@ -7,6 +7,7 @@ where a smaller one does not. So the search does not end with the first refusal,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -21,7 +22,7 @@ from tfswap.analysis.devices import Machine
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.arguments import Precision, check, whole
+from tfswap.frontends.arguments import Precision, Request, whole
 from tfswap.frontends.function import OptimizedFunction, undecorated
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.pipeline import Optimizer, Options
@@ -207,14 +208,15 @@ class Search:
     ):
         self.step, self.axes, self.unit = step, dict(axes), unit
         self.limit_bytes = limit_bytes
-        self._on, self._options, self._costs = on, options, costs
+        self.options = dataclasses.replace(options, profile=costs.profile)
+        self._on, self._costs = on, costs
         self._peaks: dict[int, int] = {}
         self._floors: dict[int, int] = {}
         self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest: they are large
 
     def _optimizer(self, size: int) -> Optimizer:
         graph = self.step.graph({name: dict.fromkeys(axes, size) for name, axes in self.axes.items()})
-        return offline_optimizer(graph, self._on.device, self._options, self.step.variables, self._costs)
+        return offline_optimizer(graph, self._on.device, self.options, self.step.variables, self._costs)
 
     def candidate(self, size: int) -> Candidate | None:
         """The plan for a size; None where none keeps the limit."""
@@ -342,8 +344,7 @@ def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, s
     """
     import tensorflow as tf
 
-    options = search.optimizer(size).options
-    request = check(search.limit_bytes, options.tactics, None, None, "optimize", precision=options.precision)
+    request = Request(search.limit_bytes, search.options, None, "optimize")
     device, _ = machine.current_device()
     peaks: dict[int, int] = {}
 

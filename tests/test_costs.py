@@ -67,7 +67,10 @@ def test_a_convolution_and_its_gradients_count_the_same_multiply_adds():
     assert work_seconds(node_of(f"{sizes}%c = Conv2DBackpropInput(%s, %w, %g) -> {image}"), cudnn) == forward
 
 
-@pytest.mark.parametrize("op", ["Conv2DBackpropFilter(%x, %s, %g)", "Conv2DBackpropInput(%s, %w, %g)"])
+CONVOLUTION, GRADIENTS = "Conv2D(%x, %w)", ("Conv2DBackpropFilter(%x, %s, %g)", "Conv2DBackpropInput(%s, %w, %g)")
+
+
+@pytest.mark.parametrize("op", GRADIENTS)
 def test_a_gradient_of_a_convolution_costs_the_same_in_either_layout(op: str):
     def seconds(layout: str, image: str, result: str) -> float:
         text = f"%x = Placeholder() -> float32[{image}]\n%w = Placeholder() -> float32[3,3,16,32]\n"
@@ -76,6 +79,26 @@ def test_a_gradient_of_a_convolution_costs_the_same_in_either_layout(op: str):
         return work_seconds(node_of(f"{text}%c = {op} {{data_format=b'{layout}'}} -> {made}"), RATES)
 
     assert seconds("NHWC", "2,8,6,16", "2,8,6,32") == seconds("NCHW", "2,16,8,6", "2,32,8,6")
+
+
+@pytest.mark.parametrize(
+    "op", ["Conv2D(%x, %w)", "Conv2DBackpropFilter(%x, %s, %g)", "Conv2DBackpropInput(%s, %w, %g)"]
+)
+def test_what_cudnn_wants_with_channels_first_is_copied_for_it(op: str):
+    """As a SavedModel's convolutions are, which come as they were saved; what Grappler has turned round is not."""
+
+    def seconds(layout: str, image: str, result: str, rates: Rates, dtype: str = "float32") -> float:
+        text = f"%x = Placeholder() -> {dtype}[{image}]\n%w = Placeholder() -> {dtype}[3,3,16,32]\n"
+        text += f"%g = Placeholder() -> {dtype}[{result}]\n%s = Placeholder() -> int32[4]\n"
+        made = result if op == CONVOLUTION else "3,3,16,32" if "Filter" in op else image
+        return work_seconds(node_of(f"{text}%c = {op} {{data_format=b'{layout}'}} -> {dtype}[{made}]"), rates)
+
+    last, first = ("NHWC", "2,8,6,16", "2,8,6,32"), ("NCHW", "2,16,8,6", "2,32,8,6")
+    cudnn = replace(RATES, cudnn=True)
+    copies = 2 * 4 * (2 * 8 * 6) * (16 + 32) / 1e9
+    assert seconds(*last, cudnn) == pytest.approx(seconds(*first, cudnn) + copies)
+    for rates, dtype in ((replace(cudnn, channels_last=True), "float32"), (cudnn, "float16")):
+        assert seconds(*last, rates, dtype) == seconds(*first, rates, dtype)
 
 
 def test_what_reads_shapes_only_or_passes_a_variable_on_moves_nothing():

@@ -28,6 +28,7 @@ from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
 
 FLOAT_BYTES, COMPLEX_BYTES = 4, 8
+CHANNELS_FIRST = (b"NCHW", b"NCDHW")
 
 
 class Algorithm(NamedTuple):
@@ -83,6 +84,19 @@ def is_convolution(node: Node) -> bool:
     return node.op in _OPS
 
 
+def copied_bytes(node: Node) -> int:
+    """Of the image and the result of a convolution with channels last, 0 for other nodes: where cuDNN wants channels
+    first, TensorFlow copies them into that order for it, or back.
+
+    Not for 16-bit floats, which tensor cores take as they are. Filters are copied in either order, and small.
+    """
+    parts = _OPS.get(node.op)
+    if parts is None or node.attrs.get("data_format") in CHANNELS_FIRST:
+        return 0
+    kinds = _kind(node, parts.image), _kind(node, parts.result)
+    return sum(kind.nbytes or 0 for kind in kinds if kind.dtype in ("float32", "float64"))
+
+
 def algorithms(node: Node) -> list[Algorithm]:
     """Those for a convolution, or a gradient of one; the first needs no workspace. Empty for other nodes, and where
     sizes are not known.
@@ -122,7 +136,7 @@ def _plain_sizes(node: Node, image: TensorType, window: TensorType, result: Tens
         return None
     if result.dtype != "float32" or not all(map(_is_one, (node.attrs.get("strides"), node.attrs.get("dilations", ())))):
         return None
-    first = node.attrs.get("data_format") in ("NCHW", b"NCHW")
+    first = node.attrs.get("data_format") in CHANNELS_FIRST
     images, height, width, channels = _last(image.shape, first)
     _, rows, columns, _ = _last(result.shape, first)
     over, across, depth, filters = window.shape  # type: ignore[misc]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from tfswap.analysis.convolutions import CHANNELS_FIRST, copied_bytes
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, default_rates
 from tfswap.analysis.profile import Profile
@@ -170,7 +171,7 @@ slow. From CPU times of kernels of 16 to 512 channels."""
 def _pixels(node: Node) -> int:
     """Elements of one channel of the gradient that a gradient of a convolution is given."""
     shape = node.inputs[2].type.shape or (1,)
-    channels_first = node.attrs.get("data_format") in (b"NCHW", b"NCDHW")
+    channels_first = node.attrs.get("data_format") in CHANNELS_FIRST
     return math.prod(d or 1 for d in ((shape[0], *shape[2:]) if channels_first else shape[:-1]))
 
 
@@ -335,8 +336,15 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
 
 def work_seconds(node: Node, rates: Rates) -> float:
     """Seconds of the work of one run of `node`, on the cores that it is spread over."""
-    alone = max(_parts(node, rates)) * rates.cores
+    alone = (max(_parts(node, rates)) + copying_seconds(node, rates)) * rates.cores
     return min(alone, max(alone / spread_over(node, rates), GRAIN_S))
+
+
+def copying_seconds(node: Node, rates: Rates) -> float:
+    """Of what TensorFlow copies before and after cuDNN's kernel, each read and written once."""
+    if not rates.cudnn or rates.channels_last:
+        return 0.0
+    return 2 * copied_bytes(node) / rates.memory_bytes_per_s
 
 
 def _parts(node: Node, rates: Rates) -> tuple[float, float, float]:

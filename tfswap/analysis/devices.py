@@ -50,6 +50,8 @@ class Rates:
         disk_bytes_per_s: copies to disk, and from it.
         onednn: whether oneDNN's kernels run, which share among cores what TensorFlow's own leave to one.
         cudnn: whether cuDNN's run, which take as long for the gradients of a convolution as for the convolution.
+        channels_last: whether they take float32 with channels last: those of TF32 do (`ComputeInNhwcEnabled` in
+            conv_ops_gpu.cc). Others are given copies.
     """
 
     flops_per_s: float
@@ -63,6 +65,7 @@ class Rates:
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     onednn: bool = False
     cudnn: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def described(name: str) -> Machine:
             in_bytes_per_s=link,
             launch_s=LAUNCH_S,
             cudnn=True,
+            channels_last=sheet.tf32 is not None,
         ),
         memory_bytes=(sheet.memory_mib << 20) - CONTEXT_BYTES - _kept_free_bytes(sheet.capability),
         host_bytes=sheet.host * 10**9,

@@ -179,7 +179,7 @@ def _gpu_convolution(image: TensorType, kernel: TensorType, result: TensorType) 
     """cuDNN picks its algorithm, and so its workspace, when it first runs, within what the arena has left.
 
     Not knowable here. This counts the copies that TensorFlow itself makes where cuDNN wants NCHW and the
-    graph is NHWC (conv_ops_gpu.h): image, filter and result once each.
+    graph is NHWC (conv_ops_gpu.h): image, filter and result once each. Of a graph that is NCHW it copies less.
     """
     sizes = [kind.nbytes or 0 for kind in (image, kernel, result)]
     return _temporaries_after_output(sizes, exact=False)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from tfswap.analysis.convolutions import Algorithm, algorithms, is_convolution
+from tfswap.analysis.cost import copying_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import Arena
@@ -186,5 +187,6 @@ def computed(
         peak = max(peak, in_use)
     made_s = list(cost_s)
     for kernel, times in slower.items():
-        made_s[kernel] = rates.launch_s + (made_s[kernel] - rates.launch_s) * times
+        fixed_s = rates.launch_s + copying_seconds(flow.nodes[kernel], rates)
+        made_s[kernel] = fixed_s + (made_s[kernel] - fixed_s) * times
     return Computed(simulate_time(flow, steps, made_s, rates, disk), peak, workspace, names)

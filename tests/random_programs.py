@@ -129,23 +129,24 @@ def check(seed: int) -> list[dict]:
     program = Program(seed)
     # Once: where the allocator puts it, and with how large a chunk, is part of any floor.
     x = normal(program.shape, 5)
-    reference = tf.function(program.step)
+    reference = tf.function(program.step, autograph=False)
     with memory_optimizer_off():
         expected, unoptimised = run(program, reference, x)
     del reference
-    floor, baseline = _floor(program, x)
+    traced = tf.function(program.step, autograph=False)
+    floor, baseline = _floor(program, traced, x, TACTICS[seed % len(TACTICS)])
     results = []
     for number, share in enumerate(SHARES):
         tactics = TACTICS[(seed + number) % len(TACTICS)]
         limit = floor + int((max(baseline, floor) - floor) * share)
         for _ in range(TRIES):
             entry = {"seed": seed, "share": share, "limit": limit, "unoptimised": unoptimised}
-            step = tfswap.optimize(tf.function(program.step), memory_limit=limit, tactics=tactics)
+            step = tfswap.optimize(traced, memory_limit=limit, tactics=tactics)
             try:
                 found, peak = run(program, step, x)
             except tfswap.InfeasibleMemoryLimit as error:
-                # The floor was that of the arena as it was then; other tensors have come since, and this
-                # step's own constants.
+                # The floor was that of other tactics, in the arena as it was then; other tensors have come
+                # since, and this step's own constants.
                 entry["refused"] = limit = error.floor_bytes + error.floor_bytes // 50
                 continue
             # A plan that changes nothing runs TensorFlow's default, Grappler and all: other bits.
@@ -158,15 +159,15 @@ def check(seed: int) -> list[dict]:
     return results
 
 
-def _floor(program, x) -> tuple[int, int]:
-    """The floor, with room for what a refused try leaves out, and the unoptimised peak."""
-    step = tfswap.optimize(tf.function(program.step), memory_limit="1KiB")
+def _floor(program, traced, x, tactics) -> tuple[int, int]:
+    """The floor of some tactics, with room for what a refused try leaves out, and the unoptimised peak."""
+    step = tfswap.optimize(traced, memory_limit="1KiB", tactics=tactics)
     program.reset()
     try:
         step(x)
     except tfswap.InfeasibleMemoryLimit as error:
         floor = error.floor_bytes
-    analysed = tfswap.optimize(tf.function(program.step), memory_limit="300%", mode="analyze")
+    analysed = tfswap.optimize(traced, memory_limit="300%", mode="analyze")
     analysed.get_concrete_function(tf.TensorSpec(program.shape))
     return floor + floor // 50, analysed.report().baseline_peak_bytes
 

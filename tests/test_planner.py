@@ -665,55 +665,6 @@ def optimizer_of(graph, **options) -> Optimizer:
     return Optimizer(graph, CPU, Options(**options))
 
 
-@slow
-@given(training_steps(min_layers=4))
-def test_the_floor_is_planned_and_one_byte_less_is_refused(graph):
-    optimizer = optimizer_of(graph)
-    floor = optimizer.floor_bytes()
-    plan = optimizer.plan(floor)
-    assert plan.planned_peak_bytes <= floor or plan.changes_nothing
-    if floor - 1 >= optimizer.baseline.peak_bytes * BASELINE_SPREAD:
-        return
-    with pytest.raises(InfeasibleMemoryLimit) as error:
-        optimizer.plan(floor - 1)
-    assert (error.value.floor_bytes, error.value.limit_bytes) == (floor, floor - 1)
-    assert str(floor) in str(error.value)
-
-
-@slow
-@given(training_steps(min_layers=4), st.integers(1, 5))
-def test_the_floor_holds_under_a_host_limit(graph, share):
-    free = optimizer_of(graph)
-    host = free.plan(free.floor_bytes()).host_bytes * share // 5
-    optimizer = optimizer_of(graph, host_limit_bytes=host)
-    floor = optimizer.floor_bytes()
-    plan = optimizer.plan(floor)
-    assert plan.host_bytes <= host
-    if floor - 1 < optimizer.baseline.peak_bytes * BASELINE_SPREAD:
-        with pytest.raises(InfeasibleMemoryLimit):
-            optimizer.plan(floor - 1)
-
-
-def sweep(optimizer: Optimizer, count: int = 25) -> list[Plan]:
-    floor = optimizer.floor_bytes()
-    top = max(floor + 1, math.ceil(optimizer.baseline.peak_bytes * BASELINE_SPREAD) - 1)
-    return [optimizer.plan(int(limit)) for limit in np.linspace(floor, top, count)]
-
-
-@slow
-@given(training_steps(min_layers=4))
-def test_more_limit_never_costs_time_and_less_never_memory(graph):
-    plans = sweep(optimizer_of(graph))
-    for plan in plans:
-        assert plan.limit_bytes is not None
-        if not plan.changes_nothing:
-            assert plan.planned_peak_bytes <= plan.limit_bytes
-    for less, more in pairwise(plans):
-        assert more.seconds <= less.seconds
-        if not more.changes_nothing:
-            assert less.planned_peak_bytes <= more.planned_peak_bytes
-
-
 def test_an_order_that_is_slow_hides_no_plan_in_another():
     planner = Planner(facts(LONG), CPU, resident=Resident(chunks=((0, 1 << 30, False),)))
     limit = planner.unmoved[0].apart.peak_bytes - 1
@@ -772,11 +723,34 @@ def meaning(graph: Graph, known: dict[object, int]) -> dict[str, list[tuple[int,
     return written | {"": [(terms[f.node], f.index) for f in graph.fetches]}
 
 
-@slow
-@given(training_steps(min_layers=4), st.floats(0, 1))
-def test_a_plan_can_be_carried_out(graph, share):
+def the_floor_is_planned_and_one_byte_less_is_refused(optimizer: Optimizer) -> None:
+    floor = optimizer.floor_bytes()
+    plan = optimizer.plan(floor)
+    assert plan.planned_peak_bytes <= floor or plan.changes_nothing
+    if floor - 1 >= optimizer.baseline.peak_bytes * BASELINE_SPREAD:
+        return
+    with pytest.raises(InfeasibleMemoryLimit) as error:
+        optimizer.plan(floor - 1)
+    assert (error.value.floor_bytes, error.value.limit_bytes) == (floor, floor - 1)
+    assert str(floor) in str(error.value)
+
+
+def more_limit_never_costs_time_and_less_never_memory(optimizer: Optimizer) -> None:
+    floor = optimizer.floor_bytes()
+    top = max(floor + 1, math.ceil(optimizer.baseline.peak_bytes * BASELINE_SPREAD) - 1)
+    plans = [optimizer.plan(int(limit)) for limit in np.linspace(floor, top, 25)]
+    for plan in plans:
+        assert plan.limit_bytes is not None
+        if not plan.changes_nothing:
+            assert plan.planned_peak_bytes <= plan.limit_bytes
+    for less, more in pairwise(plans):
+        assert more.seconds <= less.seconds
+        if not more.changes_nothing:
+            assert less.planned_peak_bytes <= more.planned_peak_bytes
+
+
+def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     """The rewritten graph is sound and runs in the plan's order; its absences lie in gaps."""
-    optimizer = optimizer_of(graph)
     floor = optimizer.floor_bytes()
     plan = optimizer.plan(floor + int(max(0, optimizer.baseline.peak_bytes - floor) * share))
     if plan.changes_nothing:
@@ -799,9 +773,64 @@ def test_a_plan_can_be_carried_out(graph, share):
         assert kernel.startswith(names.AGAIN + planned) if again else kernel == planned
     known: dict[object, int] = {}
     assert meaning(made, known) == meaning(form.graph, known)
-    assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in graph.fetches}
+    assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in optimizer.graph.fetches}
     # Without fragmentation, too, the order and the absences give what the planner judged.
     assert optimizer.candidate(plan.limit_bytes) is not None
+
+
+def a_plan_survives_json_and_is_refused_on_another_graph(optimizer: Optimizer) -> None:
+    plan = optimizer.plan(optimizer.floor_bytes())
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    assert Plan.from_json(text).to_json() == text
+    optimizer.rewrite(Plan.from_json(text))
+    other = optimizer.graph.copy()
+    node = next(node for node in other if node.op == "L2Loss")
+    node.attrs = {**node.attrs, "more": 1}
+    with pytest.raises(InvalidModel, match="another graph"):
+        optimizer_of(other).rewrite(plan)
+
+
+def the_floor_holds_under_a_host_limit(free: Optimizer, share: int) -> None:
+    host = free.plan(free.floor_bytes()).host_bytes * share // 5
+    optimizer = optimizer_of(free.graph, host_limit_bytes=host)
+    floor = optimizer.floor_bytes()
+    plan = optimizer.plan(floor)
+    assert plan.host_bytes <= host
+    if floor - 1 < optimizer.baseline.peak_bytes * BASELINE_SPREAD:
+        with pytest.raises(InfeasibleMemoryLimit):
+            optimizer.plan(floor - 1)
+
+
+@slow
+@given(training_steps(min_layers=4), st.floats(0, 1), st.integers(1, 5))
+def test_what_holds_of_any_plan(graph, share, host_share):
+    """All of it of one planner: to plan takes most of the time."""
+    optimizer = optimizer_of(graph)
+    the_floor_is_planned_and_one_byte_less_is_refused(optimizer)
+    more_limit_never_costs_time_and_less_never_memory(optimizer)
+    a_plan_can_be_carried_out(optimizer, share)
+    a_plan_survives_json_and_is_refused_on_another_graph(optimizer)
+    the_floor_holds_under_a_host_limit(optimizer, host_share)
+
+
+SUMMED = """\
+%x = Placeholder() {dtype=float32} -> float32[25600]
+%a = MatMul(%x, %x) -> float32[25600]
+%b = MatMul(%a, %a) -> float32[25600]
+%c = MatMul(%b, %b) -> float32[25600]
+%d = AddN(%a, %b, %c) {N=3, T=float32} -> float32[25600]
+feeds %x
+fetches %d
+"""
+
+
+def test_a_refusal_names_the_kernel_that_needs_as_much():
+    """Where it runs, and not where as much is in use before it: its bytes and what is always there are the floor."""
+    with pytest.raises(
+        InfeasibleMemoryLimit, match=r"most of all AddN 'd', which reads 300\.0 KiB, makes 100\.0 KiB\."
+    ):
+        optimizer_of(parse_graph(SUMMED)).plan(KIB)
 
 
 @slow
@@ -837,22 +866,6 @@ def test_kept_tensors_stay():
         assert plan.absences == ()
         assert len(plan.order) == len(set(plan.order))
         assert kept.floor_bytes() > free.floor_bytes()
-
-
-@slow
-@given(training_steps(min_layers=4))
-def test_a_plan_survives_json_and_is_refused_on_another_graph(graph):
-    optimizer = optimizer_of(graph)
-    plan = optimizer.plan(optimizer.floor_bytes())
-    text = plan.to_json()
-    assert Plan.from_json(text) == plan
-    assert Plan.from_json(text).to_json() == text
-    optimizer.rewrite(Plan.from_json(text))
-    other = graph.copy()
-    node = next(node for node in other if node.op == "L2Loss")
-    node.attrs = {**node.attrs, "more": 1}
-    with pytest.raises(InvalidModel, match="another graph"):
-        optimizer_of(other).rewrite(plan)
 
 
 def test_the_fingerprint_is_of_the_structure():
@@ -917,6 +930,6 @@ print(json.dumps([hashlib.sha256("".join(texts).encode()).hexdigest(), swapped])
 
 
 def test_plans_do_not_depend_on_the_hash_seed():
-    found = {json.dumps(last_json(run_python(DETERMINISM, PYTHONHASHSEED=seed))) for seed in ("0", "1", "77")}
+    found = {json.dumps(last_json(run_python(DETERMINISM, PYTHONHASHSEED=seed))) for seed in ("0", "1")}
     assert len(found) == 1
     assert json.loads(found.pop())[1] > 0

@@ -728,28 +728,35 @@ class Optimizer:
         floor = self.floor_bytes()
         host = self.options.host_limit_bytes
         disk = None if self.options.spill is None else self.options.spill.limit_bytes
+        anything_leaves = {"swap", "recompute"}.issubset(self.options.tactics)
+        alone = anything_leaves and host is None and disk is None
         return InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
             f"{floor} ({format_bytes(floor)}): {format_bytes(self.resident_bytes)} are there throughout "
             "(variables, arguments, constants, other tensors), the rest is what "
             + (
                 "its largest kernels need at once"
-                if {"swap", "recompute"}.issubset(self.options.tactics)
+                if anything_leaves
                 else f"it holds at once with tactics={self.options.tactics}"
             )
             + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
             + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
-            + f", most of all {self._largest_kernel()}. Ask for memory_limit={floor} or more, "
+            + f", most of all {self._largest_kernel(alone)}. Ask for memory_limit={floor} or more, "
             + ("" if set(TACTICS).issubset(self.options.tactics) else "allow all tactics, ")
             + "or make the batch smaller.",
             floor_bytes=floor,
             limit_bytes=limit_bytes,
         )
 
-    def _largest_kernel(self) -> str:
-        """Which kernel the smallest limit is for, and its bytes."""
+    def _largest_kernel(self, alone: bool) -> str:
+        """Which kernel the smallest limit is for, and its bytes.
+
+        Args:
+            alone: whether that limit is for what a kernel needs itself, and not for what waits beside it.
+        """
         lowest = self._lowest()
-        flow, i = lowest.variant.flow, lowest.candidate.largest_kernel()
+        flow = lowest.variant.flow
+        i = largest_working_set(flow)[0] if alone else lowest.candidate.largest_kernel()
         node, sizes = flow.nodes[i], flow.values
         takes = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})
         gives = sum(sizes[v].nbytes for _, v in flow.makes[i])
@@ -758,8 +765,10 @@ class Optimizer:
         if node.op == OUTSIDE:
             return f"what its caller makes of the {format_bytes(takes)} that it returns, until it asks for gradients"
         return (
-            f"{node.op} {node.name!r}" + (f" ({line})" if line else "") + f", which reads "
-            f"{format_bytes(takes)}, makes {format_bytes(gives)} and takes {format_bytes(extra)} besides while it runs"
+            f"{node.op} {node.name!r}"
+            + (f" ({line})" if line else "")
+            + f", which reads {format_bytes(takes)}, makes {format_bytes(gives)}"
+            + (f" and takes {format_bytes(extra)} besides while it runs" if extra else "")
         )
 
     def _largest_working_set(self) -> tuple[str, int]:

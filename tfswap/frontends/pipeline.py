@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -326,13 +327,13 @@ class Optimizer:
         return Baseline(peak, profile.unordered * ordered_s)
 
     @property
-    def unchanged_bytes(self) -> float:
+    def unchanged_bytes(self) -> int:
         """A peak that the step as it was traced is not likely to pass.
 
         The predicted one leaves out what iterations of a loop hold that run side by side.
         """
         spread = HELD_SPREAD if self._held else BASELINE_SPREAD
-        return self.baseline.peak_bytes * spread + overlapping_bytes(self.graph)
+        return math.floor(self.baseline.peak_bytes * spread) + overlapping_bytes(self.graph)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""

@@ -636,7 +636,7 @@ class Step:
         if self._gate is None or self._requests is None:  # a plan that changes nothing
             assert self._optimizer is not None
             grown = now.current_bytes - self._resident_bytes
-            return int(self._optimizer.unchanged_bytes) + grown <= self.limit_bytes
+            return self._optimizer.unchanged_bytes + grown <= self.limit_bytes
         layout = now.layout or -now.current_bytes  # of an allocator without layout
         if layout not in self._peaks:
             resident = self._resident(instantiated=True)

@@ -2,6 +2,7 @@
 
     python benchmarks/headlines.py                                   # all rows; hours on two cores
     python benchmarks/headlines.py offloading batch --json docs/headlines.json   # these two; the others stay
+    python benchmarks/headlines.py layrub:AlexNet "layrub:ResNet-50"             # these parts of a row
     python benchmarks/headlines.py --quick                           # ratios of small nets, within bounds? seconds
     python benchmarks/headlines.py --page docs/headlines.json        # docs/headlines.md and its plots, from the figures
 
@@ -15,8 +16,9 @@
     superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
 
-Each row is a module of benchmarks/versus: `measure` gives its figures, `present` says what they mean. A row that was
-measured takes the place of that row in the JSON file, and carries its command, machine, versions, time and load.
+Each row is a module of benchmarks/versus: `measure` gives the figures of one of its parts, as one of its nets,
+`present` says what they mean. A part that was measured takes the place of that part in the JSON file, and carries its
+command, machine, versions, time and load.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ def _quick() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; all by default")
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW[:PART]", help=f"of {', '.join(ROWS)}; all by default, with all of their parts"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="no rows, but ratios of small nets, and whether they are within bounds"
     )
@@ -87,25 +91,32 @@ def main() -> int:
         spec = json.loads(args.child)
         importlib.import_module(f"versus.{spec.get('module', 'turns')}").child(spec)
         return 0
-    if unknown := [row for row in args.rows if row not in ROWS]:
-        parser.error(f"no row is named {unknown[0]!r}; there are {', '.join(ROWS)}")
     from versus import page
+
+    asked: list[tuple[str, str]] = []
+    for one in args.rows or ROWS:
+        row, _, part = one.partition(":")
+        if row not in ROWS:
+            parser.error(f"no row is named {row!r}; there are {', '.join(ROWS)}")
+        parts = page.module_of(row).PARTS
+        if part and part not in parts:
+            parser.error(f"{row} has no part {part!r}; there are {', '.join(parts)}")
+        asked += [(row, one) for one in ([part] if part else parts)]
 
     if args.quick:
         return _quick()
     if args.page:
         page.make_page(json.loads(args.page.read_text()), args.page.with_suffix(".md"), ROWS)
         return 0
-    for row in args.rows or ROWS:
-        module = importlib.import_module(f"versus.{row}")
+    for row, part in asked:
         started = time.time()
-        found = module.measure(**({"python": args.python} if row == "pytorch" else {}))
-        command = ["python", "benchmarks/headlines.py", row]
+        found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
+        command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]
         figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-        figures[row] = {"taken": taken(command, started), "found": found}
+        figures.setdefault(row, {})[part] = {"taken": taken(command, started), "found": found}
         if args.json:
             args.json.write_text(json.dumps(figures, indent=1) + "\n")
-        section = module.present(found)
+        section = page.module_of(row).present({part: found})
         print(f"{section.title}\n  published: {section.published}\n  here: {section.ours}", flush=True)
         for table in section.tables:
             print(page.as_text(table), flush=True)

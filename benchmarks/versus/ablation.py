@@ -74,21 +74,24 @@ EDITS: dict[str, Callable[[Plan], Plan]] = {
 """By name: from a plan to the plan that is carried out in its place."""
 
 
-def measure() -> dict[str, Any]:
-    found: dict[str, Any] = {"rounds": 7, "nets": {}}
-    for name, (net, size) in NETS.items():
-        forms = [UNOPTIMISED, REFERENCE]
-        forms += [Form(label, limit=FLOOR, tactics=tactics) for label, tactics in STEPWISE.items()]
-        forms.append(Form(SWAPS, limit=LIMIT, tactics=("swap",)))
-        forms += [Form(edit, limit=LIMIT, tactics=("swap",), edit=edit) for edit in EDITS]
-        found["nets"][name] = compare(net, size, forms, rounds=found["rounds"], arena_mib=2000)
-    return found
+ROUNDS = 9
+PARTS = tuple(NETS)
+
+
+def measure(part: str) -> dict[str, Any]:
+    net, size = NETS[part]
+    forms = [UNOPTIMISED, REFERENCE]
+    forms += [Form(label, limit=FLOOR, tactics=tactics) for label, tactics in STEPWISE.items()]
+    forms.append(Form(SWAPS, limit=LIMIT, tactics=("swap",)))
+    forms += [Form(edit, limit=LIMIT, tactics=("swap",), edit=edit) for edit in EDITS]
+    return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000)}
 
 
 def present(found: dict[str, Any]) -> Section:
     tables, words = [], []
-    for name, lines in found["nets"].items():
-        tables.append(Table(f"{name}, {found['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
+    for name, net in found.items():
+        lines = net["lines"]
+        tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
         whole = next(line for line in lines if line["label"] == SWAPS)
         if whole["fits"]:
             costs = {

@@ -75,8 +75,12 @@ CASES = {
 }
 
 
-def measure() -> dict[str, Any]:
-    return {"nets": [{"name": name} | search(case) for name, case in CASES.items()], "simulated": on_a_p100()}
+SIMULATED = "ResNet-50 on a described P100"
+PARTS = (*CASES, SIMULATED)
+
+
+def measure(part: str) -> Any:
+    return on_a_p100() if part == SIMULATED else search(CASES[part])
 
 
 def search(case: Case) -> dict[str, Any]:
@@ -120,14 +124,17 @@ def on_a_p100(batches: Sequence[int] = (32, 64)) -> list[dict[str, Any]]:
 
 def present(found: dict[str, Any]) -> Section:
     lines, ratios, floors = [], {}, {}
-    for net in found["nets"]:
+    simulated = found.get(SIMULATED)
+    for name, net in found.items():
+        if name == SIMULATED:
+            continue
         case, plain, ours = net["case"], net["unoptimised"], net["ours"]
-        line = [net["name"], str(case["cap_mib"]), _told(net["tries"], plain), _told(net["tries"], ours)]
+        line = [name, str(case["cap_mib"]), _told(net["tries"], plain), _told(net["tries"], ours)]
         if plain and ours:
-            ratios[net["name"]] = _batch(ours) / _batch(plain)
+            ratios[name] = _batch(ours) / _batch(plain)
             bound = allowed(case, net["same"], ours)
-            floors[net["name"]] = _batch(ours) / bound
-            line += [f"{ratios[net['name']]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
+            floors[name] = _batch(ours) / bound
+            line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
             if "cpu_s" in ours and "cpu_s" in plain:
                 line.append(f"{ours['cpu_s'] / _batch(ours) / (plain['cpu_s'] / _batch(plain)):.2f}")
@@ -136,15 +143,15 @@ def present(found: dict[str, Any]) -> Section:
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
     ]
     words = [f"{name} {times:.1f} times" for name, times in ratios.items()]
-    if found["simulated"]:
+    if simulated:
         tables.append(
             Table(
                 "ResNet-50 at 224x224 on a described P100, extrapolated far from two simulated batches:",
                 P100,
-                _p100(found),
+                _p100(simulated),
             )
         )
-        words += [f"ResNet-50 on a described P100 {line[3]} times, extrapolated ({line[0]})" for line in _p100(found)]
+        words += [f"{SIMULATED} {line[3]} times, extrapolated ({line[0]})" for line in _p100(simulated)]
     return Section(
         "The largest batch under a cap",
         "ResNet-50 4.6 times by swapping (Meng et al. 2017), 4.9 (TFLMS); 2 to 30 times over all their nets",
@@ -152,7 +159,6 @@ def present(found: dict[str, Any]) -> Section:
         "a CPU's arena of some MiB stands in for 16 GB: variables and workspaces are a larger part of it; small images",
         tables,
         notes=[
-            *found.get("notes", ()),
             *NOTES,
             *(f"{name}: {share:.2f} of the batch that the floor allows." for name, share in floors.items()),
         ],
@@ -167,7 +173,7 @@ def _told(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
     return f"{_batch(best)} ({min(failed)})" if failed else f"{_batch(best)}"
 
 
-def _p100(found: dict[str, Any]) -> list[list[str]]:
+def _p100(simulated: list[dict[str, Any]]) -> list[list[str]]:
     return [
         [
             "swapping alone" if row["tactics"] == ["swap"] else "all tactics",
@@ -176,7 +182,7 @@ def _p100(found: dict[str, Any]) -> list[list[str]]:
             f"{row['ours'] / row['unoptimised']:.1f}",
             f"{row['time_ratio'][0]:.2f}",
         ]
-        for row in found["simulated"]
+        for row in simulated
     ]
 
 

@@ -13,13 +13,17 @@ SCRIPT = Path(__file__).parent.parent / "gist.py"
 FORMS = {"unoptimised": "as it is", "order": "order alone", "lossless": "lossless", "fp8": "lossless and fp8"}
 
 
-def measure() -> dict[str, Any]:
-    return {"rows": written_by(SCRIPT)}
+PARTS = ("alexnet", "nin", "overfeat", "vgg16", "inception")
+
+
+def measure(part: str) -> list[dict[str, Any]]:
+    return written_by(SCRIPT, part)
 
 
 def present(found: dict[str, Any]) -> Section:
     lines, words = [], []
-    for row in found["rows"]:
+    rows = [row for network in found.values() for row in network]
+    for row in rows:
         line = [row["network"], FORMS[row["mode"]], f"{row['map_bytes'] / MIB:.1f}", f"{row['maps_smaller']:.2f}"]
         line += [
             f"{row['peak_bytes'] / MIB:.1f}",
@@ -29,7 +33,7 @@ def present(found: dict[str, Any]) -> Section:
         ]
         lines.append(line)
     for mode in ("lossless", "fp8"):
-        of = [row for row in found["rows"] if row["mode"] == mode]
+        of = [row for row in rows if row["mode"] == mode]
         maps, peaks, cpu = (statistics.mean(row[k] for row in of) for k in ("maps_smaller", "peak_smaller", "cpu"))
         words.append(f"{FORMS[mode]}: maps {maps:.2f} times smaller, peaks {peaks:.2f}, at {cpu:.2f} of the CPU time")
     return Section(

@@ -27,11 +27,12 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 CURVE = "ResNet-50, 224x224, batch 16"
 
 
-def measure() -> dict[str, Any]:
-    rows = []
-    for name, (net, size) in NETS.items():
-        rows.append({"name": name} | told_by({"module": "kinds", "net": net, "size": size, "curve": name == CURVE}))
-    return {"nets": rows}
+PARTS = tuple(NETS)
+
+
+def measure(part: str) -> dict[str, Any]:
+    net, size = NETS[part]
+    return told_by({"module": "kinds", "net": net, "size": size, "curve": part == CURVE})
 
 
 def child(spec: dict[str, Any]) -> None:
@@ -64,29 +65,27 @@ def child(spec: dict[str, Any]) -> None:
 
 def present(found: dict[str, Any]) -> Section:
     lines, plots, shares = [], [], []
-    kinds = found["nets"][0]["kinds"]
-    for net in found["nets"]:
+    kinds = next(iter(found.values()))["kinds"]
+    for title, net in found.items():
         for name, run in net["runs"].items():
-            lines.append(
-                [net["name"], name, f"{run['peak_bytes'] / MIB:.1f}", *(f"{b / MIB:.1f}" for b in run["by_kind"])]
-            )
+            lines.append([title, name, f"{run['peak_bytes'] / MIB:.1f}", *(f"{b / MIB:.1f}" for b in run["by_kind"])])
         plain = net["runs"]["unoptimised"]
         maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]
-        shares.append(f"{net['name'].partition(',')[0]} {maps:.0%}")
+        shares.append(f"{title.partition(',')[0]} {maps:.0%}")
         series = [
             Series(name, [(x, y / MIB) for x, y in run["curve"]], joined=True)
             for name, run in net["runs"].items()
             if "curve" in run
         ]
         if series:
-            title = f"{net['name']}: memory over a step, as it is and with half of its peak"
-            plots.append(Plot("kinds", title, "share of the step's predicted time", "MiB in use", series))
+            told = f"{title}: memory over a step, as it is and with half of its peak"
+            plots.append(Plot("kinds", told, "share of the step's predicted time", "MiB in use", series))
     saved = [
         cut(n["runs"]["planned"]["peak_bytes"], n["runs"]["unoptimised"]["peak_bytes"])
-        for n in found["nets"]
+        for n in found.values()
         if "planned" in n["runs"]
     ]
-    over = [net["name"].partition(",")[0] for net in found["nets"] if "planned" not in net["runs"]]
+    over = [name.partition(",")[0] for name, net in found.items() if "planned" not in net["runs"]]
     return Section(
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",

@@ -40,11 +40,11 @@ CASES = {
 }
 
 
-def measure() -> dict[str, Any]:
-    return {"nets": {name: run(case) for name, case in CASES.items()}}
+PARTS = tuple(CASES)
 
 
-def run(case: Case) -> dict[str, Any]:
+def measure(part: str) -> dict[str, Any]:
+    case = CASES[part]
     forms = [UNOPTIMISED, *(Form(f"tfswap, {share:.0%}", limit=share) for share in case.shares)]
     forms.append(Form("tfswap, its floor"))
     how = {"rounds": case.rounds, "arena_mib": case.arena_mib, "alone": case.alone}
@@ -54,7 +54,7 @@ def run(case: Case) -> dict[str, Any]:
 def present(found: dict[str, Any]) -> Section:
     lines: list[list[str]] = []
     floors, chosen, refused = [], [], []
-    for name, net in found["nets"].items():
+    for name, net in found.items():
         measured = net["lines"]
         base = measured[0]["peak_bytes"]
         size = net["case"]["size"]
@@ -73,7 +73,7 @@ def present(found: dict[str, Any]) -> Section:
     )
     notes = [f"{name}: -{share:.1%} at {time:.2f} counts in the average." for name, share, time in chosen]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
-    alone = [name for name, net in found["nets"].items() if net["case"]["alone"]]
+    alone = [name for name, net in found.items() if net["case"]["alone"]]
     notes += [f"{', '.join(alone)}: forms one after the other and few steps, so that its time says little."] * bool(
         alone
     )

@@ -17,20 +17,22 @@ SHARES = {True: (0.53, 0.50), False: (0.58, 0.55)}
 """Limits, by whether the kernels are oneDNN's, around what the headline asks for."""
 
 
-def measure() -> dict[str, Any]:
-    found: dict[str, Any] = {"size": SIZE, "kernels": {}}
-    for name, onednn in KERNELS.items():
-        forms = [UNOPTIMISED, REFERENCE, CHECKPOINTS, Form("swapping alone, its floor", tactics=SWAP)]
-        forms += [Form(f"all tactics, {share:.0%}", limit=share) for share in SHARES[onednn]]
-        forms.append(Form("all tactics, their floor"))
-        found["kernels"][name] = compare("vgg19", SIZE, forms, rounds=ROUNDS, onednn=onednn)
-    return found
+PARTS = tuple(KERNELS)
+
+
+def measure(part: str) -> dict[str, Any]:
+    onednn = KERNELS[part]
+    forms = [UNOPTIMISED, REFERENCE, CHECKPOINTS, Form("swapping alone, its floor", tactics=SWAP)]
+    forms += [Form(f"all tactics, {share:.0%}", limit=share) for share in SHARES[onednn]]
+    forms.append(Form("all tactics, their floor"))
+    return {"size": SIZE, "lines": compare("vgg19", SIZE, forms, rounds=ROUNDS, onednn=onednn)}
 
 
 def present(found: dict[str, Any]) -> Section:
     ours: list[str] = []
     tables, plots, notes = [], [], []
-    for name, lines in found["kernels"].items():
+    for name, kernels in found.items():
+        lines, size = kernels["lines"], kernels["size"]
         fitting = [line for line in lines if line["fits"] and line["how"] == "tfswap"]
         swap = next((line for line in fitting if line["tactics"] == list(SWAP)), None)
         bases = lines[0]["peak_bytes"], next((line["baseline_bytes"] for line in fitting), 0)
@@ -38,7 +40,9 @@ def present(found: dict[str, Any]) -> Section:
         best = min(fast, key=lambda line: line["peak_bytes"], default=None)
         told = f"none at {SLOWER - 1:.0%} or less" if best is None else in_words(best, *bases)
         ours.append(f"{name}: all tactics {told}" + (f"; swapping alone {in_words(swap, *bases)}" if swap else ""))
-        tables.append(Table(f"VGG19, {name}:", FORM_COLUMNS, form_lines(lines)))
+        tables.append(
+            Table(f"Batch {size['batch']}, {size['size']}x{size['size']}, {name}:", FORM_COLUMNS, form_lines(lines))
+        )
         plots.append(memory_time(f"offloading_{'onednn' if KERNELS[name] else 'plain'}", f"VGG19, {name}", lines))
         peer = next(line for line in lines if line["how"] == "recompute_grad")
         beaten = [line for line in fitting if line["peak_bytes"] <= peer["peak_bytes"]]
@@ -52,9 +56,8 @@ def present(found: dict[str, Any]) -> Section:
             f"{name}: checkpoints at VGG19's five stages peak at {mib(peer['peak_bytes'])} MiB and take "
             f"{peer['cpu_ratio']:.2f} of the CPU time, {verb}."
         )
-    size = found["size"]
     return Section(
-        f"CPU offloading: VGG19, batch {size['batch']}, {size['size']}x{size['size']}",
+        "CPU offloading: VGG19",
         "memory -35% at 21% more time, by offloading (Hascoet et al. 2019)",
         "; ".join(ours),
         "a CPU's arena stands in for a GPU's memory; copies share the cores with kernels; smaller images",

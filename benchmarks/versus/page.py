@@ -147,22 +147,29 @@ def memory_time(name: str, title: str, lines: Sequence[dict[str, Any]], clock: s
 def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:
     """Write the page and its plots from the figures of all rows that were measured."""
     sections = sections_of(figures, rows)
-    missing = [row for row in rows if row not in sections]
-    page.write_text(text_of(figures, sections, missing), encoding="utf-8")
+    page.write_text(text_of(figures, sections, rows), encoding="utf-8")
     for section in sections.values():
         for plot in section.plots:
             draw(plot, page.parent / "images" / f"headlines_{plot.name}.png")
 
 
+def module_of(row: str) -> Any:
+    """A row's module: PARTS, `measure` and `present`."""
+    return importlib.import_module(f"versus.{row}")
+
+
 def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Section]:
-    """By row, what those that were measured say."""
-    return {
-        row: importlib.import_module(f"versus.{row}").present(figures[row]["found"]) for row in rows if row in figures
-    }
+    """By row, what the parts that were measured say, in their order."""
+    made = {}
+    for row in filter(figures.__contains__, rows):
+        parts = {part: figures[row][part]["found"] for part in module_of(row).PARTS if part in figures[row]}
+        made[row] = module_of(row).present(parts)
+    return made
 
 
-def text_of(figures: dict[str, Any], sections: dict[str, Section], missing: Sequence[str]) -> str:
-    """The page; rows that were not measured are named on it."""
+def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequence[str]) -> str:
+    """The page; rows and parts that were not measured are named on it."""
+    missing = [row for row in rows if row not in sections]
     columns = "row", "published", "here", "what differs"
     lines = [(f"[{s.title}](#{row})", s.published, s.ours, s.differs) for row, s in sections.items()]
     parts = [HEAD, _table(columns, lines)]
@@ -172,17 +179,26 @@ def text_of(figures: dict[str, Any], sections: dict[str, Section], missing: Sequ
 
 def _section(name: str, section: Section, row: dict[str, Any]) -> str:
     lines = [f"## {section.title} {{ #{name} }}\n", f"Published: {section.published}. Here: {section.ours}.\n"]
-    taken = row["taken"]
-    lines.append(
-        f"`{taken['command']}`; {taken['machine']}; {taken['versions']}; {taken['when']}, "
-        f"{taken['took_s'] / 60:.0f} minutes, with a load of {taken['load']:.1f} on {taken['cores']} cores.\n"
-    )
+    lines.append(_taken(name, row))
     for table in section.tables:
         lines += [f"{table.title}\n"] * bool(table.title)
         lines.append(_table(table.columns, table.lines))
     lines += [f"![{plot.title}](images/headlines_{plot.name}.png)\n" for plot in section.plots]
-    lines += [f"- {note}" for note in section.notes]
-    return "\n".join([*lines, ""]) if section.notes else "\n".join(lines)
+    missing = [part for part in module_of(name).PARTS if part not in row]
+    notes = [*section.notes, *[f"Not measured: {'; '.join(missing)}."] * bool(missing)]
+    lines += [f"- {note}" for note in notes]
+    return "\n".join([*lines, ""]) if notes else "\n".join(lines)
+
+
+def _taken(name: str, row: dict[str, Any]) -> str:
+    """Where and how the parts of a row were measured; parts that share a machine and its versions share a line."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for part, one in row.items():
+        t = one["taken"]
+        when = f"{part} {t['when']} in {t['took_s'] / 60:.1f} minutes with a load of {t['load']:.1f}"
+        places.setdefault((t["machine"], f"{t['cores']} cores", t["versions"]), []).append(when)
+    lines = [f"{'; '.join(place)}: {'; '.join(whens)}." for place, whens in places.items()]
+    return "\n".join([f"`python benchmarks/headlines.py {name}`", *lines]) + "\n"
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -14,11 +14,14 @@ from versus.page import Section, Table, cut, mib, ratio
 SCRIPT = Path(__file__).parent / "pytorch_step.py"
 
 
-def measure(python: str = sys.executable) -> dict[str, Any]:
+PARTS = "transformer", "ResNet"
+
+
+def measure(part: str, python: str = sys.executable) -> dict[str, Any]:
     """Args: python: an interpreter that has PyTorch."""
     # Threads that wait do not spin: where others use the cores too, these would take what the others need.
     passive = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run([python, str(SCRIPT)], env=passive, capture_output=True, text=True)
+    done = subprocess.run([python, str(SCRIPT), part], env=passive, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"PyTorch's steps failed; does {python} have the extra 'peers'?\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -26,7 +29,8 @@ def measure(python: str = sys.executable) -> dict[str, Any]:
 
 def present(found: dict[str, Any]) -> Section:
     lines, words = [], []
-    for name, measured in found["nets"].items():
+    for name, net in found.items():
+        measured, version = net["lines"], net["torch"]
         base = measured[0]["peak_bytes"]
         for line in measured:
             share = cut(line["peak_bytes"], base)
@@ -40,12 +44,9 @@ def present(found: dict[str, Any]) -> Section:
         "PyTorch on the same architectures",
         "none: these are what users have there",
         "; ".join(words),
-        f"PyTorch {found['torch']} for CPUs, eager; each ratio is to PyTorch's own step, whose kernels and buffers are "
+        f"PyTorch {version} for CPUs, eager; each ratio is to PyTorch's own step, whose kernels and buffers are "
         "others than TensorFlow's; OpenMP's threads wait without spinning; save_on_cpu's copies go where PyTorch does "
         "not count them",
         [Table("", ("net", "form", "peak, MiB", "memory", "time, clock", "time, CPU"), lines)],
-        notes=[
-            "The same nets in TensorFlow, with tfswap and published policies, are the row solvers.",
-            "Not measured: torch.compile with activation_memory_budget.",
-        ],
+        notes=["The same nets in TensorFlow, with tfswap and published policies, are the row solvers."],
     )

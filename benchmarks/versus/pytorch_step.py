@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +86,7 @@ def resnet(layers: int, width: int = 16, size: int = 32, batch: int = 16) -> Any
 
 
 MODELS: dict[str, tuple[Callable[[int], Any], int]] = {"transformer": (transformer, 6), "ResNet": (resnet, 8)}
+ROUNDS = 11
 
 
 def to_host(tensor: Any) -> Any:
@@ -125,8 +127,9 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     return most
 
 
-def measure(name: str, layers: int, rounds: int) -> list[dict[str, Any]]:
-    weights, blocks, x, y = MODELS[name][0](layers)
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    make_model, layers = MODELS[name]
+    weights, blocks, x, y = make_model(layers)
     slots = [torch.zeros_like(w) for w in weights]
     there = sum(t.numel() * t.element_size() for t in (*weights, *slots, x, y))
 
@@ -171,5 +174,4 @@ def measure(name: str, layers: int, rounds: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    found = {name: measure(name, layers, 7) for name, (_, layers) in MODELS.items()}
-    print(json.dumps({"torch": torch.__version__, "nets": found}))
+    print(json.dumps({"torch": torch.__version__, "lines": measure(sys.argv[1], ROUNDS)}))

@@ -24,25 +24,25 @@ POLICIES = {
     "superneurons": ("SuperNeurons, recomputation", ("recompute",)),
 }
 SHARES = (0.80, 0.65, 0.50, 0.35)
+ROUNDS = 7
+PARTS = tuple(NETS)
 
 
-def measure() -> dict[str, Any]:
-    found: dict[str, Any] = {"rounds": 5, "nets": {}}
-    for name, (net, size) in NETS.items():
-        forms = [UNOPTIMISED, REFERENCE, CHECKPOINTS]
-        for policy, (label, tactics) in POLICIES.items():
-            forms.append(Form(label, limit=FLOOR, tactics=tactics, solver=policy))
-        forms += [Form(f"tfswap, {share:.0%}", limit=share) for share in SHARES]
-        forms.append(Form("tfswap, its floor"))
-        found["nets"][name] = compare(net, size, forms, rounds=found["rounds"], arena_mib=2000)
-    return found
+def measure(part: str) -> dict[str, Any]:
+    net, size = NETS[part]
+    forms = [UNOPTIMISED, REFERENCE, CHECKPOINTS]
+    for policy, (label, tactics) in POLICIES.items():
+        forms.append(Form(label, limit=FLOOR, tactics=tactics, solver=policy))
+    forms += [Form(f"tfswap, {share:.0%}", limit=share) for share in SHARES]
+    forms.append(Form("tfswap, its floor"))
+    return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000)}
 
 
 def present(found: dict[str, Any]) -> Section:
-    tables, plots, words = [], [], []
-    notes = [f"{name} was not measured." for name in NETS if name not in found["nets"]]
-    for name, lines in found["nets"].items():
-        tables.append(Table(f"{name}, {found['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
+    tables, plots, words, notes = [], [], [], []
+    for name, net in found.items():
+        lines = net["lines"]
+        tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
         plots.append(memory_time(f"solvers_{name.lower()}", f"{name}: published policies and tfswap", lines))
         ours = [line for line in lines if line["how"] == "tfswap" and line["solver"] == "default" and line["fits"]]
         others = [line for line in lines if line["how"] == "tfswap" and line["solver"] != "default" and line["fits"]]

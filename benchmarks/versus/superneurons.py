@@ -20,18 +20,23 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure() -> dict[str, Any]:
-    asked = ("--cap_mib", str(CAP_MIB), "--times", *map(str, TIMES), "--steps", "2")
-    found: dict[str, Any] = {"cap_mib": CAP_MIB, "depths": written_by(SCRIPT, *asked), "largest": []}
-    for name, (net, size) in NETS.items():
-        plain, ours = (attempt(net, size, form, 6000) for form in (UNOPTIMISED, Form("floor")))
-        found["largest"].append({"name": name, "unoptimised": plain, "ours": ours})
-    return found
+DEPTH = "depth"
+PARTS = (DEPTH, *NETS)
+
+
+def measure(part: str) -> dict[str, Any]:
+    if part == DEPTH:
+        asked = ("--cap_mib", str(CAP_MIB), "--times", *map(str, TIMES), "--steps", "2")
+        return {"cap_mib": CAP_MIB, "depths": written_by(SCRIPT, *asked)}
+    net, size = NETS[part]
+    plain, ours = (attempt(net, size, form, 6000) for form in (UNOPTIMISED, Form("floor")))
+    return {"unoptimised": plain, "ours": ours}
 
 
 def present(found: dict[str, Any]) -> Section:
-    lines = []
-    for row in found["depths"]:
+    lines, words, tables = [], [], []
+    depth = found.get(DEPTH, {"depths": []})
+    for row in depth["depths"]:
         line = [
             "tfswap" if row["optimised"] else "unoptimised",
             str(row.get("convolutions", "")),
@@ -41,34 +46,35 @@ def present(found: dict[str, Any]) -> Section:
         moved = f"{row['swapped']} swapped, {row['reruns']} kernels again" if row["fits"] and row["optimised"] else ""
         lines.append([*line, done, f"{row['baseline_mib']:.0f}" if moved else "", moved])
     plain, ours = (
-        max((r["size"] for r in found["depths"] if r["fits"] and r["optimised"] == mine), default=0) for mine in (0, 1)
+        max((r["size"] for r in depth["depths"] if r["fits"] and r["optimised"] == mine), default=0) for mine in (0, 1)
     )
     near = [
         [
-            one["name"],
+            name,
             mib(one["unoptimised"]["peak_bytes"]),
             mib(one["ours"]["persistent_bytes"]),
             mib(one["ours"]["working_set_bytes"]),
             mib(one["ours"]["peak_bytes"]),
             f"{one['ours']['peak_bytes'] / (one['ours']['persistent_bytes'] + one['ours']['working_set_bytes']):.3f}",
         ]
-        for one in found["largest"]
+        for name, one in found.items()
+        if name != DEPTH
     ]
     columns = ("net", "unoptimised peak, MiB", "always there", "largest kernel", "peak at the floor", "over both")
+    if lines:
+        words.append(f"{ours / plain:.0f} times deeper under {depth['cap_mib']} MiB, the deepest that was tried")
+        deep = "", "convolutions", "nodes", "peak, MiB", "of, MiB", "in the step"
+        tables.append(Table(f"Bottleneck ResNets, 8 images of 32x32, an arena of {depth['cap_mib']} MiB:", deep, lines))
+    if near:
+        over = " and ".join(sorted(line[-1] for line in near))
+        words.append(f"at the floor peaks are {over} times what is always there and the largest kernel's need")
+        tables.append(Table("MiB:", columns, near))
     return Section(
-        f"SuperNeurons: depth under {found['cap_mib']} MiB",
+        "SuperNeurons: depth under a cap",
         "3.24 times deeper at least; 10^4 basic layers in 12 GB; the peak down to the largest layer's need (2018)",
-        f"{ours / plain:.0f} times deeper, the deepest that was tried; at the floor peaks are "
-        f"{' and '.join(sorted(n[-1] for n in near)) or '-'} times what is always there and the largest kernel's need",
+        "; ".join(words),
         "small images in a CPU's arena of some MiB; SuperNeurons' other nets were not tried",
-        [
-            Table(
-                "Bottleneck ResNets, 8 images of 32x32:",
-                ("", "convolutions", "nodes", "peak, MiB", "of, MiB", "in the step"),
-                lines,
-            ),
-            Table("MiB:", columns, near),
-        ],
+        tables,
         notes=[
             "10^4 basic layers: `python benchmarks/depth.py --cap_mib 256 --blocks 833` (half an hour): Measurements."
         ],

@@ -12,7 +12,7 @@
     solvers        published policies under the same cap, in tfswap's own engine
     kinds          each model's peak by kind of tensor, and ResNet-50's memory over a step (Meng et al., figure 1)
     ablation       what each tactic adds, and what each part of swapping is good for
-    pytorch        checkpoint and save_on_cpu on the same architectures (needs the extra "peers")
+    pytorch        checkpoint, save_on_cpu and torch.compile on the same architectures (needs the extra "peers")
     superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
 

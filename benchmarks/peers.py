@@ -8,6 +8,7 @@ One training step in plain TensorFlow, with the same weights, as
 
     unoptimised         as TensorFlow runs it by default
     recompute_grad      every block wrapped in tf.recompute_grad
+    RematScope          every block a Keras layer made in keras.RematScope, mode "full"
     grappler recompute  Grappler's memory optimizer set to RECOMPUTATION_HEURISTICS in a ConfigProto
     grappler swap       the same, SWAPPING_HEURISTICS
     grappler both       the same, HEURISTICS
@@ -58,7 +59,7 @@ MEMORY_OPTIMIZERS = {
     "grappler both": "HEURISTICS",
 }
 PARTS = {"accumulate 2": 2, "accumulate 4": 4}
-PEERS = ("recompute_grad", *MEMORY_OPTIMIZERS, "xla", *PARTS)
+PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS)
 
 
 class Model(NamedTuple):
@@ -179,6 +180,18 @@ def make_step(model: Model, wrap: Callable[[Any], Any] = lambda block: block) ->
     return step
 
 
+def rematerialised(block: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A block as a Keras layer that Keras runs again in the backward pass."""
+    import keras
+
+    class Block(keras.layers.Layer):
+        def call(self, h: Any) -> Any:
+            return block(h)
+
+    with keras.RematScope(mode="full"):
+        return Block()
+
+
 def _update(model: Model, slots: Sequence[Any], gradients: Sequence[Any]) -> None:
     for variable, slot, gradient in zip(model.variables, slots, gradients, strict=True):
         slot.assign(0.9 * slot + gradient)
@@ -261,6 +274,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step: Any = accumulating(model, PARTS[variant])
     elif variant == "recompute_grad":
         step = tf.function(make_step(model, tf.recompute_grad))
+    elif variant == "RematScope":
+        step = tf.function(make_step(model, rematerialised))
     elif variant == "xla":
         step = tf.function(make_step(model), jit_compile=True)
     else:

@@ -1,4 +1,4 @@
-"""PyTorch's checkpoint and save_on_cpu on the architectures of benchmarks/peers.py (versus/pytorch_step.py)."""
+"""What makes a step smaller in PyTorch (versus/pytorch_step.py), on the architectures of benchmarks/peers.py."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def present(found: dict[str, Any]) -> Section:
                 [name, line["label"], mib(line["peak_bytes"]), f"{-100 * share:+.1f}%" if share else "", *times]
             )
             if share:
-                words.append(f"{name}, {line['label']} {-100 * share:+.0f}% at {line['clock_ratio']:.2f}")
+                words.append(f"{name}, {line['label']}: {-100 * share:+.0f}% at {line['clock_ratio']:.2f}")
     return Section(
         "PyTorch on the same architectures",
         "none: these are what users have there",
         "; ".join(words),
-        f"PyTorch {version} for CPUs, eager; each ratio is to PyTorch's own step, whose kernels and buffers are "
+        f"PyTorch {version} for CPUs; each ratio is to PyTorch's own step, whose kernels and buffers are "
         "others than TensorFlow's; OpenMP's threads wait without spinning; save_on_cpu's copies go where PyTorch does "
         "not count them",
         [Table("", ("net", "form", "peak, MiB", "memory", "time, clock", "time, CPU"), lines)],

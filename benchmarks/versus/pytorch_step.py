@@ -1,5 +1,7 @@
 """Training steps of benchmarks/peers.py's two models in PyTorch, and what makes them smaller there; no TensorFlow.
 
+checkpoint, save_on_cpu, and torch.compile with `activation_memory_budget`, which chooses what is computed again.
+
 Forms take turns in one process. A step's peak is that of PyTorch's CPU allocator, from the profiler's record of every
 allocation and release, beside what is there before the step. `save_on_cpu` copies what the backward pass waits for to
 host memory; on a CPU that is the same memory, so these copies are put into numpy's, which PyTorch does not count: the
@@ -13,11 +15,13 @@ import json
 import statistics
 import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+import torch._functorch.config
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -97,6 +101,26 @@ def from_host(packed: Any) -> Any:
     return torch.from_numpy(packed[0]).clone()
 
 
+BUDGETS = 1.0, 0.5, 0.2
+"""Of `activation_memory_budget`: the share of what a backward pass keeps by default."""
+
+
+def compiled(loss_of: Callable[..., Any], budget: float) -> Callable[..., Any]:
+    """What torch.compile makes of a forward pass and its loss, with a budget for what is kept for the backward pass.
+
+    Compiled when it is first called. Code of its own: what is made of one code object is not made again for another
+    budget.
+    """
+    own = types.FunctionType(loss_of.__code__.replace(), globals(), closure=loss_of.__closure__)
+    made = torch.compile(own)
+
+    def call(*arguments: Any) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            return made(*arguments)
+
+    return call
+
+
 def forms(blocks: list[Block]) -> dict[str, tuple[list[Block], Any]]:
     """By name: the blocks as they are called, and what is around the forward pass."""
 
@@ -133,13 +157,19 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
     slots = [torch.zeros_like(w) for w in weights]
     there = sum(t.numel() * t.element_size() for t in (*weights, *slots, x, y))
 
-    def make(blocks: list[Block], around: Any) -> Callable[[], float]:
+    def forward(blocks: list[Block]) -> Callable[..., Any]:
+        def loss_of(x: Any, y: Any) -> Any:
+            h = x
+            for block in blocks:
+                h = block(h)
+            return ((h - y) ** 2).mean()
+
+        return loss_of
+
+    def make(loss_of: Callable[..., Any], around: Any = contextlib.nullcontext) -> Callable[[], float]:
         def step() -> float:
             with around():
-                h = x
-                for block in blocks:
-                    h = block(h)
-                loss = ((h - y) ** 2).mean()
+                loss = loss_of(x, y)
             gradients = torch.autograd.grad(loss, weights)
             with torch.no_grad():
                 for weight, slot, gradient in zip(weights, slots, gradients, strict=True):
@@ -149,7 +179,8 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
 
         return step
 
-    steps = {label: make(*how) for label, how in forms(blocks).items()}
+    steps = {label: make(forward(called), around) for label, (called, around) in forms(blocks).items()}
+    steps |= {f"torch.compile, budget {one}": make(compiled(forward(blocks), one)) for one in BUDGETS}
     peaks = {}
     for label, step in steps.items():
         step()

@@ -15,6 +15,7 @@
     pytorch        checkpoint, save_on_cpu and torch.compile on the same architectures (needs the extra "peers")
     superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
+    scale          a step's time against what is swapped in it, and against the link's rate
 
 Each row is a module of benchmarks/versus: `measure` gives the figures of one of its parts, as one of its nets,
 `present` says what they mean. A part that was measured takes the place of that part in the JSON file, and carries its
@@ -35,7 +36,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROWS = ("offloading", "batch", "layrub", "solvers", "kinds", "ablation", "pytorch", "superneurons", "gist")
+ROWS = ("offloading", "batch", "layrub", "solvers", "kinds", "ablation", "pytorch", "superneurons", "gist", "scale")
 
 
 def taken(command: list[str], started: float) -> dict[str, Any]:

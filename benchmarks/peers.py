@@ -14,6 +14,8 @@ One training step in plain TensorFlow, with the same weights, as
     grappler both       the same, HEURISTICS
     xla                 jit_compile=True
     accumulate 2, 4     gradients summed over so many micro-batches, a call for each, then one update
+    two devices         half of the blocks on another device, with gradients and updates, by hand: a worker process on
+                        this machine, with half of the cores as much as the first; the larger of the two peaks counts
 
 and, for each of these, with tfswap and a memory_limit of the peak that it was measured at. Where that is below tfswap's
 floor, the floor is what tfswap gets.
@@ -38,6 +40,7 @@ import functools
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -59,7 +62,8 @@ MEMORY_OPTIMIZERS = {
     "grappler both": "HEURISTICS",
 }
 PARTS = {"accumulate 2": 2, "accumulate 4": 4}
-PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS)
+TWO = "two devices"
+PEERS = ("recompute_grad", "RematScope", *MEMORY_OPTIMIZERS, "xla", *PARTS, TWO)
 
 
 class Model(NamedTuple):
@@ -174,7 +178,7 @@ def make_step(model: Model, wrap: Callable[[Any], Any] = lambda block: block) ->
 
     def step(x: Any, y: Any) -> Any:
         loss, gradients = gradients_of(model, x, y, wrap)
-        _update(model, slots, gradients)
+        _update(model.variables, slots, gradients)
         return loss
 
     return step
@@ -192,8 +196,8 @@ def rematerialised(block: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return Block()
 
 
-def _update(model: Model, slots: Sequence[Any], gradients: Sequence[Any]) -> None:
-    for variable, slot, gradient in zip(model.variables, slots, gradients, strict=True):
+def _update(variables: Sequence[Any], slots: Sequence[Any], gradients: Sequence[Any]) -> None:
+    for variable, slot, gradient in zip(variables, slots, gradients, strict=True):
         slot.assign(0.9 * slot + gradient)
         variable.assign_sub(1e-2 * slot)
 
@@ -213,7 +217,7 @@ def accumulating(model: Model, parts: int) -> Callable[[Any, Any], Any]:
 
     @tf.function
     def update() -> None:
-        _update(model, slots, sums)
+        _update(model.variables, slots, sums)
         for total in sums:
             total.assign(tf.zeros_like(total))
 
@@ -226,6 +230,85 @@ def accumulating(model: Model, parts: int) -> Callable[[Any, Any], Any]:
         return loss
 
     return step
+
+
+class SecondDevice:
+    """Another process, whose CPU is a device of this one's."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        with socket.socket() as one, socket.socket() as two:
+            for each in (one, two):
+                each.bind(("localhost", 0))
+            cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in (one, two)]}
+        command = [sys.executable, __file__, f"--child={json.dumps(cluster)}"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.peak_bytes()
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="worker", task_index=0)
+        self.names = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in (0, 1)]
+
+    def peak_bytes(self) -> int:
+        """Its allocator's peak; the first is told when it is ready. From now on its next one counts."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    @staticmethod
+    def serve(cluster: dict[str, list[str]]) -> None:
+        """Be that process, for as long as there is input."""
+        import tensorflow as tf
+
+        slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)
+        del slab
+        server = tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="worker", task_index=1)
+        for _ in sys.stdin:
+            print(tf.config.experimental.get_memory_info("CPU:0")["peak"], flush=True)
+            tf.config.experimental.reset_memory_stats("CPU:0")
+        del server
+
+
+def halved(name: str, devices: Sequence[str]) -> tuple[Model, Callable[[Any, Any], Any]]:
+    """A model whose blocks are on two devices, half and half, and its step."""
+    import tensorflow as tf
+
+    values = [v.numpy() for v in MODELS[name]().variables]
+    layers = len(MODELS[name]().blocks)
+    halves = []
+    for device, count in zip(devices, (layers // 2, layers - layers // 2), strict=True):
+        with tf.device(device):
+            halves.append(MODELS[name](layers=count))
+    first, second = (half.blocks for half in halves)
+    own = [half.variables for half in halves]
+    arguments, loss_of = (halves[0].arguments[0], halves[1].arguments[1]), halves[0].loss_of
+    variables = [v for one in own for v in one]
+    for mine, value in zip(variables, values, strict=True):
+        mine.assign(value)
+    slots = []
+    for device, one in zip(devices, own, strict=True):
+        with tf.device(device):
+            slots.append([tf.Variable(tf.zeros_like(v)) for v in one])
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.device(devices[0]), tf.GradientTape() as tape:
+            h = x
+            for block in first:
+                h = block(h)
+        with tf.device(devices[1]):
+            with tf.GradientTape() as inner:
+                between = h
+                inner.watch(between)
+                for block in second:
+                    h = block(h)
+                loss = loss_of(h, y)
+            *gradients, back = inner.gradient(loss, [*own[1], between])
+            _update(own[1], slots[1], gradients)
+        with tf.device(devices[0]):
+            _update(own[0], slots[0], tape.gradient(between, own[0], output_gradients=back))
+        return loss
+
+    return Model(variables, [*first, *second], loss_of, arguments), step
 
 
 def grappler_with(memory_optimization: str) -> None:
@@ -267,7 +350,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
     slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)
     del slab
     before = resident_bytes("VmRSS")
-    model = MODELS[name]()
+    second = SecondDevice() if variant == TWO else None
+    model, halves = (MODELS[name](), None) if second is None else halved(name, second.names)
     told: dict[str, Any] = {}
     scope: Any = contextlib.nullcontext()
     if variant in PARTS:
@@ -276,6 +360,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         step = tf.function(make_step(model, tf.recompute_grad))
     elif variant == "RematScope":
         step = tf.function(make_step(model, rematerialised))
+    elif halves:
+        step = tf.function(halves)
     elif variant == "xla":
         step = tf.function(make_step(model), jit_compile=True)
     else:
@@ -287,6 +373,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
 
         scope = memory_optimizer_off()
     tf.config.experimental.reset_memory_stats("CPU:0")
+    if second:
+        second.peak_bytes()
     with scope:
         started = time.perf_counter()
         if limit_bytes:
@@ -307,6 +395,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
             step(*model.arguments).numpy()
             took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
             peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            if second:
+                peak = max(peak, second.peak_bytes())
             print(json.dumps([*took, peak, resident_bytes("VmHWM") - before]), flush=True)
 
 
@@ -463,6 +553,9 @@ def main() -> int:
     for given, known in ((args.models, MODELS), (args.only or (), PEERS)):
         if unknown := [one for one in given if one not in known]:
             parser.error(f"{unknown[0]!r} is not known; there are {', '.join(known)}")
+    if args.child and args.child.startswith("{"):
+        SecondDevice.serve(json.loads(args.child))
+        return 0
     if args.child:
         child(args.models[0], args.child, args.limit_bytes, args.values)
         return 0

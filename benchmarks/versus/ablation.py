@@ -8,20 +8,24 @@ otherwise, which is carried out as plans from files are:
     no trigger           a buffer is let go where its copy out starts, so that the step waits for the copy
     one kernel ahead     copies in start one kernel before the reader, as vDNN has it
     four copy threads    a lane in each direction has four threads where it has one otherwise
+    no pool reuse        the host pool's memory is given back to the system after each step
 
-Back-pressure itself can't be switched off: without it a buffer would be let go while it is copied. Nor can the pool: it
-has no switch, and none is made for a benchmark. The tensor cache (a smaller batch keeps what has room) is a plan of its
-own for sizes that recur; tests/test_cache.py measures it by the traffic that it saves.
+Back-pressure itself can't be switched off: without it a buffer would be let go while it is copied. The tensor cache (a
+smaller batch keeps what has room) is a plan of its own for sizes that recur: a part by itself, where steps of a smaller
+batch run by the plan of the larger one, and then by their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
-from versus.page import FORM_COLUMNS, Section, Table, form_lines
-from versus.turns import FLOOR, REFERENCE, UNOPTIMISED, Form, compare
+from versus.page import FORM_COLUMNS, Section, Table, form_lines, mib
+from versus.turns import FLOOR, REFERENCE, UNOPTIMISED, Form, compare, told_by
 
 from tfswap.planner.plan import Absence, Plan
 
@@ -30,6 +34,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer": ("peer", {"name": "transformer"}),
 }
 LIMIT = 0.5
+NO_POOL = "no pool reuse"
 SWAPS = f"swaps, {LIMIT:.0%}"
 STEPWISE = {
     "order alone": (),
@@ -65,20 +70,36 @@ def _threads(plan: Plan) -> Plan:
     return plan
 
 
+def give_back_pool() -> None:
+    """What is left of the host pool when its limit has been nothing for a moment: what is in use."""
+    import tfswap.ops
+
+    limit = tfswap.ops.configuration().host_memory_limit
+    tfswap.ops.configure(host_memory_limit=0)
+    tfswap.ops.configure(host_memory_limit=limit)
+
+
 EDITS: dict[str, Callable[[Plan], Plan]] = {
     "no prefetch": _edited(_no_prefetch),
     "one kernel ahead": _edited(_one_ahead),
     "no trigger": _edited(_at_once),
     "four copy threads": _threads,
+    NO_POOL: lambda plan: plan,
 }
 """By name: from a plan to the plan that is carried out in its place."""
-
+AFTER: dict[str, Callable[[], None]] = {NO_POOL: give_back_pool}
+"""By name of an edit: what is done between steps."""
 
 ROUNDS = 9
-PARTS = tuple(NETS)
+CACHE = "tensor cache"
+LARGE, SMALL, RECURS = 8192, 6144, 10
+"""Rows of the batches, and the steps after which the smaller one has a plan of its own."""
+PARTS = (*NETS, CACHE)
 
 
 def measure(part: str) -> dict[str, Any]:
+    if part == CACHE:
+        return told_by({"module": "ablation"}, 1000)
     net, size = NETS[part]
     forms = [UNOPTIMISED, REFERENCE]
     forms += [Form(label, limit=FLOOR, tactics=tactics) for label, tactics in STEPWISE.items()]
@@ -87,9 +108,38 @@ def measure(part: str) -> dict[str, Any]:
     return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000)}
 
 
+def child(_: dict[str, Any]) -> None:
+    """Tell what steps of a smaller batch move and take: by the plan for the larger one, and by their own."""
+    import accuracy
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.frontends import function
+
+    function.RECURS = RECURS
+    made, (x,) = accuracy.mlp(batch=LARGE)
+    traced = tf.function(made, input_signature=[tf.TensorSpec([None, x.shape[1]])])
+    step: Any = tfswap.optimize(traced, memory_limit=f"{LIMIT:.0%}", tactics=("swap",))
+    step(x)
+    small = x[:SMALL]
+    rows: dict[str, list[list[float]]] = {"the larger one's plan": [], "its own plan": []}
+    for name, steps in zip(rows, (RECURS - 1, RECURS + 1), strict=True):
+        for _ in range(steps):
+            clock, cpu = time.perf_counter(), time.process_time()
+            step(small).numpy()
+            took = time.perf_counter() - clock, time.process_time() - cpu
+            rows[name].append([*took, step.stats().out_bytes])
+    limit, peak = step.report().memory_limit_bytes, tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    medians = {name: [statistics.median(column) for column in zip(*of[2:], strict=True)] for name, of in rows.items()}
+    print(json.dumps({"rows": [LARGE, SMALL], "medians": medians, "limit_bytes": limit, "peak_bytes": peak}))
+
+
 def present(found: dict[str, Any]) -> Section:
     tables, words = [], []
     for name, net in found.items():
+        if name == CACHE:
+            tables.append(_cache(net))
+            continue
         lines = net["lines"]
         tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
         whole = next(line for line in lines if line["label"] == SWAPS)
@@ -106,5 +156,15 @@ def present(found: dict[str, Any]) -> Section:
         f"step time over that of the same swaps as planned: {'; '.join(words)}",
         "a CPU's copies share the cores with kernels, and are short beside them: overlap wins less than on a GPU",
         tables,
-        notes=["Back-pressure, pool reuse and the tensor cache have no switch, and none was made for this page."],
+        notes=["Back-pressure can't be switched off: a buffer would be let go while it is copied."],
     )
+
+
+def _cache(found: dict[str, Any]) -> Table:
+    large, small = found["rows"]
+    lines = [
+        [f"{name}", mib(out), f"{1e3 * clock:.0f}", f"{1e3 * cpu:.0f}"]
+        for name, (clock, cpu, out) in found["medians"].items()
+    ]
+    title = f"Tensor cache: an MLP's steps of {small} rows, under {mib(found['limit_bytes'])} MiB planned for {large}:"
+    return Table(title, ("planned by", "copied out, MiB", "time, ms", "CPU time, ms"), lines)

@@ -4,7 +4,7 @@ The arena is TensorFlow's own and hard limited to the cap, so that what does not
 What a step takes grows in proportion to its batch, beside its variables: so two runs tell the next batch to try, and a
 few more find the largest one that was seen to run; the smallest that was seen to fail stands beside it. What the floor
 allows: no plan can do without the variables and the largest kernel's own needs, while kernels stay whole; the batch at
-which these two alone fill the cap follows from two runs.
+which these two alone fill the cap follows from the two largest batches that ran.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, attempt
 
 OURS = Form("tfswap", limit=None)
 ROOMY_MIB = 6000
-TRIES = 5
-SHORT = 0.01
-"""By so much of the cap, and a multiple of it with each try, tries stay below what was refused."""
+TRIES = 8
+CLOSE = 0.02
+"""Batches that differ by no more are not told apart; needs so close above the cap are the cap's own, whose holes are in
+the way: they say nothing of what a batch needs."""
 
 
 COLUMNS = (
@@ -123,7 +124,7 @@ def present(found: dict[str, Any]) -> Section:
         line = [name, str(case["cap_mib"]), _told(net["tries"], plain), _told(net["tries"], ours)]
         if plain and ours:
             ratios[name] = _batch(ours) / _batch(plain)
-            bound = allowed(case, net["same"], ours)
+            bound = allowed(case, net["tries"])
             floors[name] = _batch(ours) / bound
             line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
@@ -178,10 +179,10 @@ def _p100(simulated: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def allowed(case: dict[str, Any], one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The batch at which what no plan can do without fills the cap, by the line through two runs."""
-    needs = [(_batch(t), t["persistent_bytes"] + t["working_set_bytes"]) for t in (one, other)]
-    return _at(needs, case["cap_mib"] * MIB)
+def allowed(case: dict[str, Any], tries: Sequence[dict[str, Any]]) -> float:
+    """The batch at which what no plan can do without fills the cap, by the line through the two largest that ran."""
+    ran = {_batch(t): t["persistent_bytes"] + t["working_set_bytes"] for t in tries if "working_set_bytes" in t}
+    return _at(sorted(ran.items())[-2:], case["cap_mib"] * MIB)
 
 
 def _batch(tried: dict[str, Any]) -> int:
@@ -201,18 +202,17 @@ def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int
         points: batches and bytes that they need; the line through the last two tells what to try.
     """
     tries: list[dict[str, Any]] = []
-    low, high = 0, 1 << 30
-    for n in range(TRIES):
-        # Behind a refusal the line is followed a little less far each time: floors do not lie on it exactly.
-        batch = int(_at(points[-2:], cap * (1 - SHORT * n if high < 1 << 30 else 1)))
-        batch = min(max(batch, low + max(1, low // 50)), high - max(1, high // 50))
-        if not low < batch < high:
+    low, high, told = 0, 1 << 30, True
+    for _ in range(TRIES):
+        step = max(1, int(low * CLOSE))
+        if high - low <= step:
             break
+        batch = int(_at(points[-2:], cap)) if told else (low + high) // 2
+        batch = min(max(batch, low + step), max(high - step, low + 1))
         tried = attempt(case.net, case.size | {"batch": batch}, form, case.cap_mib)
         tries.append(tried)
         low, high = (batch, high) if tried["fits"] else (low, batch)
-        needs = tried["peak_bytes"] if form.how == "unoptimised" and tried["fits"] else tried.get("floor_bytes")
-        points.append((batch, needs or cap * 1.03))
-        if points[-1][0] == points[-2][0]:
-            break
+        needs = tried["peak_bytes"] if form.how == "unoptimised" and tried["fits"] else tried.get("floor_bytes", 0)
+        if told := tried["fits"] or needs > cap * (1 + CLOSE):
+            points.append((batch, needs))
     return tries

@@ -243,6 +243,7 @@ def kept(one: Running) -> bool | None:
 def child(spec: dict[str, Any]) -> None:
     """One form in this process: tells its figures, then a step and its time for each line of input."""
     import tensorflow as tf
+    from versus.ablation import AFTER
     from versus.nets import NETS
 
     form = Form(**spec["form"])
@@ -271,11 +272,13 @@ def child(spec: dict[str, Any]) -> None:
         told |= {"limit_bytes": report.memory_limit_bytes, "working_set_bytes": report.working_set_bytes}
     told |= {"first_s": time.perf_counter() - started, "peak_bytes": _peak_bytes()}
     print(json.dumps(told), flush=True)
+    after = AFTER.get(form.edit, lambda: None)
     for _ in sys.stdin:
         started, cpu_started = time.perf_counter(), time.process_time()
         loss = float(step(*arguments).numpy())
         took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
         print(json.dumps([*took, _peak_bytes(), loss]), flush=True)
+        after()
 
 
 def _peak_bytes() -> int:

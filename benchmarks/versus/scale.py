@@ -1,0 +1,154 @@
+"""How a step's time grows with what is moved, and with how slow the link to the host is.
+
+Moves: a chain of small layers, of which the first few tensors of one plan are swapped, more and more of them. Tensors
+are small, so that what is measured is what a swap costs besides its bytes. Forms are in one process and take turns.
+
+Links: a ResNet of 152 layers at ImageNet's size (benchmarks/scale.py) on a described V100 whose link to the host is
+another. All of it is simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from typing import Any
+
+from versus.page import Plot, Section, Series, Table, mib
+from versus.turns import told_by
+
+MOVES, LINKS = "moves", "links"
+PARTS = MOVES, LINKS
+LAYERS, WIDTH, ROWS, ROUNDS = 256, 64, 64, 61
+COUNTS = 0, 32, 64, 128, 255
+BATCH, DEPTH, DEVICE = 32, 152, "v100-pcie"
+RATES = 4, 8, 16, 32, 64
+"""GB/s of the link, each way."""
+SHARES = 0.8, 0.6, 0.4
+"""Limits, of the unoptimised peak."""
+
+
+def measure(part: str) -> dict[str, Any]:
+    return told_by({"module": "scale", "part": part}, 1000)
+
+
+def child(spec: dict[str, Any]) -> None:
+    print(json.dumps(_moves() if spec["part"] == MOVES else _links()))
+
+
+def _moves() -> dict[str, Any]:
+    import accuracy
+    import tensorflow as tf
+
+    import tfswap
+
+    swaps = ("swap",)
+    step, (x,) = accuracy.mlp(LAYERS, WIDTH, ROWS)
+    floor = 0
+    try:
+        tfswap.optimize(tf.function(step), memory_limit=1, tactics=swaps)(x)
+    except tfswap.InfeasibleMemoryLimit as error:
+        floor = error.floor_bytes
+    lowest = tfswap.optimize(tf.function(step), memory_limit=int(1.01 * floor), tactics=swaps)
+    lowest(x)
+    whole = lowest.plan()
+    made: dict[int, Any] = {}
+    for count in COUNTS:
+        plan = dataclasses.replace(whole, absences=whole.absences[:count])
+        made[len(plan.absences)] = tfswap.optimize(tf.function(step), plan=plan, tactics=swaps)
+    took: dict[int, list[tuple[float, float]]] = {count: [] for count in made}
+    for round_ in range(ROUNDS + 3):
+        for count, one in made.items():
+            started, cpu_started = time.perf_counter(), time.process_time()
+            one(x).numpy()
+            if round_ >= 3:
+                took[count].append((time.perf_counter() - started, time.process_time() - cpu_started))
+    base = took[0]
+    rows = []
+    for count, times in took.items():
+        more = [(a - b, c - d) for (a, c), (b, d) in zip(times, base, strict=True)]
+        medians = [statistics.median(column) for column in zip(*times, strict=True)]
+        rows.append({"swapped": count, "took_s": medians})
+        rows[-1]["more_s"] = [statistics.median(column) for column in zip(*more, strict=True)]
+    return {"layers": LAYERS, "tensor_bytes": 4 * WIDTH * ROWS, "rounds": ROUNDS, "rows": rows}
+
+
+def _links() -> dict[str, Any]:
+    import scale
+
+    from tfswap.analysis.cost import Costs
+    from tfswap.analysis.devices import described
+    from tfswap.frontends.offline import offline_optimizer
+    from tfswap.frontends.pipeline import Options
+    from tfswap.frontends.training_step import find_step
+    from tfswap.planner.planner import TACTICS
+
+    on = described(DEVICE)
+    step, specs = scale.supernet(DEPTH, BATCH)
+    found = find_step(step, specs, device=on.device)
+    rows = []
+    for tactics in (("swap",), TACTICS):
+        for rate in RATES:
+            rates = dataclasses.replace(on.rates, out_bytes_per_s=rate * 1e9, in_bytes_per_s=rate * 1e9)
+            options = Options(tactics=tactics, host_limit_bytes=on.host_bytes)
+            made = offline_optimizer(found.graph(), on.device, options, found.variables, Costs(rates))
+            peak, ratios = made.baseline.peak_bytes, []
+            for share in SHARES:
+                candidate = made.candidate(int(share * peak) - made.extra_margin_bytes)
+                ratios.append(candidate and made.baseline.time_ratio(candidate.candidate.timing.total_s))
+            rows.append({"tactics": tactics, "rate": rate, "ratios": ratios, "peak_bytes": peak})
+    return {"machine": on.title, "layers": DEPTH, "batch": BATCH, "rows": rows}
+
+
+def present(found: dict[str, Any]) -> Section:
+    tables, plots, words = [], [], []
+    if moves := found.get(MOVES):
+        lines = []
+        for row in moves["rows"]:
+            each = [f"{1e6 * more / row['swapped']:.0f}" if row["swapped"] else "" for more in row["more_s"]]
+            lines.append([str(row["swapped"]), *(f"{1e3 * t:.1f}" for t in row["took_s"]), *each])
+        most = moves["rows"][-1]
+        words.append(
+            f"a swapped tensor of {moves['tensor_bytes'] // 1024} KiB adds "
+            f"{1e6 * most['more_s'][0] / most['swapped']:.0f} us to a step, {most['swapped']} of them "
+            f"{1e3 * most['more_s'][0]:.1f} ms"
+        )
+        title = (
+            f"{moves['layers']} dense layers, tensors of {moves['tensor_bytes'] // 1024} KiB, {moves['rounds']} rounds:"
+        )
+        columns = ("tensors swapped", "step, ms", "CPU time, ms", "us each", "us each, CPU")
+        tables.append(Table(title, columns, lines))
+    if links := found.get(LINKS):
+        columns = ("tactics", "link, GB/s each way", *(f"{share:.0%}" for share in SHARES))
+        lines, series = [], []
+        for row in links["rows"]:
+            told = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+            lines.append([_named(row["tactics"]), str(row["rate"]), *told])
+        for tactics in ("swapping alone", "all tactics"):
+            for n, share in enumerate(SHARES):
+                of = [row for row in links["rows"] if _named(row["tactics"]) == tactics]
+                points = [(row["rate"], row["ratios"][n]) for row in of if row["ratios"][n] is not None]
+                series.append(Series(f"{tactics}, {share:.0%}", points, joined=True))
+        peak = mib(links["rows"][0]["peak_bytes"])
+        title = f"A ResNet of {links['layers']} layers, 224x224, batch {links['batch']}, {peak} MiB, {links['machine']}"
+        tables.append(Table(f"{title}; predicted time over unoptimised:", columns, lines))
+        plots.append(Plot("scale_links", title, "link, GB/s each way", "predicted time over unoptimised", series))
+        told = [
+            f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']} GB/s"
+            for row in links["rows"]
+            if row["rate"] in (RATES[0], RATES[-1]) and row["ratios"][1] is not None
+        ]
+        words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(told)}")
+    return Section(
+        "Scale",
+        "none of the papers has these",
+        "; ".join(words),
+        "planning over sizes is in Measurements (`benchmarks/scale.py`)",
+        tables,
+        plots,
+    )
+
+
+def _named(tactics: list[str]) -> str:
+    return "swapping alone" if len(tactics) == 1 else "all tactics"

@@ -12,6 +12,7 @@
     solvers        published policies under the same cap, in tfswap's own engine
     kinds          each model's peak by kind of tensor, and ResNet-50's memory over a step (Meng et al., figure 1)
     ablation       what each tactic adds, and what each part of swapping is good for
+    peers          what else makes a step smaller in TensorFlow, at the same measured peaks (benchmarks/peers.py)
     pytorch        checkpoint, save_on_cpu and torch.compile on the same architectures (needs the extra "peers")
     superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
@@ -36,7 +37,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROWS = ("offloading", "batch", "layrub", "solvers", "kinds", "ablation", "pytorch", "superneurons", "gist", "scale")
+ROWS = (
+    "offloading",
+    "batch",
+    "layrub",
+    "solvers",
+    "kinds",
+    "ablation",
+    "peers",
+    "pytorch",
+    "superneurons",
+    "gist",
+    "scale",
+)
 
 
 def taken(command: list[str], started: float) -> dict[str, Any]:

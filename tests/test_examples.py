@@ -1,5 +1,5 @@
-"""What examples take from inside of tfswap is there, and a short one runs. The others are run by hand: they take
-minutes, or a gigabyte.
+"""What examples take from inside of tfswap is there, and short ones run. The others are run by hand: they take a
+minute, or a gigabyte.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
 
 def test_a_decoder_with_attention_keeps_a_limit():
     command = [sys.executable, "seq2seq.py", "--length", "30", "--limit", "40%", "--steps", "2"]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "held, losses identical" in done.stdout
+
+
+def test_a_saved_model_is_rewritten_and_trained_from_both_files():
+    command = [sys.executable, "saved_model.py", "--steps", "2"]
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held, losses identical" in done.stdout

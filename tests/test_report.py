@@ -25,7 +25,7 @@ from tfswap.planner.baseline import record_baseline
 from tfswap.planner.record import record_planned
 from tfswap.planner.schedule import KERNELS, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN
-from tfswap.report.page import COLUMNS, HOLDS, MOST_BYTES, ROWS
+from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
 from tfswap.report.report import ROWS_SHOWN, Report, TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
@@ -129,6 +129,19 @@ def test_long_names_stay_in_their_place(report: Report, tmp_path: Path) -> None:
         return places.map(p => within(p.querySelector("dd").getBoundingClientRect(), p.getBoundingClientRect()));
         """
     assert set(told_by(saved(long, tmp_path, ".html"), script)) == {True}
+
+
+@needs_browser
+def test_labels_hide_nothing_of_a_chart_and_its_lanes(report: Report, tmp_path: Path) -> None:
+    script = """
+        const place = element => element.getBoundingClientRect();
+        const beside = [...document.querySelectorAll(".tick.y")].map(t => place(t).right <= place(t.parentElement).left);
+        const inside = [...document.querySelectorAll(".tick.y")].map(t => place(t).left >= 0);
+        return {beside, inside, key: document.querySelector(".plot .legend").innerText};
+        """
+    told = told_by(saved(report, tmp_path, ".html"), script)
+    assert set(told["beside"]) == set(told["inside"]) == {True}
+    assert told["key"].split("\n") == [BLOCKS[kind] for kind in ("run", "copy")]
 
 
 @needs_browser

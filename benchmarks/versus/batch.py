@@ -61,8 +61,9 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "ResNet-50": Case("application", {"name": "ResNet50", "size": 64}, 320, 4),
-    "Inception-V3": Case("application", {"name": "InceptionV3", "size": 96}, 320, 2),
+    "ResNet-50": Case("application", {"name": "ResNet50", "size": 64}, 640, 8),
+    "ResNet-101": Case("application", {"name": "ResNet101", "size": 64}, 800, 4),
+    "Inception-V3": Case("application", {"name": "InceptionV3", "size": 96}, 500, 4),
     "DCGAN": Case("gan", {}, 160, 32),
     "LSTM, 1 layer": Case("lstm_lm", {"layers": 1}, 64, 8),
     "LSTM, 4 layers": Case("lstm_lm", {"layers": 4}, 64, 8),

@@ -327,7 +327,9 @@ def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str,
         made = optimized(limit)
         if form.edit:
             told["steps"] = 2
-            return optimized(limit, EDITS[form.edit](made.plan()))
+            plan = EDITS[form.edit](made.plan())
+            del made  # its constants would lie in the arena
+            return optimized(limit, plan)
         return made
     except tfswap.InfeasibleMemoryLimit as error:
         told |= {"fits": False, "floor_bytes": error.floor_bytes}

@@ -36,6 +36,8 @@ STACK = (OTHERS, *range(OTHERS))
 ON_CARDS = ("memory limit", "peak before", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
+BLOCKS = {"run": "kernels", "again": "kernels again", "wait": "waiting for a copy", "copy": "copies"}
+"""What the blocks of the lanes are, by kind."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """Nothing is fetched, whatever a page has in it."""
 STYLE, SCRIPT = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -205,15 +207,22 @@ def _plot(run: Run, width_s: float, top: float, marks: str) -> str:
     )
     lanes = "".join(
         f"<div class=lane>{_svg(_bars([b for b in _drawn(run, width_s) if b[0] == lane], width_s), 10)}"
-        f"<span>{lane}</span></div>"
+        f"<span class='tick y'>{lane}</span></div>"
         for lane in LANES
         if run.blocks
+    )
+    drawn = {block.kind for block in run.blocks}
+    key = "".join(
+        f"<li class=soft><i style='--c:var(--{COLOURS[kind]})'></i>{what}</li>"
+        for kind, what in BLOCKS.items()
+        if kind in drawn
     )
     told = f"memory in use over the step, at most {format_bytes(run.record.peak_bytes)}; arrow keys move the cursor"
     return (
         f"<div class=plot><div class=box tabindex=0 role=img aria-label='{told}'>"
         f"{_svg(''.join(areas) + grid + marks, HEIGHT)}{labels}</div>"
-        f"<div class=lanes>{lanes}</div>{times}</div><div class=read></div>"
+        f"<div class=lanes>{lanes}</div><div class=times>{times}</div>{key and f'<ul class=legend>{key}</ul>'}</div>"
+        "<div class=read></div>"
     )
 
 

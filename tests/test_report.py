@@ -135,8 +135,9 @@ def test_long_names_stay_in_their_place(report: Report, tmp_path: Path) -> None:
 def test_labels_hide_nothing_of_a_chart_and_its_lanes(report: Report, tmp_path: Path) -> None:
     script = """
         const place = element => element.getBoundingClientRect();
-        const beside = [...document.querySelectorAll(".tick.y")].map(t => place(t).right <= place(t.parentElement).left);
-        const inside = [...document.querySelectorAll(".tick.y")].map(t => place(t).left >= 0);
+        const labels = [...document.querySelectorAll(".tick.y")];
+        const beside = labels.map(label => place(label).right <= place(label.parentElement).left);
+        const inside = labels.map(label => place(label).left >= 0);
         return {beside, inside, key: document.querySelector(".plot .legend").innerText};
         """
     told = told_by(saved(report, tmp_path, ".html"), script)

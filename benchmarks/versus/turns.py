@@ -111,11 +111,15 @@ class Running:
         return self.told["fits"]
 
     def step(self, *, counts: bool) -> None:
-        """Take a step, whose time counts or does not."""
+        """Take a step, whose time counts or does not; where it does not fit, though the first has, that is told."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        clock_s, cpu_s, self.peak_bytes, loss = self._read()
+        said = self._read()
+        if isinstance(said, dict):
+            self.told |= said
+            return
+        clock_s, cpu_s, self.peak_bytes, loss = said
         self.losses.append(loss)
         if counts:
             self.took.append(Took(clock_s, cpu_s))
@@ -212,8 +216,9 @@ def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: i
     """What a form says of itself in an arena of this size, after so many steps more than the first."""
     with tempfile.TemporaryDirectory() as folder:
         one = Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=False)
-        for _ in range(steps if one.fits else 0):
-            one.step(counts=True)
+        for _ in range(steps):
+            if one.fits:
+                one.step(counts=True)
         one.close()
     told = one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
     return told | {n: statistics.median(getattr(t, n) for t in one.took) for n in Took._fields if one.took}
@@ -275,7 +280,11 @@ def child(spec: dict[str, Any]) -> None:
     after = AFTER.get(form.edit, lambda: None)
     for _ in sys.stdin:
         started, cpu_started = time.perf_counter(), time.process_time()
-        loss = float(step(*arguments).numpy())
+        try:
+            loss = float(step(*arguments).numpy())
+        except tf.errors.ResourceExhaustedError:
+            print(json.dumps({"fits": False}), flush=True)
+            return
         took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
         print(json.dumps([*took, _peak_bytes(), loss]), flush=True)
         after()

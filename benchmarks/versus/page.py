@@ -69,7 +69,7 @@ HEAD = """# Headlines
 What papers of this field report, and the same measure here. This page is made from [its figures](headlines.json):
 
 ```sh
-python benchmarks/headlines.py --json docs/headlines.json      # measures all rows; ROW ... only these
+python benchmarks/headlines.py --json docs/headlines.json      # measures all rows; ROW or ROW:PART ... only these
 python benchmarks/headlines.py --page docs/headlines.json      # makes this page and its plots
 ```
 

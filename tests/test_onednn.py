@@ -62,3 +62,25 @@ def test_the_bits_are_those_of_the_step_as_it_was():
     assert planned["joined"] == 4
     assert planned["peak"] < plain["peak"]
     assert planned["bits"] == plain["bits"]
+
+
+DEFAULT = """
+import json, os
+os.environ.pop("TF_ENABLE_ONEDNN_OPTS", None)
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tfswap.frontends.machine import current_device
+context.context().enable_run_metadata()
+tf.function(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"))(tf.ones((1, 8, 8, 16)), tf.ones((3, 3, 16, 16)))
+graphs = context.context().export_run_metadata().partition_graphs
+made = any(node.op.startswith("_Mkl") for graph in graphs for node in graph.node)
+print(json.dumps([made, current_device()[1].onednn]))
+"""
+
+
+def test_the_default_is_tensorflow_s_own_on_this_cpu():
+    process = start_python(DEFAULT)
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    made, taken = json.loads(out.splitlines()[-1])
+    assert made == taken

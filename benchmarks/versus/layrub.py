@@ -53,7 +53,10 @@ def measure(part: str) -> dict[str, Any]:
 
 def present(found: dict[str, Any]) -> Section:
     lines: list[list[str]] = []
-    floors, chosen, refused = [], [], []
+    floors: list[tuple[float, ...]] = []
+    chosen: list[tuple[float, ...]] = []
+    refused: list[str] = []
+    notes: list[str] = []
     for name, net in found.items():
         measured = net["lines"]
         base = measured[0]["peak_bytes"]
@@ -61,17 +64,21 @@ def present(found: dict[str, Any]) -> Section:
         lines += [[f"{name}, batch {size.get('batch', 8)}", *line] for line in form_lines(measured)]
         ours = [line for line in measured[1:] if line["fits"]]
         refused += [f"{name} at {line['label']}" for line in measured[1:] if not line["fits"]]
-        floors.append(max(cut(line["peak_bytes"], base) for line in ours))
-        fast = [line for line in ours if line["cpu_ratio"] <= SLOWER] or [min(ours, key=lambda line: line["cpu_ratio"])]
-        best = min(fast, key=lambda line: line["peak_bytes"])
-        chosen.append((name, cut(best["peak_bytes"], base), best["cpu_ratio"]))
-    mean_cut, mean_time = (statistics.mean(c[n] for c in chosen) for n in (1, 2))
+        figures = {
+            line["label"]: (cut(line["peak_bytes"], base), line["cpu_ratio"], line["clock_ratio"]) for line in ours
+        }
+        floors.append(max(figures.values()))
+        fast = [one for one in figures.values() if one[1] <= SLOWER] or [min(figures.values(), key=lambda one: one[1])]
+        chosen.append(max(fast))
+        odd = [line["label"] for line in ours if set(figures) - {line["label"]} - set(line["same_losses_as"])]
+        notes += [f"{name}: losses of {', '.join(odd)} are not those of tfswap's other forms."] * bool(odd)
+    low, fast = ([statistics.mean(column) for column in zip(*one, strict=True)] for one in (floors, chosen))
     words = (
-        f"-{mean_cut:.1%} on average at {mean_time:.2f} of the CPU time on average, each net at its lowest limit here "
-        f"of at most {SLOWER:.2f}, or at its fastest; at the floors -{statistics.mean(floors):.1%} on average and "
-        f"-{max(floors):.1%} at best"
+        f"at the floors -{low[0]:.1%} on average and -{max(floors)[0]:.1%} at best, at {low[1]:.2f} of the CPU time "
+        f"and {low[2]:.2f} by the clock on average; each net at its lowest limit here of at most {SLOWER:.2f} of the "
+        f"CPU time, or at its fastest: -{fast[0]:.1%} on average at {fast[1]:.2f} and {fast[2]:.2f}"
     )
-    notes = [f"{name}: -{share:.1%} at {time:.2f} counts in the average." for name, share, time in chosen]
+    notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     alone = [name for name, net in found.items() if net["case"]["alone"]]
     notes += [f"{', '.join(alone)}: forms one after the other and few steps, so that its time says little."] * bool(

@@ -54,13 +54,12 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
 
 
 def _onednn() -> bool:
-    """Whether oneDNN's kernels stand in for TensorFlow's own: on by default on x86."""
-    import platform
+    """Whether oneDNN's kernels stand in for TensorFlow's own, as TensorFlow has it: what is its default depends on what
+    the CPU can do.
+    """
+    from tensorflow.python.util import _pywrap_util_port
 
-    setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
-    if setting is not None:
-        return setting.strip().lower() not in ("0", "false")
-    return platform.machine() in ("x86_64", "AMD64")
+    return _pywrap_util_port.IsMklEnabled()
 
 
 def memory_info(device: str) -> MemoryInfo | None:

@@ -6,7 +6,8 @@ swap_cost.py asks what swapping adds to a model's step, which little traffic and
 of 64 MiB go out and come back all the time, on the copy lanes, while a kernel of VGG19's or of an MLP's runs again and
 again: so many times alone, and as often beside the copies, in turns. The time that it takes longer, over the bytes that
 were copied meanwhile, is what a byte costs; memcpy is timed in between, while nothing else runs. Printed are the median
-over all turns, and the interval that it lies in at 95%. On two cores that kernels keep busy a byte can't cost less than
+over all turns, and the interval that it lies in at 95%; and the same of CPU time, the copies' own included, which other
+programs change less. On two cores that kernels keep busy a byte can't cost less than
 half of memcpy, for it takes one of them; it costs more where copies and kernels want the same caches and memory.
 """
 
@@ -72,11 +73,17 @@ class Copies:
         ops.await_copy(*ops.swap_in(handle, tf.float32))
 
 
-def seconds(kernel: Callable[[], Any], times: int) -> float:
-    started = time.perf_counter()
+def seconds(kernel: Callable[[], Any], times: int) -> tuple[float, float]:
+    """Of so many runs; and of this process's CPU time meanwhile."""
+    started, started_cpu = time.perf_counter(), time.process_time()
     for _ in range(times):
         kernel()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - started_cpu
+
+
+def told(costs: list[float]) -> str:
+    low, high = interval(costs)
+    return f"{statistics.median(costs):.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
@@ -87,25 +94,27 @@ def main() -> None:
     memory, copies = Memory(), Copies()
     for name, kernel in kernels().items():
         seconds(kernel, 1)
-        times = max(2, round(WINDOW_S / seconds(kernel, 1)))
+        times = max(2, round(WINDOW_S / seconds(kernel, 1)[0]))
         alone: list[float] = []
         rates: list[float] = []
-        costs: list[float] = []
+        costs: tuple[list[float], list[float]] = ([], [])
         for _ in range(windows):
-            alone.append(seconds(kernel, times))
-            plain_s = memory.copy_seconds([TENSOR_BYTES] * 4) / (4 * TENSOR_BYTES)
+            without = seconds(kernel, times)
+            plain = memory.copy_seconds([TENSOR_BYTES] * 4)
             with copies:
                 ops.reset_stats()
-                beside_s = seconds(kernel, times)
+                beside = seconds(kernel, times)
                 copied = ops.stats()
             nbytes = copied.out_bytes + copied.in_bytes
-            rates.append(nbytes / beside_s)
-            costs.append((beside_s - alone[-1]) / (nbytes * plain_s))
-        low, high = interval(costs)
+            alone.append(without[0])
+            rates.append(nbytes / beside[0])
+            for cost, more, less, memcpy in zip(costs, beside, without, plain, strict=True):
+                cost.append((more - less) / nbytes / (memcpy / (4 * TENSOR_BYTES)))
+        time_cost, cpu_cost = map(told, costs)
         print(
             f"{name:<22} {statistics.median(alone) / times * 1e3:.0f} ms alone; beside copies of "
-            f"{statistics.median(rates) / 1e9:.1f} GB/s a byte costs {statistics.median(costs):.2f} of memcpy's time "
-            f"({low:.2f} to {high:.2f})",
+            f"{statistics.median(rates) / 1e9:.1f} GB/s a byte costs {time_cost} of memcpy's time, "
+            f"{cpu_cost} of its CPU time",
             flush=True,
         )
 

@@ -534,7 +534,7 @@ for device in ("CPU:0", "CPU:1"):
         x[device] = tf.zeros([2**18])
 ops.configure(bandwidth_bytes_per_s=2**20 / 0.4)
 assert shares_of_the_time("CPU:0", "CPU:0") <= 1.0
-assert shares_of_the_time("CPU:0", "CPU:1") > 1.5
+assert shares_of_the_time("CPU:0", "CPU:1") > 1.1
 """
     )
 

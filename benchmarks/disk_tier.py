@@ -1,23 +1,29 @@
 """What the disk tier reaches: a step whose host pool is capped at a tenth of what it swaps.
 
     python benchmarks/disk_tier.py FOLDER
+    python benchmarks/disk_tier.py FOLDER --slow 1000 500 250 125    # in MB/s: what compression does on such disks
 
 Trains a stack of dense layers at 50% of its peak, once with host memory as it is asked for and once with a tenth of it
 and the rest on FOLDER's disk; compares losses bit by bit, and the rate of the copies with what the same disk does in
 the same run when a plain program writes a file from one end to the other and reads it back, past the page cache.
+
+With --slow, the second form on a disk that is throttled to each rate, with and without
+`tfswap.ops.configure(disk_compression=True)` in turns: the least time of a step, over that of the first form, and what
+was written of the tensors' bytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import mmap
 import os
-import sys
 import tempfile
 import time
 from typing import Any
 
 ROWS, WIDTH, LAYERS, STEPS = 1 << 16, 256, 10, 4
+TURNS = 2
 SEQUENTIAL_BYTES, CHUNK_BYTES = 1 << 30, 1 << 20
 os.environ.update(TF_CPU_ALLOCATOR_USE_BFC="1", TF_CPU_BFC_MEM_LIMIT_IN_MB="8192", TF_ENABLE_ONEDNN_OPTS="0")
 os.environ["TFSWAP_PLAN_CACHE"] = "off"
@@ -47,12 +53,11 @@ def sequential(folder: str) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def train(**options: Any) -> dict[str, Any]:
+def stack() -> Any:
+    """A step that trains the dense layers."""
     weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 0)) * 0.06) for n in range(LAYERS)]
 
-    @tfswap.optimize(memory_limit="50%", tactics=("swap",), **options)
-    @tf.function
-    def step(x):
+    def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
             h = x
             for weight in weights:
@@ -62,6 +67,15 @@ def train(**options: Any) -> dict[str, Any]:
             weight.assign_sub(0.1 * gradient)
         return loss
 
+    return step
+
+
+def optimized(**options: Any) -> Any:
+    return tfswap.optimize(tf.function(stack()), memory_limit="50%", tactics=("swap",), **options)
+
+
+def train(**options: Any) -> dict[str, Any]:
+    step = optimized(**options)
     x = tf.random.stateless_normal([ROWS, WIDTH], seed=(1, 2))
     losses, seconds = [], []
     for _ in range(STEPS):
@@ -92,10 +106,38 @@ def train(**options: Any) -> dict[str, Any]:
     }
 
 
+def print_slow(folder: str, rates: list[float], whole: dict[str, Any]) -> bool:
+    """Whether the values stayed the same."""
+    step = optimized(host_memory_limit=whole["host_bytes"] // 10, spill_dir=folder)
+    x = tf.random.stateless_normal([ROWS, WIDTH], seed=(1, 2))
+    losses = [step(x).numpy().tobytes().hex()]
+    print(f"{'disk, MB/s':>12}{'plain':>8}{'compressed':>12}{'written':>9}{'waited, s':>18}")
+    for rate in rates:
+        tfswap.ops.configure(disk_bandwidth_bytes_per_s=rate * 1e6)
+        seconds, waited, written = {False: [], True: []}, {}, {}
+        for compressed in (False, True) * TURNS:
+            tfswap.ops.configure(disk_compression=compressed)
+            started = time.perf_counter()
+            losses.append(step(x).numpy().tobytes().hex())
+            seconds[compressed].append(time.perf_counter() - started)
+            stats = step.stats()
+            waited[compressed] = stats.stalled_s
+            written[compressed] = stats.disk_written_bytes / stats.disk_out_bytes
+        plain, less = (min(seconds[compressed]) / whole["step_s"] for compressed in (False, True))
+        print(f"{rate:>12.0f}{plain:>8.2f}{less:>12.2f}{written[True]:>9.2f}{waited[False]:>10.2f}{waited[True]:>8.2f}")
+    return losses[: len(whole["losses"])] == whole["losses"]
+
+
 def main() -> int:
-    folder = sys.argv[1]
+    parser = argparse.ArgumentParser(description="Measure the disk tier.")
+    parser.add_argument("folder")
+    parser.add_argument("--slow", type=float, nargs="+", help="rates of disks, in MB/s")
+    arguments = parser.parse_args()
+    folder = arguments.folder
     whole = train()
     tfswap.ops.reset_stats()
+    if arguments.slow:
+        return 0 if print_slow(folder, arguments.slow, whole) else 1
     capped = train(host_memory_limit=whole["host_bytes"] // 10, spill_dir=folder)
     out, in_ = sequential(folder)
     same = whole.pop("losses") == capped.pop("losses")

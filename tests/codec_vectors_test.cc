@@ -1,6 +1,8 @@
-// Whether the code by hand of avx512.h gives the bits that codec_elements.h gives, for every kind of number and at
-// every length. tests/test_codec_vectors.py builds and runs it; it ends with 77 where the processor has no AVX-512.
+// Whether the code by hand of avx2.h and avx512.h gives the bits that codec_elements.h gives, for every kind of number
+// and at every length. tests/test_codec_vectors.py builds it and runs it for each; it ends with 77 where the processor
+// does not have that.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -41,16 +43,35 @@ std::vector<float> Numbers() {
   return numbers;
 }
 
-template <typename Piece>
+struct Avx2 {
+  static bool There() { return tfswap::HasAvx2(); }
+  template <typename Piece>
+  using ByHand = tfswap::avx2::ByHand<Piece>;
+  static constexpr auto CountPresent = tfswap::avx2::CountPresent;
+  static constexpr auto Compress = tfswap::avx2::Compress;
+  static constexpr bool kWritesBehind = true;
+};
+
+struct Avx512 {
+  static bool There() { return tfswap::HasAvx512(); }
+  template <typename Piece>
+  using ByHand = tfswap::avx512::ByHand<Piece>;
+  static constexpr auto CountPresent = tfswap::avx512::CountPresent;
+  static constexpr auto Compress = tfswap::avx512::Compress;
+  static constexpr bool kWritesBehind = false;
+};
+
+template <typename Vectors, typename Piece>
 void RunBoth(const Piece& expected, const Piece& actual, int64_t count) {
   const int64_t pieces = tfswap::codec::CeilDiv(count, kBlock);
+  using ByHand = typename Vectors::template ByHand<Piece>;
   tfswap::RunRangeAnywhere(expected, 0, pieces);
   // In two parts, as threads share the work.
-  tfswap::avx512::ByHand<Piece>::Run(actual, 0, pieces / 2);
-  tfswap::avx512::ByHand<Piece>::Run(actual, pieces / 2, pieces);
+  ByHand::Run(actual, 0, pieces / 2);
+  ByHand::Run(actual, pieces / 2, pieces);
 }
 
-template <typename Format, typename Word>
+template <typename Vectors, typename Format, typename Word>
 void FloatsAreTheSame(const std::vector<float>& numbers) {
   using Encode = tfswap::codec::EncodeFloats<Format, Word, float, kBlock>;
   using Decode = tfswap::codec::DecodeFloats<Format, Word, float, kBlock>;
@@ -58,8 +79,8 @@ void FloatsAreTheSame(const std::vector<float>& numbers) {
   for (int64_t count = 0; count < 3 * kBlock; count += 11) counts.push_back(count);
   for (const int64_t count : counts) {
     std::vector<Word> expected(count + 64, 0xAB), actual = expected;
-    RunBoth(Encode{numbers.data() + 1 - count % 2, count, expected.data()},
-            Encode{numbers.data() + 1 - count % 2, count, actual.data()}, count);
+    RunBoth<Vectors>(Encode{numbers.data() + 1 - count % 2, count, expected.data()},
+                     Encode{numbers.data() + 1 - count % 2, count, actual.data()}, count);
     CHECK(expected == actual);
   }
   // Every code, those that nothing encodes to as well.
@@ -67,24 +88,44 @@ void FloatsAreTheSame(const std::vector<float>& numbers) {
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<Word>(i < 1 << 17 ? i : i * 40503 >> 3);
   for (const int64_t count : {codes.size(), codes.size() - 77}) {
     std::vector<uint32_t> expected(count + 64, 0xABABABAB), actual = expected;
-    RunBoth(Decode{codes.data(), count, reinterpret_cast<float*>(expected.data())},
-            Decode{codes.data(), count, reinterpret_cast<float*>(actual.data())}, count);
+    RunBoth<Vectors>(Decode{codes.data(), count, reinterpret_cast<float*>(expected.data())},
+                     Decode{codes.data(), count, reinterpret_cast<float*>(actual.data())}, count);
     CHECK(expected == actual);
   }
 }
 
+template <typename Vectors>
 void ProductsAreTheSame(const std::vector<float>& numbers) {
   using Piece = tfswap::codec::MultiplyByMask<float, kBlock / 8>;
   std::vector<uint8_t> mask(numbers.size() / 8 + 1);
   for (size_t i = 0; i < mask.size(); ++i) mask[i] = static_cast<uint8_t>(i * 181 >> 2);
   for (int64_t count : {numbers.size(), size_t{0}, size_t{1}, size_t{17}, size_t{193}, size_t{575}}) {
     std::vector<uint32_t> expected(count + 64, 0xABABABAB), actual = expected;
-    RunBoth(Piece{numbers.data(), mask.data(), count, reinterpret_cast<float*>(expected.data())},
-            Piece{numbers.data(), mask.data(), count, reinterpret_cast<float*>(actual.data())}, count);
+    RunBoth<Vectors>(Piece{numbers.data(), mask.data(), count, reinterpret_cast<float*>(expected.data())},
+                     Piece{numbers.data(), mask.data(), count, reinterpret_cast<float*>(actual.data())}, count);
     CHECK(expected == actual);
   }
 }
 
+// Of bools, which AVX2 alone has by hand.
+void MasksAreTheSame() {
+  using Encode = tfswap::codec::EncodeMask<tfswap::codec::IsTrue, bool, kBlock / 8>;
+  using Decode = tfswap::codec::DecodeMask<kBlock / 8, false>;
+  std::vector<uint8_t> bools(5 * kBlock);
+  for (size_t i = 0; i < bools.size(); ++i) bools[i] = static_cast<uint8_t>(i * 2654435761u >> 7 & 1);
+  for (int64_t count = 0; count <= static_cast<int64_t>(bools.size()); ++count) {
+    std::vector<uint8_t> expected(count / 8 + 65, 0xAB), actual = expected, back(count + 64, 0xAB), wanted = back;
+    const auto* const values = reinterpret_cast<const bool*>(bools.data());
+    RunBoth<Avx2>(Encode{values, count, expected.data()}, Encode{values, count, actual.data()}, count);
+    CHECK(expected == actual);
+    RunBoth<Avx2>(Decode{expected.data(), count, reinterpret_cast<bool*>(wanted.data())},
+                  Decode{expected.data(), count, reinterpret_cast<bool*>(back.data())}, count);
+    CHECK(wanted == back);
+    CHECK(std::equal(back.begin(), back.begin() + count, bools.begin()));
+  }
+}
+
+template <typename Vectors>
 void RowsAreTheSame() {
   constexpr int kRow = 256;
   for (uint32_t round = 0; round < 1001; ++round) {
@@ -101,26 +142,37 @@ void RowsAreTheSame() {
       expected[found] = row[k];
       expected_columns[found++] = static_cast<uint8_t>(k);
     }
-    CHECK(tfswap::avx512::CountPresent(row, kRow) == found);
-    tfswap::avx512::Compress(row, kRow, values.data(), columns.data());
+    CHECK(Vectors::CountPresent(row, kRow) == found);
+    Vectors::Compress(row, kRow, values.data(), columns.data());
+    if (Vectors::kWritesBehind) {
+      values.resize(found), expected.resize(found), columns.resize(found), expected_columns.resize(found);
+    }
     CHECK(values == expected);
     CHECK(columns == expected_columns);
   }
 }
 
-}  // namespace
-
-int main() {
-  if (!tfswap::HasAvx512()) return 77;
+template <typename Vectors>
+int AllIsTheSame() {
+  if (!Vectors::There()) return 77;
   const std::vector<float> numbers = Numbers();
   for (const bool flush : {false, true}) {  // TensorFlow's threads take denormals for zeros
     _mm_setcsr(flush ? _mm_getcsr() | 0x8040 : _mm_getcsr() & ~0x8040u);
-    FloatsAreTheSame<tfswap::codec::Float16, uint16_t>(numbers);
-    FloatsAreTheSame<tfswap::codec::Float8E4M3Fn, uint8_t>(numbers);
-    FloatsAreTheSame<tfswap::codec::Float8E5M2, uint8_t>(numbers);
-    FloatsAreTheSame<tfswap::codec::GistFloat8, uint8_t>(numbers);
-    ProductsAreTheSame(numbers);
+    FloatsAreTheSame<Vectors, tfswap::codec::Float16, uint16_t>(numbers);
+    FloatsAreTheSame<Vectors, tfswap::codec::Float8E4M3Fn, uint8_t>(numbers);
+    FloatsAreTheSame<Vectors, tfswap::codec::Float8E5M2, uint8_t>(numbers);
+    FloatsAreTheSame<Vectors, tfswap::codec::GistFloat8, uint8_t>(numbers);
+    ProductsAreTheSame<Vectors>(numbers);
   }
-  RowsAreTheSame();
+  RowsAreTheSame<Vectors>();
   return 0;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  if (std::strcmp(arguments[1], "avx512") == 0) return AllIsTheSame<Avx512>();
+  const int result = AllIsTheSame<Avx2>();
+  if (result == 0) MasksAreTheSame();
+  return result;
 }

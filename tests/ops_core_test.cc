@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -26,6 +27,7 @@
 
 #include "copy_engine.h"
 #include "host_pool.h"
+#include "planes.h"
 #include "runtime.h"
 #include "spill_file.h"
 #include "system_memory.h"
@@ -343,11 +345,11 @@ void LaneToldOfFailure() {
     std::string error;
     lane->Submit(
         10000,
-        [&](size_t begin, size_t, int) -> std::string {
+        [&](size_t begin, size_t bytes, int) -> CopyLane::Moved {
           ++pieces;
-          if (begin < 3000) return "";
+          if (begin < 3000) return {bytes, ""};
           if (throws) throw std::runtime_error("thrown");
-          return "said";
+          return {bytes, "said"};
         },
         [&](const CopyLane::Ended& how) {
           error = how.error;
@@ -445,15 +447,18 @@ size_t FilesIn(const std::string& folder) {
 }
 
 // Writes what `at` says of each byte, and reads it back. Returns the first error.
-std::string ThereAndBack(SpillSlot* slot, size_t bytes, int seed) {
+std::string ThereAndBack(SpillSlot* slot, size_t bytes, const std::function<char(size_t)>& at, size_t width = 1,
+                         size_t* written = nullptr) {
   std::atomic<bool> ended{false};
   std::string error;
+  size_t carried = 0;
   const auto end = [&](const CopyLane::Ended& how) {
     error = how.error;
+    carried = how.carried_bytes;
     ended = true;
   };
-  const auto at = [seed](size_t i) { return static_cast<char>(i * 31 + seed); };
   slot->Write(
+      width,
       [&](size_t begin, size_t piece, char* staging) {
         for (size_t i = 0; i < piece; ++i) staging[i] = at(begin + i);
         return std::string();
@@ -461,6 +466,7 @@ std::string ThereAndBack(SpillSlot* slot, size_t bytes, int seed) {
       end);
   while (!ended) std::this_thread::yield();
   if (!error.empty()) return error;
+  if (written != nullptr) *written = carried;
   ended = false;
   std::vector<char> back(bytes);
   slot->Read(
@@ -470,8 +476,13 @@ std::string ThereAndBack(SpillSlot* slot, size_t bytes, int seed) {
       },
       end);
   while (!ended) std::this_thread::yield();
+  if (error.empty() && written != nullptr) CHECK(carried == *written);
   for (size_t i = 0; error.empty() && i < bytes; ++i) CHECK(back[i] == at(i));
   return error;
+}
+
+std::string ThereAndBack(SpillSlot* slot, size_t bytes, int seed) {
+  return ThereAndBack(slot, bytes, [seed](size_t i) { return static_cast<char>(i * 31 + seed); });
 }
 
 void FileGivesBackEveryByte() {
@@ -612,6 +623,59 @@ void FileSurvivesAWorseSystem() {
   rmdir(folder.c_str());
 }
 
+// Where there is a zstd: tests/test_ops_build.py links TensorFlow's.
+void FileCompressesWhatGains() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pool(&source, &budget);
+  const std::string folder = NewFolder();
+  std::string why;
+  SpillFile* const file = SpillFile::Of(folder, &why);
+  CHECK(file->Claim(1, HostBudget::kUnlimited, &pool).empty());
+  HostPool::Failure failure;
+  std::vector<char> random(2 * Staging::kChunkBytes + 4104);
+  std::mt19937 generator(1);
+  for (char& byte : random) byte = static_cast<char>(generator());
+  const auto noise = [&](size_t i) { return random[i]; };
+  SpillFile::SetCompression(true);
+  for (const size_t width : {1, 2, 4, 8}) {
+    const auto numbers = [&](size_t i) { return i % width == width - 1 ? static_cast<char>(i % 3) : noise(i); };
+    for (const size_t bytes : {size_t{8}, size_t{4096}, size_t{4104}, size_t{65544}, 2 * Staging::kChunkBytes + 4104}) {
+      auto slot = file->Allocate(bytes, &failure);
+      size_t written;
+      CHECK(ThereAndBack(slot.get(), bytes, numbers, width, &written).empty());
+      CHECK(bytes < 65536 || (written > bytes * (width - 1) / width && written < bytes * (width - 0.5) / width));
+      CHECK(ThereAndBack(slot.get(), bytes, noise, width, &written).empty());  // as it is
+      CHECK(written == SpillFile::RoundUp(bytes));
+      SpillFile::SetCompression(false);
+      CHECK(ThereAndBack(slot.get(), bytes, numbers, width, &written).empty());
+      CHECK(written == SpillFile::RoundUp(bytes));
+      SpillFile::SetCompression(true);
+    }
+  }
+  SpillFile::SetCompression(false);
+  file->Drop(1);
+  rmdir(folder.c_str());
+}
+
+void PlanesNoticeWhatTheyDidNotMake() {
+  constexpr size_t kBytes = 100'000;
+  std::vector<char> from(kBytes), to(kBytes), back(kBytes);
+  std::vector<uint64_t> memory(tfswap::planes::kCompressBytes / 8);
+  for (size_t i = 0; i < kBytes; ++i) from[i] = static_cast<char>(i * i % 7);
+  const size_t stored = tfswap::planes::Compress(from.data(), kBytes, to.data(), kBytes, memory.data());
+  CHECK(stored > 0 && stored < kBytes / 2);
+  CHECK(tfswap::planes::Compress(from.data(), kBytes, to.data(), stored - 1, memory.data()) == 0);
+  CHECK(tfswap::planes::Compress(from.data(), kBytes, to.data(), kBytes, memory.data()) == stored);
+  const auto decompress = [&](size_t given, size_t wanted) {
+    return tfswap::planes::Decompress(to.data(), given, back.data(), wanted, memory.data());
+  };
+  CHECK(decompress(stored, kBytes) && back == from);
+  CHECK(!decompress(stored - 1, kBytes) && !decompress(2, kBytes) && !decompress(stored, kBytes - 1));
+  std::memset(to.data() + stored / 2, 0x55, stored / 4);
+  CHECK(!decompress(stored, kBytes) || back != from);
+}
+
 void FileNoticesAFlippedBit() {
   HostBudget budget;
   MmapBlockSource source;
@@ -716,6 +780,11 @@ int main() {
   FileNoticesAFlippedBit();
   DevicesDoNotWaitForEachOther();
   ClientsFromManyThreads();
+  if (tfswap::planes::There()) {
+    FileCompressesWhatGains();
+    PlanesNoticeWhatTheyDidNotMake();
+    std::puts("with zstd");
+  }
   std::puts("ok");
   return 0;
 }

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
-ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "runtime")  # these know nothing of TensorFlow
+ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "planes", "runtime")  # these know nothing of TensorFlow
 FOLDER = ROOT / "build" / "sanitize"
 
 COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")

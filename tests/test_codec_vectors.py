@@ -9,15 +9,21 @@ import pytest
 
 from tfswap.oplib import build
 
-NO_AVX512 = 77
+NO_SUCH_VECTORS = 77
 
 
-def test_vectors_have_the_bits_of_elements(tmp_path):
-    program = tmp_path / "codec_vectors_test"
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    program = tmp_path_factory.mktemp("codecs") / "codec_vectors_test"
     source = Path(__file__).with_name("codec_vectors_test.cc")
     command = [*build.find_compiler().command, "-std=c++17", *build.COMPILE_FLAGS, "-Werror"]
     subprocess.run([*command, "-I", str(build.CODECS.folder), str(source), "-o", str(program)], check=True)
-    run = subprocess.run([str(program)], capture_output=True, text=True)
-    if run.returncode == NO_AVX512:
-        pytest.skip("needs AVX-512")
+    return program
+
+
+@pytest.mark.parametrize("vectors", ["avx2", "avx512"])
+def test_vectors_have_the_bits_of_elements(program, vectors):
+    run = subprocess.run([str(program), vectors], capture_output=True, text=True)
+    if run.returncode == NO_SUCH_VECTORS:
+        pytest.skip(f"needs {vectors}")
     assert run.returncode == 0, run.stderr

@@ -273,7 +273,8 @@ def step(x):
 
 step(x)
 assert bits(weight) == bits(x)
-for bit in (0, 8 * MIB + 5, 32 * MIB - 1):
+for compressed, bit in ((False, 0), (False, 8 * MIB + 5), (False, 32 * MIB - 1), (True, 0), (True, 8 * MIB + 5)):
+    ops.configure(disk_compression=compressed)
     weight.assign(tf.ones([MIB]))
     try:
         step(x)
@@ -281,10 +282,12 @@ for bit in (0, 8 * MIB + 5, 32 * MIB - 1):
     except tf.errors.OpError as error:
         assert "is not what was written there: the disk" in error.message, error.message
         assert "give another spill_dir=" in error.message
+        assert "Await" in error.message, error.message  # the node, which a plan names after the tensor
     assert bits(weight) == bits(tf.ones([MIB]))
 bit = None
 step(x)
 assert bits(weight) == bits(x)
+assert ops.stats().disk_written_bytes < ops.stats().disk_out_bytes
 ops.drop(7)
 assert (ops.stats().disk_reserved_bytes, ops.stats().pool_in_use_bytes) == (0, 0)
 """

@@ -25,6 +25,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 from tfswap.errors import TfswapError  # noqa: E402
+from tfswap.oplib.load import load  # noqa: E402
 
 MIB = 2**20
 
@@ -471,6 +472,7 @@ def test_settings():
         {"disk_bandwidth_bytes_per_s": "fast"},
         {"latency_us": -1},
         {"disk_latency_us": None},
+        {"disk_compression": 1},
     ]
     for wrong in wrongs:
         with pytest.raises(TfswapError, match=next(iter(wrong))):
@@ -478,6 +480,13 @@ def test_settings():
     assert ops.configuration().copy_threads == 3
     assert ops.configure(host_memory_limit="6GiB").host_memory_limit == 6 << 30
     assert ops.configure(host_memory_limit=0).host_memory_limit == 0
+
+
+def test_a_tensorflow_without_zstd_compresses_nothing(monkeypatch):
+    monkeypatch.setattr(load().c, "tfswap_set_disk_compression", lambda wanted: not wanted)
+    with pytest.raises(TfswapError, match="exports no zstd"):
+        ops.configure(disk_compression=True)
+    assert not ops.configure(latency_us=1.0).disk_compression
 
 
 def test_a_handle_that_is_never_released_leaks_nothing():

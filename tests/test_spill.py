@@ -122,6 +122,34 @@ print(json.dumps(0))
     )
 
 
+def test_what_goes_to_disk_may_be_compressed(tmp_path):
+    run(
+        f"""
+losses = expected(tf.function(Net(8).step), 4)
+net = Net(8)
+step = optimized(net, spill_dir={str(tmp_path)!r})
+ops.configure(disk_bandwidth_bytes_per_s=100e6)
+moved, copying = [], []
+for n, compressed in enumerate((False, True, True, False)):
+    assert ops.configure(disk_compression=compressed).disk_compression == compressed
+    assert bits(step(batch(ROWS, n))) == losses[n]
+    stats = step.stats()
+    assert stats.copying_s >= (stats.disk_written_bytes + stats.disk_read_bytes) / 100e6
+    assert stats.disk_written_bytes == stats.disk_read_bytes  # each is read once
+    moved.append(stats.disk_out_bytes)
+    share = stats.disk_written_bytes / stats.disk_out_bytes
+    assert share < 0.8 if compressed else share == 1, share  # half of a ReLU's values are zeros
+    copying.append(stats.copying_s)
+plan = step.plan()
+assert len(set(moved)) == 1 and moved[0] > 0
+assert max(copying[1:3]) < min(copying[0], copying[3]), copying
+assert peak() <= plan.limit_bytes and ops.stats().pool_reserved_bytes <= HOST
+assert ops.stats().disk_written_bytes < ops.stats().disk_out_bytes
+print(json.dumps(0))
+"""
+    )
+
+
 def test_a_disk_that_is_described_as_slow_gets_less():
     run(
         """

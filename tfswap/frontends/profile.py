@@ -303,7 +303,8 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
     except OSError as error:
         raise TfswapError(str(error)) from error
     try:
-        tensor = tf.fill([COPY_BYTES // 4], 1.0)
+        # Not of one value, which would say nothing where what goes to disk is compressed.
+        tensor = tf.random.stateless_normal([COPY_BYTES // 4], (1, 2))
         rates: list[float] = []
         for _ in range(ROUNDS):
             before = ops.stats()

@@ -48,6 +48,8 @@ class CStats(ctypes.Structure):
         ("disk_reserved_bytes", ctypes.c_uint64),
         ("disk_peak_bytes", ctypes.c_uint64),
         ("spilled_bytes", ctypes.c_uint64),
+        ("disk_written_bytes", ctypes.c_uint64),
+        ("disk_read_bytes", ctypes.c_uint64),
     )
 
 
@@ -250,6 +252,9 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_set_disk_throttle.argtypes = [ctypes.c_double, ctypes.c_double]
     c.tfswap_set_disk_throttle.restype = None
     c.tfswap_disk_bandwidth.restype = ctypes.c_double
+    c.tfswap_set_disk_compression.argtypes = [ctypes.c_bool]
+    c.tfswap_set_disk_compression.restype = ctypes.c_bool
+    c.tfswap_disk_compression.restype = ctypes.c_bool
     c.tfswap_disk_latency_us.restype = ctypes.c_double
     c.tfswap_step_stats.argtypes = [ctypes.c_int64, ctypes.POINTER(CStats)]
     c.tfswap_step_stats.restype = None

@@ -41,6 +41,7 @@ class Configuration:
         bandwidth_bytes_per_s: throttle of each direction of each device, None for none. CPU copies only.
         latency_us: what each copy waits in addition, in microseconds. CPU copies only.
         disk_bandwidth_bytes_per_s, disk_latency_us: the same of what goes to disk and comes back.
+        disk_compression: what goes to disk is compressed on its way, without loss, where that saves anything.
     """
 
     host_memory_limit: int | None
@@ -49,6 +50,7 @@ class Configuration:
     latency_us: float
     disk_bandwidth_bytes_per_s: float | None = None
     disk_latency_us: float = 0.0
+    disk_compression: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,8 @@ class SwapStats:
             may take together. 2**64 - 1 for no limit.
         disk_in_use_bytes, disk_reserved_bytes, disk_peak_bytes: the same of files; with several files, the sum.
         spilled_bytes: put into host memory by sparse encodings that were denser than planned.
+        disk_written_bytes, disk_read_bytes: what files had to take and give of disk_out_bytes and disk_in_bytes, in
+            whole blocks: less where it was compressed.
     """
 
     out_bytes: int
@@ -95,6 +99,8 @@ class SwapStats:
     disk_reserved_bytes: int
     disk_peak_bytes: int
     spilled_bytes: int
+    disk_written_bytes: int
+    disk_read_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +113,8 @@ class StepStats:
     Attributes:
         out_bytes, in_bytes: copied to host memory, and back.
         disk_out_bytes, disk_in_bytes: copied to disk, and back.
+        disk_written_bytes, disk_read_bytes: what the file had to take and give of these, in whole blocks: less where it
+            was compressed (`tfswap.ops.configure`).
         copying_s: from each copy's start to its end, summed.
         stalled_s: how long the step waited for copies, or made small ones itself.
         pool_peak_bytes, disk_peak_bytes: the most that its tensors held of host memory, and on disk.
@@ -126,6 +134,8 @@ class StepStats:
     disk_peak_bytes: int = 0
     cache_hits: int = 0
     device_peak_bytes: int | None = None
+    disk_written_bytes: int = 0
+    disk_read_bytes: int = 0
 
     @property
     def overlap(self) -> float:
@@ -141,16 +151,19 @@ def configure(
     latency_us: float | _Unchanged = _UNCHANGED,
     disk_bandwidth_bytes_per_s: float | _Unchanged | None = _UNCHANGED,
     disk_latency_us: float | _Unchanged = _UNCHANGED,
+    disk_compression: bool | _Unchanged = _UNCHANGED,
 ) -> Configuration:
     """Changes the settings that are given, at once and for copies under way too.
 
     Args:
         host_memory_limit: bytes, or a size ("6GiB"); 0 for none at all.
+        disk_compression: planes of bytes, compressed by TensorFlow's zstd, for a disk that steps wait for: it takes
+            time of the host's cores. Plans do not count on it, and its memory is part of what `spill_dir` takes anyway.
 
     Returns the settings now in force.
 
     Raises:
-        TfswapError: no such size or number, a negative one, or no thread at all.
+        TfswapError: no such size or number, a negative one, no thread at all, or this TensorFlow has no zstd.
     """
     now = configuration()
     wanted = Configuration(
@@ -160,9 +173,12 @@ def configure(
         latency_us=_chosen(latency_us, now.latency_us),
         disk_bandwidth_bytes_per_s=_chosen(disk_bandwidth_bytes_per_s, now.disk_bandwidth_bytes_per_s),
         disk_latency_us=_chosen(disk_latency_us, now.disk_latency_us),
+        disk_compression=_chosen(disk_compression, now.disk_compression),
     )
     _check(wanted)
     c = load().c
+    if not c.tfswap_set_disk_compression(wanted.disk_compression):
+        raise TfswapError("disk_compression is True, and this TensorFlow exports no zstd: leave it off")
     if wanted.host_memory_limit != now.host_memory_limit:
         limit = wanted.host_memory_limit
         c.tfswap_set_host_limit(_UNLIMITED if limit is None else limit)
@@ -188,6 +204,7 @@ def configuration() -> Configuration:
         latency_us=c.tfswap_latency_us(),
         disk_bandwidth_bytes_per_s=c.tfswap_disk_bandwidth() or None,
         disk_latency_us=c.tfswap_disk_latency_us(),
+        disk_compression=c.tfswap_disk_compression(),
     )
 
 
@@ -276,6 +293,8 @@ def step_stats(owner: int, device_peak_bytes: int | None = None, cache_hits: int
         disk_peak_bytes=raw.disk_peak_bytes,
         cache_hits=cache_hits,
         device_peak_bytes=device_peak_bytes,
+        disk_written_bytes=raw.disk_written_bytes,
+        disk_read_bytes=raw.disk_read_bytes,
     )
 
 
@@ -320,6 +339,8 @@ def _check(wanted: Configuration) -> None:
         latency = getattr(wanted, name)
         if not (_is_number(latency) and 0 <= latency < math.inf):
             raise TfswapError(f"{name} is {latency!r}: give a number of 0 or more")
+    if not isinstance(wanted.disk_compression, bool):
+        raise TfswapError(f"disk_compression is {wanted.disk_compression!r}: give True or False")
 
 
 def _is_number(value: object) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfswap.planner.problem import Gap
     from tfswap.planner.simulate import Memory
 
-STAGING_BYTES = (1 << 20) + 4096
+STAGING_BYTES = 2 * (4 * (256 << 10) + (512 << 10) + (160 << 10)) + 4096
 """Host memory through which tensors go to disk and come back (Staging::kBytes in csrc/core/spill_file.h)."""
 
 

@@ -188,11 +188,28 @@ uint32_t CountPresent(const Word* row, int64_t length) {
 #ifdef __x86_64__
   if constexpr (std::is_same_v<Word, uint32_t>) {
     if (length == kRow && HasAvx512()) return avx512::CountPresent(row, kRow);
+    if (length == kRow && HasAvx2()) return avx2::CountPresent(row, kRow);
   }
 #endif
   uint32_t present = 0;
   for (int64_t k = 0; k < length; ++k) present += row[k] != 0;
   return present;
+}
+
+// The values of a row that are not zero, and their columns; both have room for all of a row.
+template <typename Word>
+void CompressBeside(const Word* row, int64_t length, Word* values, uint8_t* columns) {
+#ifdef __x86_64__
+  if constexpr (std::is_same_v<Word, uint32_t>) {
+    if (length == kRow && HasAvx2()) return avx2::Compress(row, kRow, values, columns);
+  }
+#endif
+  int found = 0;
+  for (int k = 0; k < length; ++k) {
+    values[found] = row[k];
+    columns[found] = static_cast<uint8_t>(k);
+    found += row[k] != 0;
+  }
 }
 
 // The values of a row that are not zero, and their columns, in `entries` from `begin` to `end`.
@@ -211,14 +228,9 @@ void CompressRow(const Word* row, int64_t length, const Entries<Word>& entries, 
 #endif
   // First beside each other, without a branch per value: rows are neighbours in the output, and
   // another thread may be writing the next one.
-  Word values[kRow + 1];
-  uint8_t columns[kRow + 1];
-  int found = 0;
-  for (int k = 0; k < length; ++k) {
-    values[found] = row[k];
-    columns[found] = static_cast<uint8_t>(k);
-    found += row[k] != 0;
-  }
+  Word values[kRow];
+  uint8_t columns[kRow];
+  CompressBeside(row, length, values, columns);
   entries.ForEachPart(begin, end,
                       [&](Word* to, uint8_t* to_columns, int64_t offset, int64_t n) {
                         std::memcpy(to, values + offset, n * sizeof(Word));

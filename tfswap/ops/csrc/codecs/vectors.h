@@ -2,7 +2,7 @@
 //
 // Most of what they do compilers make good vector code of, which is compiled here for several widths
 // of vectors and chosen when it runs, since the library may have been built on another machine. Of
-// conversions and of rows' gaps they do not: avx512.h has those by hand. Bits are the same either way
+// conversions and of rows' gaps they do not: avx2.h and avx512.h have those by hand. Bits are the same either way
 // (tests/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
 // oplib/build.py). Nothing here includes TensorFlow.
 
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #ifdef __x86_64__
+#include "avx2.h"
 #include "avx512.h"
 #endif
 
@@ -55,6 +56,14 @@ inline bool HasAvx512() {
 #endif
 }
 
+inline bool HasAvx2() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
 template <typename Piece>
 auto RangeForThisProcessor() {
 #ifdef __x86_64__
@@ -65,7 +74,13 @@ auto RangeForThisProcessor() {
       return RunRangeAvx512<Piece>;
     }
   }
-  if (__builtin_cpu_supports("avx2")) return RunRangeAvx2<Piece>;
+  if (HasAvx2()) {
+    if constexpr (avx2::ByHand<Piece>::value) {
+      return avx2::ByHand<Piece>::Run;
+    } else {
+      return RunRangeAvx2<Piece>;
+    }
+  }
 #endif
   return RunRangeAnywhere<Piece>;
 }

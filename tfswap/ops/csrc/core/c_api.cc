@@ -7,6 +7,7 @@
 
 #include "Eigen/Core"
 #include "export.h"
+#include "planes.h"
 #include "runtime.h"
 
 namespace {
@@ -44,10 +45,12 @@ struct TfswapStats {
   uint64_t disk_reserved_bytes;
   uint64_t disk_peak_bytes;
   uint64_t spilled_bytes;
+  uint64_t disk_written_bytes;
+  uint64_t disk_read_bytes;
 };
 static_assert(std::is_standard_layout_v<TfswapStats> && sizeof(Figures::Copies) == 3 * 8 &&
-                  sizeof(TfswapStats) == 23 * 8,
-              "load.py has 23 fields of eight bytes each");
+                  sizeof(TfswapStats) == 25 * 8,
+              "load.py has 25 fields of eight bytes each");
 
 namespace {
 
@@ -64,6 +67,8 @@ TfswapStats Filled(const Figures& figures) {
   stats.pool_peak_bytes = figures.of(Tier::kHost).peak_bytes;
   stats.disk_in_use_bytes = figures.of(Tier::kDisk).bytes;
   stats.disk_peak_bytes = figures.of(Tier::kDisk).peak_bytes;
+  stats.disk_written_bytes = figures.in_files(Direction::kOut);
+  stats.disk_read_bytes = figures.in_files(Direction::kIn);
   return stats;
 }
 
@@ -142,6 +147,15 @@ TFSWAP_C_API void tfswap_set_disk_throttle(double bandwidth_bytes_per_s, double 
 TFSWAP_C_API double tfswap_disk_bandwidth() { return SpillFile::throttle().bandwidth_bytes_per_s; }
 
 TFSWAP_C_API double tfswap_disk_latency_us() { return SpillFile::throttle().latency_us; }
+
+// Whether what goes to disk is compressed; false where that was asked for and can't be.
+TFSWAP_C_API bool tfswap_set_disk_compression(bool wanted) {
+  if (wanted && !tfswap::planes::There()) return false;
+  SpillFile::SetCompression(wanted);
+  return true;
+}
+
+TFSWAP_C_API bool tfswap_disk_compression() { return SpillFile::compression(); }
 
 // Host memory that every owner who claims a folder needs besides.
 TFSWAP_C_API uint64_t tfswap_staging_bytes() { return tfswap::Staging::kBytes; }

@@ -73,14 +73,14 @@ void CopyLane::Submit(void* to, const void* from, size_t bytes, Done done) {
         bytes,
         [out, in](size_t begin, size_t piece, int) {
           StreamCopy(out + begin, in + begin, piece);
-          return std::string();
+          return Moved{piece, ""};
         },
         std::move(done));
     return;
   }
   const auto start = Clock::now();
   StreamCopy(to, from, bytes);
-  done(Ended{std::chrono::duration<double>(Clock::now() - start).count(), /*at_once=*/true, ""});
+  done(Ended{std::chrono::duration<double>(Clock::now() - start).count(), /*at_once=*/true, bytes, ""});
 }
 
 void CopyLane::Submit(size_t bytes, Move move, Done done) {
@@ -146,15 +146,15 @@ void CopyLane::StartThreadsLocked() {
   }
 }
 
-// When the link will have carried `bytes` more.
-CopyLane::Clock::time_point CopyLane::LinkEndLocked(size_t bytes, bool first_chunk) {
+// When the link will have carried `bytes` more, of a piece that was begun then.
+CopyLane::Clock::time_point CopyLane::LinkEndLocked(Clock::time_point begun, size_t bytes, bool first_chunk) {
   double seconds = first_chunk ? throttle_.latency_us * 1e-6 : 0;
   if (throttle_.bandwidth_bytes_per_s > 0) {
     seconds += static_cast<double>(bytes) / throttle_.bandwidth_bytes_per_s;
   }
   // A year: a longer wait would overflow the clock, and is as good as for ever.
   seconds = std::min(seconds, 3e7);
-  const auto start = std::max(link_free_, Clock::now());
+  const auto start = std::max(link_free_, begun);
   link_free_ = start + std::chrono::duration_cast<Clock::duration>(
                            std::chrono::duration<double>(seconds));
   return link_free_;
@@ -198,26 +198,29 @@ void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   if (begin == 0) copy->start = Clock::now();
   if (copy->claimed_bytes == copy->bytes) queue_.pop_front();
   const bool throttled = throttle_.bandwidth_bytes_per_s > 0 || throttle_.latency_us > 0;
-  const auto link_end = throttled ? LinkEndLocked(bytes, begin == 0) : Clock::now();
+  const auto begun = Clock::now();
   const uint64_t throttle_version = throttle_version_;
 
   if (copy->error.empty()) {  // else it is lost already
     lock.unlock();
-    std::string error;
+    Moved moved;
     try {
-      error = copy->move(begin, bytes, thread);
+      moved = copy->move(begin, bytes, thread);
     } catch (const std::exception& thrown) {
-      error = thrown.what();
+      moved.error = thrown.what();
     }
     lock.lock();
-    if (copy->error.empty()) copy->error = std::move(error);
-    if (throttled) WaitForLinkLocked(lock, link_end, throttle_version);
+    if (copy->error.empty()) copy->error = std::move(moved.error);
+    copy->carried_bytes += moved.carried_bytes;
+    if (throttled && throttle_version == throttle_version_) {
+      WaitForLinkLocked(lock, LinkEndLocked(begun, moved.carried_bytes, begin == 0), throttle_version);
+    }
   }
 
   copy->ended_bytes += bytes;
   if (copy->ended_bytes < copy->bytes) return;
   const Ended ended{std::chrono::duration<double>(Clock::now() - copy->start).count(),
-                    /*at_once=*/caller_moves_, std::move(copy->error)};
+                    /*at_once=*/caller_moves_, copy->carried_bytes, std::move(copy->error)};
   Done done = std::move(copy->done);
   copy.reset();  // and what `move` owns
   lock.unlock();

@@ -54,13 +54,20 @@ class CopyLane {
   struct Ended {
     double busy_s = 0;     // from its start to its end
     bool at_once = false;  // made by who submitted it
+    size_t carried_bytes = 0;
     std::string error;     // "" when all is well
   };
   using Done = std::function<void(const Ended&)>;
 
+  // How a piece went: how many bytes the link had to carry, which may be others than those that were moved, and what
+  // went wrong, or "".
+  struct Moved {
+    size_t carried_bytes = 0;
+    std::string error;
+  };
   // Moves `bytes` of a copy, from its byte `begin` on; `thread` tells the lane's threads apart.
-  // Says what went wrong, or "". Several pieces of one copy may move at the same time.
-  using Move = std::function<std::string(size_t begin, size_t bytes, int thread)>;
+  // Several pieces of one copy may move at the same time.
+  using Move = std::function<Moved(size_t begin, size_t bytes, int thread)>;
 
   static constexpr size_t kChunkBytes = size_t{2} << 20;
 
@@ -92,6 +99,7 @@ class CopyLane {
     Done done;
     size_t claimed_bytes = 0;  // handed to a thread so far
     size_t ended_bytes = 0;
+    size_t carried_bytes = 0;
     Clock::time_point start;
     std::string error;
   };
@@ -100,7 +108,7 @@ class CopyLane {
   void StartThreadsLocked();
   void Work(int index);
   void MovePiece(std::unique_lock<std::mutex>& lock, int thread);
-  Clock::time_point LinkEndLocked(size_t bytes, bool first_chunk);
+  Clock::time_point LinkEndLocked(Clock::time_point begun, size_t bytes, bool first_chunk);
   void WaitForLinkLocked(std::unique_lock<std::mutex>& lock, Clock::time_point end,
                          uint64_t throttle_version);
 

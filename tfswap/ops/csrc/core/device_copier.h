@@ -21,6 +21,7 @@ struct Copied {
   absl::Status status;
   double busy_s = 0;     // from its start to its end
   bool at_once = false;  // made by the caller's own thread
+  size_t carried_bytes = 0;  // by a lane
 };
 
 Copied AsCopied(const CopyLane::Ended& ended);

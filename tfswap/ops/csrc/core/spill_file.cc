@@ -27,6 +27,7 @@ struct Files {
   std::mutex mu;
   std::map<std::string, SpillFile*> by_folder;
   CopyLane::Throttle throttle;
+  std::atomic<bool> compression{false};
 };
 
 // A file in `folder` that has no name; -1 and errno where there can't be one.
@@ -104,8 +105,10 @@ Staging::Staging(HostBuffer memory) : memory_(std::move(memory)) {
   first_ = reinterpret_cast<char*>((start + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-char* Staging::of(Direction direction, int thread) const {
-  return first_ + (static_cast<int>(direction) * kThreads + thread) * kChunkBytes;
+Staging::Buffers Staging::of(Direction direction, int thread) const {
+  const bool out = direction == Direction::kOut;
+  char* const piece = first_ + (out ? 0 : kThreads * kOutBytes) + thread * (out ? kOutBytes : kInBytes);
+  return {piece, piece + kChunkBytes, piece + 2 * kChunkBytes};
 }
 
 SpillSlot::SpillSlot(SpillFile* file, HostBuffer place, size_t bytes, std::shared_ptr<Staging> staging)
@@ -113,9 +116,10 @@ SpillSlot::SpillSlot(SpillFile* file, HostBuffer place, size_t bytes, std::share
       place_(std::move(place)),
       bytes_(bytes),
       staging_(std::move(staging)),
-      checksums_((bytes + Staging::kChunkBytes - 1) / Staging::kChunkBytes) {}
+      stored_((bytes + Staging::kChunkBytes - 1) / Staging::kChunkBytes) {}
 
-void SpillSlot::Write(Piece piece, CopyLane::Done done) {
+void SpillSlot::Write(size_t width, Piece piece, CopyLane::Done done) {
+  width_ = width;
   file_->lane(Direction::kOut)
       .Submit(
           bytes_,
@@ -135,27 +139,45 @@ void SpillSlot::Read(Piece piece, CopyLane::Done done) {
           std::move(done));
 }
 
-std::string SpillSlot::WritePiece(const Piece& piece, size_t begin, size_t bytes, char* staging) {
-  std::string error = piece(begin, bytes, staging);
-  if (!error.empty()) return error;
-  const size_t whole = SpillFile::RoundUp(bytes);
-  std::memset(staging + bytes, 0, whole - bytes);
-  checksums_[begin / Staging::kChunkBytes] = Checksum(staging, whole);
+CopyLane::Moved SpillSlot::WritePiece(const Piece& piece, size_t begin, size_t bytes, const Staging::Buffers& buffers) {
+  std::string error = piece(begin, bytes, buffers.piece);
+  if (!error.empty()) return {0, std::move(error)};
+  Stored& stored = stored_[begin / Staging::kChunkBytes];
+  stored.compressed_bytes = 0;
+  size_t whole = SpillFile::RoundUp(bytes);
+  if (SpillFile::compression() && whole > Staging::kAlignment) {
+    planes::Cut(buffers.piece, bytes, width_, buffers.beside);
+    // Only what saves a block of the disk's is of use.
+    stored.compressed_bytes =
+        planes::Compress(buffers.beside, bytes, buffers.piece, whole - Staging::kAlignment, buffers.codec);
+    if (stored.compressed_bytes == 0) planes::Join(buffers.beside, bytes, width_, buffers.piece);
+  }
+  const size_t taken = stored.compressed_bytes == 0 ? bytes : stored.compressed_bytes;
+  whole = SpillFile::RoundUp(taken);
+  std::memset(buffers.piece + taken, 0, whole - taken);
+  stored.checksum = Checksum(buffers.piece, whole);
   const off_t offset = FileBlocks::Offset(place_.data()) + static_cast<off_t>(begin);
-  return file_->Transfer(Direction::kOut, staging, whole, offset);
+  return {whole, file_->Transfer(Direction::kOut, buffers.piece, whole, offset)};
 }
 
-std::string SpillSlot::ReadPiece(const Piece& piece, size_t begin, size_t bytes, char* staging) {
-  const size_t whole = SpillFile::RoundUp(bytes);
+CopyLane::Moved SpillSlot::ReadPiece(const Piece& piece, size_t begin, size_t bytes, const Staging::Buffers& buffers) {
+  const Stored& stored = stored_[begin / Staging::kChunkBytes];
+  const bool compressed = stored.compressed_bytes > 0;
+  const size_t whole = SpillFile::RoundUp(compressed ? stored.compressed_bytes : bytes);
   const off_t offset = FileBlocks::Offset(place_.data()) + static_cast<off_t>(begin);
-  std::string error = file_->Transfer(Direction::kIn, staging, whole, offset);
-  if (!error.empty()) return error;
-  if (Checksum(staging, whole) != checksums_[begin / Staging::kChunkBytes]) {
-    return "What was read back from the spill file in " + file_->folder() +
-           " is not what was written there: the disk, or who else can write to it, has changed it. Check that disk, or "
-           "give another spill_dir=.";
+  std::string error = file_->Transfer(Direction::kIn, buffers.piece, whole, offset);
+  if (!error.empty()) return {whole, std::move(error)};
+  bool intact = Checksum(buffers.piece, whole) == stored.checksum;
+  if (intact && compressed) {
+    intact = planes::Decompress(buffers.piece, stored.compressed_bytes, buffers.beside, bytes, buffers.codec);
+    if (intact) planes::Join(buffers.beside, bytes, width_, buffers.piece);
   }
-  return piece(begin, bytes, staging);
+  if (!intact) {
+    return {whole, "What was read back from the spill file in " + file_->folder() +
+                       " is not what was written there: the disk, or who else can write to it, has changed it. Check "
+                       "that disk, or give another spill_dir=."};
+  }
+  return {whole, piece(begin, bytes, buffers.piece)};
 }
 
 SpillFile* SpillFile::Of(const std::string& folder, std::string* why, const FileCalls& calls) {
@@ -201,6 +223,10 @@ CopyLane::Throttle SpillFile::throttle() {
 }
 
 bool SpillFile::any() { return !Files::Get().by_folder.empty(); }
+
+void SpillFile::SetCompression(bool wanted) { Files::Get().compression = wanted; }
+
+bool SpillFile::compression() { return Files::Get().compression; }
 
 HostBudget::Usage SpillFile::usage() {
   HostBudget::Usage sum;

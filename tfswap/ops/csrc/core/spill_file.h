@@ -10,6 +10,10 @@
 // memory that a limit was set for, and what went out is not read soon. Each piece carries a
 // checksum: what comes back is what went out, or an error.
 //
+// Who asks for it has pieces compressed on their way (planes.h), which then take less of a disk's time. Their places
+// are those of whole pieces all the same: how well values compress is known when they are there, and a limit is to
+// hold whatever they are. So a piece that gains nothing is written as it is.
+//
 // Invariant: a slot's bytes are written and read by its own copies alone.
 //
 // Not handled: a file system on which even a buffered write may block for ever.
@@ -33,6 +37,7 @@
 #include "copy_engine.h"
 #include "export.h"
 #include "host_pool.h"
+#include "planes.h"
 #include "traffic.h"
 
 namespace tfswap {
@@ -67,17 +72,27 @@ class FileBlocks : public BlockSource {
   std::atomic<int> failure_{0};
 };
 
-// Buffers that copies go through, aligned as direct I/O wants it. Part of host memory.
+// Buffers that copies go through, aligned as direct I/O wants it, and beside each as large a one and the codec's own
+// memory. Part of host memory.
 class Staging {
  public:
   static constexpr int kThreads = 2;  // per direction: one piece is on the disk while the other is copied
   static constexpr size_t kChunkBytes = size_t{256} << 10;
   static constexpr size_t kAlignment = 4096;
-  static constexpr size_t kBytes = 2 * kThreads * kChunkBytes + kAlignment;
+  static constexpr size_t kOutBytes = 2 * kChunkBytes + planes::kCompressBytes;
+  static constexpr size_t kInBytes = 2 * kChunkBytes + planes::kDecompressBytes;
+  static constexpr size_t kBytes = kThreads * (kOutBytes + kInBytes) + kAlignment;
 
   // `memory` has kBytes.
   explicit Staging(HostBuffer memory);
-  char* of(Direction direction, int thread) const;
+
+  // What one thread has.
+  struct Buffers {
+    char* piece;
+    char* beside;
+    void* codec;
+  };
+  Buffers of(Direction direction, int thread) const;
 
  private:
   const HostBuffer memory_;
@@ -92,22 +107,30 @@ class SpillSlot {
   // From a tensor's byte `begin` into staging, or back. Says what went wrong, or "".
   using Piece = std::function<std::string(size_t begin, size_t bytes, char* staging)>;
 
-  // `piece` reads the tensor, or writes it, on a thread of the file's; it is gone when `done` runs.
-  void Write(Piece piece, CopyLane::Done done);
+  // `piece` reads the tensor, or writes it, on a thread of the file's; it is gone when `done` runs. The tensor's values
+  // have `width` bytes.
+  void Write(size_t width, Piece piece, CopyLane::Done done);
   void Read(Piece piece, CopyLane::Done done);
 
  private:
   friend class SpillFile;
   SpillSlot(SpillFile* file, HostBuffer place, size_t bytes, std::shared_ptr<Staging> staging);
 
-  std::string WritePiece(const Piece& piece, size_t begin, size_t bytes, char* staging);
-  std::string ReadPiece(const Piece& piece, size_t begin, size_t bytes, char* staging);
+  // How a piece lies in the file.
+  struct Stored {
+    uint64_t checksum = 0;
+    size_t compressed_bytes = 0;  // 0: as it is
+  };
+
+  CopyLane::Moved WritePiece(const Piece& piece, size_t begin, size_t bytes, const Staging::Buffers& buffers);
+  CopyLane::Moved ReadPiece(const Piece& piece, size_t begin, size_t bytes, const Staging::Buffers& buffers);
 
   SpillFile* const file_;
   const HostBuffer place_;
   const size_t bytes_;
   const std::shared_ptr<Staging> staging_;
-  std::vector<uint64_t> checksums_;  // by piece
+  size_t width_ = 1;
+  std::vector<Stored> stored_;  // by piece
 };
 
 class SpillFile {
@@ -119,6 +142,9 @@ class SpillFile {
   // Makes every file's directions links of that bandwidth and latency, those of files to come too.
   static void SetThrottle(const CopyLane::Throttle& throttle);
   static CopyLane::Throttle throttle();
+  // Whether what is written from now on is compressed, in every file.
+  static void SetCompression(bool wanted);
+  static bool compression();
   // Whether there is a file. Takes no lock.
   static bool any();
   // Of all files: bytes reserved and in use, and the most in use.

@@ -195,7 +195,7 @@ class Account {
   void Add(Direction direction, Tier tier, size_t bytes, const Copied& copied) const {
     if (!copied.status.ok()) return;
     ForBoth([&](Traffic& traffic, uint64_t step) {
-      traffic.Copied(step, direction, tier, bytes, copied.busy_s);
+      traffic.Copied(step, direction, tier, bytes, copied.carried_bytes, copied.busy_s);
       if (copied.at_once) traffic.Stalled(step, Stall::kAtOnce, copied.busy_s);
     });
   }
@@ -228,6 +228,12 @@ struct Place {
   Tier tier() const { return slot == nullptr ? Tier::kHost : Tier::kDisk; }
 };
 
+// How many bytes belong together: those of a number.
+size_t ValueBytes(DataType type) {
+  const auto bytes = static_cast<size_t>(tensorflow::DataTypeSize(type));
+  return tensorflow::DataTypeIsComplex(type) ? bytes / 2 : bytes;
+}
+
 // A tensor that was swapped out.
 class Swapped {
  public:
@@ -258,6 +264,7 @@ class Swapped {
       return;
     }
     place_.slot->Write(
+        ValueBytes(dtype_),
         [copier, from](size_t begin, size_t bytes, char* staging) {
           return copier->ReadPiece(*from, begin, bytes, staging);
         },

@@ -37,7 +37,12 @@ struct Figures {
   double& of(Stall s) { return stalled_s[static_cast<int>(s)]; }
   double of(Stall s) const { return stalled_s[static_cast<int>(s)]; }
 
+  // Bytes that were written to files, and read from them: other ones than the tensors', where these are compressed.
+  uint64_t& in_files(Direction d) { return in_files_[static_cast<int>(d)]; }
+  uint64_t in_files(Direction d) const { return in_files_[static_cast<int>(d)]; }
+
   Copies copies[2][2];
+  uint64_t in_files_[2] = {0, 0};
   Held held[2];
   double stalled_s[3] = {0, 0, 0};
 };
@@ -63,13 +68,15 @@ class Traffic {
     return step_;
   }
 
-  void Copied(uint64_t step, Direction direction, Tier tier, uint64_t bytes, double busy_s) {
+  // `carried` is what of a tensor on disk a file has.
+  void Copied(uint64_t step, Direction direction, Tier tier, uint64_t bytes, uint64_t carried, double busy_s) {
     std::lock_guard<std::mutex> lock(mu_);
     if (step != step_) return;
     Figures::Copies& copies = figures_.of(direction, tier);
     copies.bytes += bytes;
     copies.copies += 1;
     copies.busy_s += busy_s;
+    if (tier == Tier::kDisk) figures_.in_files(direction) += carried;
   }
 
   void Stalled(uint64_t step, Stall stall, double seconds) {

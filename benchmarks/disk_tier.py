@@ -57,7 +57,7 @@ def stack() -> Any:
     """A step that trains the dense layers."""
     weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 0)) * 0.06) for n in range(LAYERS)]
 
-    def step(x: Any) -> Any:
+    def step(x):
         with tf.GradientTape() as tape:
             h = x
             for weight in weights:

@@ -425,3 +425,33 @@ step(batch())
 print(json.dumps([len(step.plan().encoded), len(step.plan().order) > 0, status(build.CODECS).loaded]))
 """)
     assert found == [0, True, False]
+
+
+def test_relus_and_gradients_from_masks_write_over_what_they_are_given():
+    pytest.importorskip("tensorflow")
+    found = on_arena("""
+import json
+import tensorflow as tf
+import tfswap.ops.codecs as codecs
+
+x = tf.random.stateless_normal([1 << 20], seed=(1, 2))
+mask, shape = codecs.encode_mask(x, "positive"), tf.constant([1 << 20])
+peaks = {}
+for name, work in {
+    "relu": tf.nn.relu,
+    "relu6": tf.nn.relu6,
+    "leaky relu": tf.nn.leaky_relu,
+    "relu's gradient": lambda y: codecs.multiply_by_mask(y, mask),
+    "leaky relu's": lambda y: codecs.leaky_relu_grad_from_mask(y, mask),
+    "choice": lambda y: codecs.select_by_mask(mask, y, 0.0, shape),
+}.items():
+    function = tf.function(lambda work=work: tf.reduce_sum(work(tf.exp(x))), autograph=False)
+    function()
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    function()
+    peaks[name] = (tf.config.experimental.get_memory_info("CPU:0")["peak"] - before) >> 20
+print(json.dumps(peaks))
+""")
+    assert len(found) == 6
+    assert set(found.values()) == {4}  # MiB: one map, not two

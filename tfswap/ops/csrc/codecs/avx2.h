@@ -179,11 +179,11 @@ struct ByHand<codec::EncodeFloats<codec::Minifloat<kExponent, kMantissa, kInfini
   // Whether all were finite.
   TFSWAP_AVX2_INLINE static bool EncodeVectors(const float* from, uint8_t* to) {
     __m256i codes[4];
-    __m256i not_finite = _mm256_setzero_si256();
+    __m256i largest = _mm256_setzero_si256();
     for (int k = 0; k < 4; ++k) {
       const __m256i bits = Load(from + 8 * k);
       const __m256i magnitude = Magnitude(bits);
-      not_finite = _mm256_or_si256(not_finite, NotFinite(magnitude));
+      largest = _mm256_max_epi32(largest, magnitude);
       const __m256i kept = _mm256_min_epi32(magnitude, _mm256_set1_epi32(Format::kLargestBits));
       const __m256i exponent = _mm256_max_epi32(_mm256_and_si256(kept, _mm256_set1_epi32(0x7F800000)),
                                                 _mm256_set1_epi32(Format::kSmallestExponent));
@@ -191,9 +191,9 @@ struct ByHand<codec::EncodeFloats<codec::Minifloat<kExponent, kMantissa, kInfini
       const __m256i sum =
           _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(kept), _mm256_castsi256_ps(power)));
       // The power's own bits are all above the lowest byte.
-      const __m256i code = _mm256_add_epi32(
-          sum, _mm256_srli_epi32(_mm256_sub_epi32(exponent, _mm256_set1_epi32(Format::kSmallestExponent)),
-                                 Format::kDropped));
+      const __m256i steps =
+          _mm256_srli_epi32(_mm256_sub_epi32(exponent, _mm256_set1_epi32(Format::kSmallestExponent)), Format::kDropped);
+      const __m256i code = _mm256_add_epi32(sum, steps);
       const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
       codes[k] = _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), sign);
     }
@@ -201,7 +201,7 @@ struct ByHand<codec::EncodeFloats<codec::Minifloat<kExponent, kMantissa, kInfini
     const __m256i mixed = _mm256_packus_epi16(_mm256_packus_epi32(codes[0], codes[1]),
                                               _mm256_packus_epi32(codes[2], codes[3]));
     Store(to, _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-    return !Any(not_finite);
+    return !Any(NotFinite(largest));
   }
 };
 

@@ -404,6 +404,7 @@ def test_arguments():
         """
 import tensorflow as tf
 import tfswap
+from tfswap.planner.tiers import STAGING_BYTES
 
 def told(**options):
     try:
@@ -416,7 +417,7 @@ assert "spill_dir is not given" in told(spill_limit="1GiB")
 assert "give the path of a folder" in told(spill_dir="")
 assert "give the path of a folder" in told(spill_dir=5)
 assert "spill_limit" in told(spill_dir="/tmp", spill_limit="much")
-assert "by way of buffers that take 1052672" in told(spill_dir="/tmp", host_memory_limit="1MiB")
+assert f"by way of buffers that take {STAGING_BYTES}" in told(spill_dir="/tmp", host_memory_limit="1MiB")
 """
     )
 

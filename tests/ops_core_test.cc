@@ -701,9 +701,9 @@ void DevicesDoNotWaitForEachOther() {
   const auto end = [&](const CopyLane::Ended&) { ++ended; };
   runtime.lane(Direction::kOut).Submit(
       1,
-      [&](size_t, size_t, int) {
+      [&](size_t, size_t bytes, int) {
         while (!go) std::this_thread::yield();
-        return std::string();
+        return CopyLane::Moved{bytes, ""};
       },
       end);
   std::vector<char> from(100), to(100);
@@ -737,7 +737,7 @@ void ClientsFromManyThreads() {
         const uint64_t step = client->traffic.Begin();
         std::atomic<bool> ended{false};
         runtime.lane(Direction::kOut, t % 2).Submit(to.data(), from.data(), from.size(), [&](const CopyLane::Ended& how) {
-          client->traffic.Copied(step, Direction::kOut, Tier::kHost, from.size(), how.busy_s);
+          client->traffic.Copied(step, Direction::kOut, Tier::kHost, from.size(), how.carried_bytes, how.busy_s);
           ended = true;
         });
         if (i % 10 == 0) runtime.SetThreads(1 + i % 3);

@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
-ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "planes", "runtime")  # these know nothing of TensorFlow
+# These know nothing of TensorFlow.
+ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "planes", "runtime")
 FOLDER = ROOT / "build" / "sanitize"
 
 COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")

@@ -15,7 +15,7 @@ One training step in plain TensorFlow, with the same weights, as
     xla                 jit_compile=True
     accumulate 2, 4     gradients summed over so many micro-batches, a call for each, then one update
     two devices         half of the blocks on another device, with gradients and updates, by hand: a worker process on
-                        this machine, with half of the cores as much as the first; the larger of the two peaks counts
+                        the same cores; the larger of the two peaks counts, and the CPU time of both
 
 and, for each of these, with tfswap and a memory_limit of the peak that it was measured at. Where that is below tfswap's
 floor, the floor is what tfswap gets.
@@ -244,16 +244,17 @@ class SecondDevice:
             cluster = {"worker": [f"localhost:{each.getsockname()[1]}" for each in (one, two)]}
         command = [sys.executable, __file__, f"--child={json.dumps(cluster)}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.peak_bytes()
+        self.used()
         tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="worker", task_index=0)
         self.names = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in (0, 1)]
 
-    def peak_bytes(self) -> int:
-        """Its allocator's peak; the first is told when it is ready. From now on its next one counts."""
+    def used(self) -> tuple[int, float]:
+        """Its allocator's peak and CPU seconds since it was asked last; the first are told when it is ready."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        peak_bytes, cpu_s = json.loads(self._process.stdout.readline())
+        return peak_bytes, cpu_s
 
     @staticmethod
     def serve(cluster: dict[str, list[str]]) -> None:
@@ -263,8 +264,11 @@ class SecondDevice:
         slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)
         del slab
         server = tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="worker", task_index=1)
+        cpu_s = time.process_time()
         for _ in sys.stdin:
-            print(tf.config.experimental.get_memory_info("CPU:0")["peak"], flush=True)
+            now_s = time.process_time()
+            print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["peak"], now_s - cpu_s]), flush=True)
+            cpu_s = now_s
             tf.config.experimental.reset_memory_stats("CPU:0")
         del server
 
@@ -374,7 +378,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         scope = memory_optimizer_off()
     tf.config.experimental.reset_memory_stats("CPU:0")
     if second:
-        second.peak_bytes()
+        second.used()  # what it took to make the model is not the step's
+    most = 0
     with scope:
         started = time.perf_counter()
         if limit_bytes:
@@ -389,6 +394,8 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
         np.savez(values, *(v.numpy() for v in model.variables))
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
         step(*model.arguments)
+        if second:
+            most, _ = second.used()
         print(json.dumps(told), flush=True)
         for _ in sys.stdin:
             started, cpu_started = time.perf_counter(), time.process_time()
@@ -396,7 +403,9 @@ def child(name: str, variant: str, limit_bytes: int, values: Path) -> None:
             took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
             peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
             if second:
-                peak = max(peak, second.peak_bytes())
+                there, cpu_s = second.used()
+                most = max(most, there)
+                peak, took = max(peak, most), took._replace(cpu_s=took.cpu_s + cpu_s)
             print(json.dumps([*took, peak, resident_bytes("VmHWM") - before]), flush=True)
 
 

@@ -115,11 +115,11 @@ def main() -> int:
         model, smaller = os.path.join(scratch, "model"), args.keep or os.path.join(scratch, "smaller")
         run("--child", "save", "--folder", model)
         how = (f"--batch_size={BATCH}", f"--memory_limit={args.limit}", "--function=train")
-        print(tfswap("analyze", model, *how))
-        report = json.loads(tfswap("optimize", model, smaller, *how, "--json"))
+        figures = Path(scratch, "report.json")
+        print(tfswap("optimize", model, smaller, *how, f"--save={figures}"))
         plain = run("--child", "train", "--folder", model, "--steps", args.steps)
         planned = run("--child", "train", "--folder", smaller, "--steps", args.steps)
-        return compare(plain, planned, report["memory_limit_bytes"])
+        return compare(plain, planned, json.loads(figures.read_text())["memory_limit_bytes"])
 
 
 if __name__ == "__main__":

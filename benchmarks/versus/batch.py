@@ -106,10 +106,8 @@ def on_a_p100() -> list[dict[str, Any]]:
     rows = []
     for tactics in (("swap",), TACTICS):
         step, (x, y) = NETS["application"]("ResNet50", batch=1, size=224)
-        specs = tf.TensorSpec([None, *x.shape[1:]]), tf.TensorSpec([None], y.dtype)
-        fit = tfswap.max_batch(
-            tf.function(step, input_signature=specs), device="p100", tactics=tactics, multiple_of=UNIT, confirm=False
-        )
+        specs = tf.TensorSpec([UNIT, *x.shape[1:]]), tf.TensorSpec([UNIT], y.dtype)
+        fit = tfswap.max_batch(tf.function(step), *specs, device="p100", tactics=tactics, multiple_of=UNIT)
         rows.append({"tactics": tactics, "unoptimised": fit.unoptimised_size, "ours": fit.size})
         rows[-1] |= {"memory_bytes": fit.limit_bytes, "host_bytes": fit.host_bytes, "time_ratio": fit.time_ratio}
     return rows

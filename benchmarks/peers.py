@@ -29,7 +29,8 @@ before the model was there to the steps after the warm-up (XLA's compiler, tfswa
 that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and
 without Grappler's memory optimizer.
 
-Kernels are TensorFlow's default, oneDNN's; TF_ENABLE_ONEDNN_OPTS=0 leaves them out.
+Kernels are oneDNN's, TensorFlow's default on CPUs with instructions for neural nets; TF_ENABLE_ONEDNN_OPTS=0 leaves them
+out.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from tfswap import progress
 MIB = 2**20
 ARENA_MIB = 4000
 CHECKED_STEPS = 3
+KERNELS = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 REFERENCES = ("unoptimised", "memory optimizer off")
 MEMORY_OPTIMIZERS = {
     "grappler recompute": "RECOMPUTATION_HEURISTICS",
@@ -451,7 +453,7 @@ class Variant:
         self.errors = folder / f"{model} {self.label}.txt"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                command, env=os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
+                command, env=KERNELS | os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
             )
         self.told: dict[str, Any] = self._read()
 

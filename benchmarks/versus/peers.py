@@ -42,7 +42,7 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         "Peers in TensorFlow",
         "none: these are what users have",
         f"by CPU time, {'; '.join(words)}",
-        "a CPU with TensorFlow's default kernels, oneDNN's; in brackets tfswap's time over the peer's, clock and CPU",
+        "a CPU with oneDNN's kernels; in brackets tfswap's time over the peer's, clock and CPU",
         tables,
         plots,
         notes,

@@ -23,7 +23,7 @@ PARTS = MOVES, LINKS
 LAYERS, WIDTH, ROWS, ROUNDS = 256, 64, 64, 61
 COUNTS = 0, 32, 64, 128, 255
 BATCH, DEPTH, DEVICE = 32, 152, "v100-pcie"
-RATES = 4, 8, 16, 32, 64
+RATES = 4, 16, 64
 """GB/s of the link, each way."""
 SHARES = 0.8, 0.6, 0.4
 """Limits, of the unoptimised peak."""

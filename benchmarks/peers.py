@@ -29,8 +29,8 @@ before the model was there to the steps after the warm-up (XLA's compiler, tfswa
 that). "values" compares all variables after three steps with the unoptimised step's: as TensorFlow runs it, and
 without Grappler's memory optimizer.
 
-Kernels are oneDNN's, TensorFlow's default on CPUs with instructions for neural nets; TF_ENABLE_ONEDNN_OPTS=0 leaves them
-out.
+Kernels are oneDNN's, TensorFlow's default on CPUs with instructions for neural nets; TF_ENABLE_ONEDNN_OPTS=0 leaves
+them out.
 """
 
 from __future__ import annotations

@@ -40,13 +40,6 @@ def test_a_decoder_with_attention_keeps_a_limit():
     assert "held, losses identical" in done.stdout
 
 
-def test_a_saved_model_is_rewritten_and_trained_from_both_files():
-    command = [sys.executable, "saved_model.py", "--steps", "2"]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "held, losses identical" in done.stdout
-
-
 def test_two_workers_keep_their_limits():
     done = subprocess.run([sys.executable, "multi_worker.py"], cwd=EXAMPLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

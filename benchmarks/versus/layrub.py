@@ -90,7 +90,7 @@ def present(found: dict[str, Any]) -> Section:
         "Layrub: deep CNNs",
         "memory -58.2% on average and -98.9% at best, at 24.1% more time (Liu et al., TACO 2018)",
         words,
-        "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena; oneDNN's kernels but where it is said",
+        "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena; oneDNN's kernels as a rule",
         [Table("", ("net", *FORM_COLUMNS), lines)],
         notes=notes,
     )

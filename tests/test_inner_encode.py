@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import test_loop_swap
 from processes import on_arena
 from test_passes import Golden
 
@@ -26,37 +27,7 @@ from tfswap.planner.plan import Plan
 
 CPU = DeviceModel("cpu", False, 2, 2)
 SAVED = Golden("inner_encode_saved").parts[1]
-OPTIONAL = """\
-%p = Placeholder() -> bool[]
-%x = Placeholder() -> float32[1024]
-%chosen = StatelessIf(%p, %x) -> float32[1024], variant[]
-%grad = StatelessIf(%p, %chosen, %chosen:1) -> float32[1024]
-feeds %p, %x
-fetches %grad
-body %chosen
-  %x = Placeholder() -> float32[1024]
-  %y = Relu(%x) -> float32[1024]
-  %some = OptionalFromValue(%y) {Toutput_types=(float32,)} -> variant[]
-  feeds %x
-  fetches %y, %some
-body %chosen
-  %x = Placeholder() -> float32[1024]
-  %none = OptionalNone() -> variant[]
-  feeds %x
-  fetches %x, %none
-body %grad
-  %g = Placeholder() -> float32[1024]
-  %saved = Placeholder() -> variant[]
-  %get = OptionalGetValue(%saved) {output_shapes=([1024],), output_types=(float32,)} -> float32[1024]
-  %back = ReluGrad(%g, %get) -> float32[1024]
-  feeds %g, %saved
-  fetches %back
-body %grad
-  %g = Placeholder() -> float32[1024]
-  %saved = Placeholder() -> variant[]
-  feeds %g, %saved
-  fetches %g
-"""
+OPTIONAL = test_loop_swap.OPTIONAL.replace("TanhGrad(%get, %g)", "ReluGrad(%g, %get)").replace("Tanh(%x)", "Relu(%x)")
 
 
 def found(text: str) -> dict[str, str | None]:

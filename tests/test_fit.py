@@ -315,6 +315,6 @@ def test_the_run_that_confirms_has_what_the_size_was_planned_with(tmp_path: Path
             super().__init__(function, request, on_exceeded)
 
     monkeypatch.setattr(fit, "OptimizedFunction", Asked)
-    given = {"tactics": ["swap"], "host_memory_limit": 2 << 20, "spill_dir": tmp_path, "spill_limit": "8MiB"}
+    given = {"tactics": ["swap"], "host_memory_limit": 4 << 20, "spill_dir": tmp_path, "spill_limit": "8MiB"}
     assert max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256, **given).size > 0
-    assert asked == [Options(("swap",), 2 << 20, Spill(str(tmp_path), 8 << 20))]
+    assert asked == [Options(("swap",), 4 << 20, Spill(str(tmp_path), 8 << 20))]

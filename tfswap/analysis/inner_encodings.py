@@ -66,9 +66,10 @@ def find_inner_encodings(graph: Graph, device: DeviceModel, *, same_bits: bool =
     if not any(encodings.values()):
         return []
     called = {body: name for name, body in bodies.items()}
+    by_body = {body: encodings[name] for name, body in bodies.items()}
     found: list[InnerEncoding] = []
     for accumulator in find_accumulators(graph):
-        takers = list(_takers(accumulator, {body: encodings[name] for body, name in called.items()}))
+        takers = list(_takers(accumulator, by_body))
         if takers and all(takers):
             found += (InnerEncoding(called[body], e, accumulator) for body, e in filter(None, takers))
     for name, own in encodings.items():
@@ -85,7 +86,7 @@ def _takers(
 ) -> Iterator[tuple[Graph, Encoding] | None]:
     """All that reads an element of a list: None for what needs all of it, or something else than the others."""
     sizes = {push.pushed.type.num_elements for push in accumulator.pushes}
-    kind: tuple[str, str] | None = None
+    predicate: str | None = None
     for pop in accumulator.pops:
         of = {e.kernel: e for e in encodings.get(pop.graph, ()) if e.tensor == pop.popped}
         for reader in _readers(pop.graph, pop.popped):
@@ -93,8 +94,8 @@ def _takers(
             if e is None or e.codec.encode != names.ENCODE_MASK or sizes != {pop.popped.type.num_elements}:
                 yield None
                 continue
-            kind = kind or (e.codec.encode, e.codec.predicate)
-            same = kind == (e.codec.encode, e.codec.predicate) and pop.popped not in _kept(e)
+            predicate = predicate or e.codec.predicate
+            same = predicate == e.codec.predicate and pop.popped not in _kept(e)
             yield (pop.graph, e) if same and (not e.codec.wants_shape or shape_source(e) is not None) else None
 
 

@@ -11,7 +11,7 @@ ANY_SHAPE = Opaque("tensor", bytes.fromhex("080312003a0affffffffffffffffff01"))
 """-1, an int32 scalar: what list ops take for a shape that is not known."""
 
 
-def any_shape(graph: Graph) -> Output:
+def _any_shape(graph: Graph) -> Output:
     """The shape that is not known, as a constant of the graph."""
     name = "tfswap/any_shape"
     if name in graph:
@@ -29,26 +29,26 @@ def any_shape(graph: Graph) -> Output:
 def make_keep(graph: Graph, maker: Node, dtype: str, dims: Dims) -> None:
     """Let an empty list be one of elements of such a type."""
     if maker.inputs:  # an optional without value has no type
-        graph.replace_input(maker, 0, any_shape(graph))
-        retype(maker, dtype, dims)
+        graph.replace_input(maker, 0, _any_shape(graph))
+        _retype(maker, dtype, dims)
 
 
 def push_instead(push: Place, tensor: Output, dims: Dims) -> None:
     """Push `tensor`."""
     push.graph.replace_input(push.node, push.position, tensor)
-    retype(push.node, tensor.type.dtype, dims)
+    _retype(push.node, tensor.type.dtype, dims)
 
 
 def pop_instead(pop: Place, kind: TensorType, dims: Dims) -> None:
     """Pop a tensor of this type."""
     node = pop.node
     if pops_list(node.op):
-        pop.graph.replace_input(node, 1, any_shape(pop.graph))
-    retype(node, kind.dtype, dims)
+        pop.graph.replace_input(node, 1, _any_shape(pop.graph))
+    _retype(node, kind.dtype, dims)
     node.outputs = (*node.outputs[: pop.position], kind)
 
 
-def retype(node: Node, dtype: str, dims: Dims) -> None:
+def _retype(node: Node, dtype: str, dims: Dims) -> None:
     """What the node's list or optional keeps is of this type.
 
     Args:

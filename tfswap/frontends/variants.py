@@ -250,7 +250,7 @@ class Variants:
             smallest_bytes: a list that keeps less is left as it is.
             least_bytes: what all lists that can be encoded must keep, and all such tensors of a body.
         """
-        possible = find_inner_encodings(self._unordered, self._device)
+        possible = self._inner
         saved = [e for e in possible if e.saved and self.saved_bytes.get(e.saved.name, 0) >= smallest_bytes]
         lists = {e.saved.name for e in saved if e.saved}
         chosen = [e.name for e in saved] if sum(self.saved_bytes[name] for name in lists) >= least_bytes else []
@@ -263,13 +263,18 @@ class Variants:
                 chosen += (f"{name}/{kernel}" for kernel in _worth_encoding(problem, encodings, least_bytes))
         return tuple(chosen)
 
+    @functools.cached_property
+    def _inner(self) -> list[InnerEncoding]:
+        """What can be encoded in the bodies of the step as it is."""
+        return find_inner_encodings(self._unordered, self._device)
+
     def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
         """`stage` of what loops save with what `encoded` encodes; None where that is nothing in bodies.
 
         A list of encodings stays where it is: it is small. Kernels that run again in a loop that goes back may read
         what is on it, as those there do.
         """
-        chosen = [e for e in find_inner_encodings(self._unordered, self._device) if e.name in encoded.encoded]
+        chosen = [e for e in self._inner if e.name in encoded.encoded]
         lists = {e.saved.name for e in chosen if e.saved}
         inner = [
             e

@@ -586,37 +586,6 @@ print(json.dumps([first, peaks, step.plan().limit_bytes, len(step.plan().order)]
     assert orders
 
 
-def test_an_arena_that_is_another_one_in_each_step_is_not_planned_for_for_ever():
-    """Where kernels side by side race in every other layout, a later plan has none that can."""
-    beside, peaks, limit = run(
-        """
-from tfswap.planner.requests import Requests
-import models
-
-beside, told, plan = [], Requests.peak_bytes, Step._plan
-def planned(self, *args, **kwargs):
-    Requests.peak_bytes = told
-    plan(self, *args, **kwargs)
-    Requests.peak_bytes = lambda requests, resident: None if any(requests.same) else told(requests, resident)
-    beside.append(len(self.plan.beside))
-Step._plan = planned
-
-settle()
-_, function, batch = models.swish()
-step = tfswap.optimize(tf.function(function), memory_limit="70%")
-peaks, held = [], []
-for _ in range(6):
-    peaks.append(peak_of(step, *batch))
-    held.append(tf.zeros([1 << 10], tf.uint8))
-print(json.dumps([beside, peaks, step.plan().limit_bytes]))
-""",
-        TF_ENABLE_ONEDNN_OPTS="0",  # its gradients of convolutions run side by side, with temporaries
-    )
-    assert beside[0] > beside[-1]
-    assert len(beside) == 3
-    assert max(peaks[1:]) <= limit  # making the step is in the first
-
-
 def test_what_the_function_around_a_step_makes_for_it_is_counted():
     peaks, limit, planned = run("""
 settle()

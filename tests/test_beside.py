@@ -19,12 +19,12 @@ from tfswap.oplib import names
 from tfswap.passes.order import apply_order
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
+from tfswap.planner.allocator import round_up
 from tfswap.planner.beside import allocations, bring_together, can_run_beside, gains, side_by_side
 from tfswap.planner.plan import Plan
 from tfswap.planner.problem import Choice
-from tfswap.planner.requests import record_requests
 from tfswap.planner.schedule import Interval, build_schedule
-from tfswap.planner.simulate import Resident, judge_memory, simulate_memory, simulate_time
+from tfswap.planner.simulate import simulate_memory, simulate_time
 
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 RATES = default_rates(TWO_CORES)
@@ -113,15 +113,23 @@ def test_on_one_core_there_is_no_beside():
 @pytest.mark.parametrize(
     "first",
     [
-        "%q = Relu(%a)",  # takes its input over, which Hold would hold
+        "%q = Relu(%a)",  # takes its input over, which the other may read
         "%q = MaxPoolGrad(%a, %a, %a) {ksize=(1, 2, 2, 1), strides=(1, 2, 2, 1), padding=b'SAME'}",  # frees in between
-        "%q = BatchMatMulV2(%x, %x) {adj_x=false, adj_y=false}",  # nothing to hold
         "%q = RandomUniform(%a)",  # stateful
     ],
 )
-def test_what_cannot_be_first(first):
-    text = HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", first)
-    flow = facts(text)
+def test_what_is_not_part_of_a_pair(first):
+    flow = facts(HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", first))
+    assert not can_run_beside(flow, *named(flow, "q k"))
+    assert not can_run_beside(flow, *named(flow, "k q"))
+
+
+def test_what_is_fetched_or_elsewhere_is_not_part_of_a_pair():
+    flow = facts(HEADS.replace("fetches %r", "fetches %r, %k"))
+    assert not can_run_beside(flow, *named(flow, "q k"))
+    elsewhere = parse_graph(HEADS)
+    elsewhere["k"].device = "/device:CPU:1"
+    flow = analyse_dataflow(elsewhere, TWO_CORES)
     assert not can_run_beside(flow, *named(flow, "q k"))
 
 
@@ -135,8 +143,9 @@ GRADIENTS = """\
 %i = Conv2DBackpropInput(%s, %w, %e) {strides=(1, 1, 1, 1), padding=b'SAME'} -> float32[16,32,32,64]
 %j = Conv2DBackpropFilter(%e, %f, %e) {strides=(1, 1, 1, 1), padding=b'SAME'} -> float32[3,3,64,64]
 %k = Relu(%i) -> float32[16,32,32,64]
+%l = Neg(%j) -> float32[3,3,64,64]
 feeds %g, %w
-fetches %k, %j
+fetches %k, %l
 """
 
 
@@ -144,7 +153,7 @@ def temporary_bytes(flow: Dataflow, i: int) -> int:
     return sum(n for event, n in flow.events[i] if event == "temp")
 
 
-def test_temporaries_of_the_first_are_no_obstacle_where_the_second_takes_nothing_over():
+def test_kernels_may_have_temporaries():
     flow = facts(GRADIENTS)
     i, j = named(flow, "i j")
     assert temporary_bytes(flow, i)
@@ -153,12 +162,6 @@ def test_temporaries_of_the_first_are_no_obstacle_where_the_second_takes_nothing
     assert allocations(flow, i) == len(flow.events[i]) == 2
     flow = facts(GRADIENTS.replace("%k = Relu(%i)", "%k = Relu(%e)"))
     assert not can_run_beside(flow, *named(flow, "i k"))  # which may write over e
-
-
-def test_the_first_is_the_one_with_smaller_temporaries():
-    flow = facts(GRADIENTS)
-    assert temporary_bytes(flow, flow.place["i"]) < temporary_bytes(flow, flow.place["j"])
-    assert together(flow, "e i j k") == together(flow, "e j i k") == "e i j k"
 
 
 def test_an_absence_between_two_kernels_keeps_them_apart():
@@ -208,22 +211,16 @@ def test_copies_come_before_or_after_the_two():
     assert [s.kind for s in steps][8:11] == ["release", "swap_in", "await"]
 
 
-@pytest.mark.parametrize("room", ["a hole for each", "one after another"])
-def test_where_the_place_of_a_buffer_hangs_on_the_faster_of_two_is_seen(room):
+def test_temporaries_of_both_are_there_until_both_have_ended():
     flow = facts(GRADIENTS)
     i, j = named(flow, "i j")
-    made = [flow.values[v].nbytes for k in named(flow, "e i j") for _, v in flow.makes[k]]
-    holes = [temporary_bytes(flow, i), temporary_bytes(flow, j), *made]
-    chunks: list[tuple[int, int, bool]] = []
-    end = 0
-    for size in (*(holes if room == "a hole for each" else ()), 1 << 30):  # with something in use between them
-        chunks += [(end, 256, True), (end + 256, size, False)]
-        end += 256 + size
-    resident = Resident(256 * len(chunks) // 2, tuple(chunks), instantiated=True)
-    steps = build_schedule(named(flow, "e i j k"), (), (2,))
-    assert bool(judge_memory(flow, steps, resident).raced) == (room == "one after another")
-    requests = record_requests(flow, steps, resident)
-    assert (requests.peak_bytes(resident) is None) == (room == "one after another")
+    order = named(flow, "e i j k l")
+    apart, side = (simulate_memory(flow, build_schedule(order, (), at), live=True) for at in ((), (2,)))
+    both = sum(round_up(request.nbytes) for k in (i, j) for request in flow.requests[k])
+    before = apart.before_bytes[1]
+    assert side.during_bytes[2] == before + both
+    assert apart.during_bytes[2] == before + both - round_up(temporary_bytes(flow, i))
+    assert side.before_bytes[3] == apart.before_bytes[3]
 
 
 def test_a_plan_keeps_apart_what_would_raise_its_peak():
@@ -246,20 +243,27 @@ def rewritten(order: str, at: tuple[int, ...]) -> Graph:
     return graph
 
 
-def test_the_second_waits_for_the_first_to_start_and_the_rest_for_both():
+def test_one_node_runs_the_two_and_the_rest_waits_for_both():
     graph = rewritten("a q k s t r", (2,))
-    (count,) = (n for n in graph if n.op == names.COUNT_ALLOCATIONS)
-    (wait,) = (n for n in graph if n.op == names.AWAIT_ALLOCATION)
-    (hold,) = (n for n in graph if n.op == names.HOLD)
-    q, k, s = graph["q"], graph["k"], graph["s"]
-    assert count in q.controls
-    assert wait.inputs == (count.out(),)
-    assert wait.controls == ()
-    assert wait in k.controls
-    assert q not in k.controls
-    assert hold.inputs == (graph["a"].out(),)  # once, and not x, which stays anyway
-    assert set(hold.controls) == {q, k}
-    assert hold in s.controls
+    assert "q" not in graph
+    assert "k" not in graph
+    (both,) = (n for n in graph if n.op == names.BESIDE)
+    assert both.inputs == tuple(graph.tensor(name) for name in ("a", "a", "a", "x"))
+    assert [(kernel.name, kernel.op) for kernel in both.attrs["kernels"]] == [(n, "BatchMatMulV2") for n in "qk"]
+    assert both.attrs["allocations"] == 1
+    s, t = graph["s"], graph["t"]
+    assert (s.inputs, t.inputs) == ((both.out(0),), (both.out(1),))
+    assert s in t.controls
+
+
+def test_with_onednn_nothing_runs_side_by_side():
+    """Its graph pass would not see the two."""
+    plain, onednn = (Optimizer(parse_graph(HEADS), device) for device in (TWO_CORES, TWO_CORES._replace(onednn=True)))
+    plan = plain.plan(None, ordered=True)
+    assert plan.beside
+    assert not onednn.plan(None, ordered=True).beside
+    with pytest.raises(InvalidModel, match="side by side, which oneDNN's can't"):
+        onednn.require_fit(plan)
 
 
 @pytest.mark.parametrize(
@@ -420,42 +424,61 @@ def test_near_the_floor_those_stay_side_by_side_that_do_not_raise_the_peak():
     assert all(beside > 2 and splits and kept for beside, splits, kept in plans), plans
 
 
-WAITING = """
+FAILING = """
 import json
 import tensorflow as tf
-from tensorflow.python.eager import cancellation
-import tfswap.ops
+from tensorflow.core.framework import node_def_pb2
 from tfswap.oplib.load import load
 ops = load().ops
 
-@tf.function
-def never():
-    count = ops.tfswap_count_allocations()
-    with tf.control_dependencies([ops.tfswap_await_allocation(count=count)]):
-        return tf.constant(1)
+def kernel(op, *inputs, **attrs):
+    made = node_def_pb2.NodeDef(name=op.lower(), op=op, input=inputs)
+    made.attr["T"].type = tf.float32.as_datatype_enum
+    for key, value in attrs.items():
+        made.attr[key].b = value
+    return made.SerializeToString()
 
-@tf.function
-def held(x):
-    y = tf.sin(x)
-    with tf.control_dependencies([y]):
-        hold = ops.tfswap_hold(tensors=[y])
-    with tf.control_dependencies([hold]):
-        return tf.constant(1)
+def run(x, y, *kernels, types=[tf.float32] * 2, allocations=1):
+    return ops.tfswap_beside(inputs=[x, x, y, y], Tout=types, kernels=kernels, allocations=allocations)
 
-results = {"alone": int(never())}  # nothing allocates: it gives up, and the step goes on
-manager = cancellation.CancellationManager()
-function = manager.get_cancelable_function(never.get_concrete_function())
-import threading
-threading.Timer(0.3, manager.start_cancel).start()
-try:
-    function()
-    results["cancelled"] = False
-except tf.errors.CancelledError:
-    results["cancelled"] = True
-results["held"] = int(held(tf.ones([1000])))
+def refused(*args, **kwargs):
+    try:
+        run(*args, **kwargs)
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.ResourceExhaustedError) as error:
+        return str(error)
+    return ""
+
+def in_use():
+    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+product = kernel("MatMul", "a", "b")
+x, y = tf.random.stateless_normal([2, 300, 300], seed=(1, 2))
+wide, tall = tf.zeros([1, 40000]), tf.zeros([40000, 1])
+one, other = run(x, y, product, product)
+results = {"same": bool(tf.reduce_all(one == x @ x) and tf.reduce_all(other == y @ y))}
+del one, other
+static = tf.function(lambda: run(x, y, product, product)).get_concrete_function()
+results["shapes"] = [list(t.shape) for t in static.outputs]
+before = in_use()
+results["more awaited than made"] = [t.shape[0] for t in run(x, y, product, product, allocations=7)]
+results["first"] = refused(wide, y, product, product)
+results["second"] = refused(y, wide, product, product)
+results["types"] = refused(x, y, product, product, types=[tf.float32] * 3)
+results["not a node"] = refused(x, y, product, b"\\xff")
+results["no such op"] = refused(x, y, product, kernel("NoSuchOp", "a", "b"))
+results["leaked"] = in_use() - before
 print(json.dumps(results))
 """
 
 
-def test_a_wait_ends_when_the_step_is_cancelled_or_nothing_comes():
-    assert on_arena(WAITING, 1000, **TWO_THREADS) == {"alone": 1, "cancelled": True, "held": 1}
+def test_a_pair_that_fails_says_why_and_keeps_nothing():
+    found = on_arena(FAILING, 1000, **TWO_THREADS)
+    assert found["same"]
+    assert found["shapes"] == [[300, 300]] * 2
+    assert found["more awaited than made"] == [300, 300]
+    assert "Matrix size-incompatible" in found["first"]
+    assert "Matrix size-incompatible" in found["second"]
+    assert "Tin and Tout" in found["types"]
+    assert "not a NodeDef" in found["not a node"]
+    assert "NoSuchOp" in found["no such op"]
+    assert found["leaked"] == 0

@@ -107,8 +107,20 @@ class _AttrEncoder:
         if item is None or isinstance(item, Dims):
             fill_shape(target.shape.add(), item)
             return
+        if isinstance(item, Node):
+            item = self._node(item)
         kind = self._scalar_kind(item)
         getattr(target, kind).append(enum_of(item) if kind == "type" else item)
+
+    def _node(self, node: Node) -> bytes:
+        """A node that is part of another one, serialised."""
+        from tensorflow.core.framework import node_def_pb2
+
+        proto = node_def_pb2.NodeDef(name=node.name, op=node.op, device=node.device)
+        proto.input.extend(tensor.name for tensor in node.inputs)
+        for key, value in node.attrs.items():
+            proto.attr[key].CopyFrom(self(value))
+        return proto.SerializeToString(deterministic=True)
 
     @staticmethod
     def _scalar_kind(value: object) -> str:

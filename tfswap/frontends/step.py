@@ -290,9 +290,8 @@ class Step:
             if not live:
                 break
             requests = optimizer.requests(plan, resident)
-            told = requests.peak_bytes(resident)
-            peak = optimizer.peak_bytes(plan, resident) if told is None else told
-            kept = fits and told is not None and self._keeps(peak)
+            peak = requests.peak_bytes(resident)
+            kept = fits and self._keeps(peak)
             if given or self._request.plan or kept:
                 there = max(plan.persistent_bytes, resident.total_bytes)
                 plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
@@ -642,7 +641,7 @@ class Step:
             resident = self._resident(instantiated=True)
             self._holders.remember(layout, resident)
             peak = self._requests.peak_bytes(resident)
-            if peak is None or not self._within(peak):
+            if not self._within(peak):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
                 self._peaks.clear()
@@ -657,7 +656,7 @@ class Step:
             instantiated: whether the step's constants are.
         """
         found = machine.resident(_device()[0])
-        return dataclasses.replace(found, instantiated=instantiated, varies=self._shifts > ONE_SHIFT)
+        return dataclasses.replace(found, instantiated=instantiated)
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
         """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is.
@@ -669,7 +668,7 @@ class Step:
         self._note_shift()
         if self._measured_bytes and self._requests is not None:
             # What is in the arena now is no surprise any more: room is left for the rest.
-            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident(instantiated=True)) or 0)
+            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident(instantiated=True)))
             if self._measured_bytes - known > margin_bytes:
                 margins.insert(0, self._measured_bytes - known)
         self._measured_bytes = 0
@@ -698,7 +697,7 @@ class Step:
             return
         self._shifts += 1
         if self._shifts > ONE_SHIFT:
-            peak = self._requests.peak_bytes(self._resident(instantiated=True)) or 0
+            peak = self._requests.peak_bytes(self._resident(instantiated=True))
             lacked = max(0, promised(peak) + self._margin_bytes - self.limit_bytes)
             self._shift_bytes = min(self._shift_bytes + lacked, int(self.limit_bytes * MOST_SHIFT))
 

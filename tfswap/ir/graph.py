@@ -190,6 +190,36 @@ class Graph:
                 changed += 1
         return changed
 
+    def join(self, joint: Mapping[Node, Sequence[Node]]) -> None:
+        """Put nodes in the place of several others each, whose outputs theirs are, in order; those go.
+
+        Each comes where the last of its members was.
+        """
+        self.move_behind({members[-1]: (node,) for node, members in joint.items()})
+        stands_for: dict[Node, tuple[Node, int]] = {}  # by member: what it is part of, and its outputs' place there
+        for node, members in joint.items():
+            place = 0
+            for member in members:
+                stands_for[member] = node, place
+                place += len(member.outputs)
+
+        def now(tensor: Output) -> Output:
+            node, place = stands_for.get(tensor.node, (tensor.node, 0))
+            return Output(node, place + tensor.index)
+
+        def nodes_now(nodes: Iterable[Node]) -> Iterable[Node]:
+            return dict.fromkeys(stands_for[node][0] if node in stands_for else node for node in nodes)
+
+        for node in self:
+            if any(source in stands_for for source, _ in node.inputs):
+                node.inputs = tuple([now(tensor) for tensor in node.inputs])
+            if any(source in stands_for for source in node.controls):
+                node.controls = tuple(nodes_now(node.controls))
+        self.fetches = [now(tensor) for tensor in self.fetches]
+        self.targets = list(nodes_now(self.targets))
+        for node in stands_for:
+            self._discard(node)
+
     def bring_forward(self, since: int) -> None:
         """Put the nodes that were added since there were so many right before the first that reads or awaits them.
 

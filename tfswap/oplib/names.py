@@ -33,14 +33,9 @@ ALL: Final = frozenset(
 
 # --- kernels side by side --------------------------------------------------------------------------------
 
-# () -> (count: variant). How many allocations the arena has made.
-COUNT_ALLOCATIONS: Final = "Tfswap>CountAllocations"
-
-# (count: variant) -> (); attr allocations: int. Waits until the arena has made so many more.
-AWAIT_ALLOCATION: Final = "Tfswap>AwaitAllocation"
-
-# (tensors...) -> (); attr T: their types. Keeps them until it runs.
-HOLD: Final = "Tfswap>Hold"
+# (what the first reads..., what the second reads...) -> (what both make...); attrs Tin, Tout: their types, kernels: the
+# two nodes, allocations: int (how many the first makes). Runs two of TensorFlow's kernels.
+BESIDE: Final = "Tfswap>Beside"
 
 # --- chunks of a request's own size ----------------------------------------------------------------------
 

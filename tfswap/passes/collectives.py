@@ -93,18 +93,7 @@ def _join(graph: Graph, members: Sequence[Node]) -> None:
         outputs=[kind for node in members for kind in node.outputs],
         device=members[0].device,
     )
-    given = [node.out(i) for node in members for i in range(len(node.outputs))]
-    stands_for = {tensor: made.out(i) for i, tensor in enumerate(given)}
-    graph.move_behind({members[-1]: [made]})
-    gone = set(members)
-    for node in graph:
-        if not gone.isdisjoint(t.node for t in node.inputs):
-            node.inputs = tuple(stands_for.get(t, t) for t in node.inputs)
-        if not gone.isdisjoint(node.controls):
-            node.controls = tuple(dict.fromkeys(made if c in gone else c for c in node.controls))
-    graph.fetches = [stands_for.get(t, t) for t in graph.fetches]
-    graph.targets = list(dict.fromkeys(made if t in gone else t for t in graph.targets))
-    graph.prune()
+    graph.join({made: members})
 
 
 def expand_together(graph: Graph) -> int:

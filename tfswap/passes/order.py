@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import acts, is_joined
-from tfswap.oplib import names
 from tfswap.passes.devices import sharing
 from tfswap.passes.nodes import add_gate
 
@@ -36,8 +35,6 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
         placed = {*chain, *beside}
         added += sum(graph.add_control(node, chain[0]) for node in others if node not in placed)
     for before, node in pairwise(chain):
-        if node.op == names.AWAIT_ALLOCATION:
-            continue  # it waits for a kernel to start, not for the one before it to end
         if is_joined(node.op) or not any(t.node is before for t in node.inputs):
             added += graph.add_control(node, before)
     if chain and chain[-1] not in graph.targets:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.oplib import names
+from tfswap.passes.beside import join_leads
 from tfswap.passes.nodes import (
-    VARIANT,
     add_await,
     add_free_rest,
     add_identity,
@@ -76,7 +76,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
         return travels[value]
 
     chain: list[Node] = []
-    lead: int | None = None  # the kernel that the next one runs beside
+    leads: dict[Node, int] = {}  # kernels that the next one of the chain runs beside, and their allocations
     parted: list[int] = []  # the next step's requests that are to get no larger chunks
     for kind, subject in planned_schedule(flow, plan):
         if kind == SPLIT:
@@ -88,13 +88,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
                 if tensor != node.inputs[position]:
                     graph.replace_input(node, position, tensor)
             if kind == LEAD:
-                lead = subject
-                chain += _started(graph, node, allocations(flow, subject))
-                continue
-            if lead is not None:
-                chain += (node, _held(graph, flow, lead))
-                lead = None
-                continue
+                leads[node] = allocations(flow, subject)
         elif kind == RERUN:
             first = flow.nodes[subject]
             node = graph.add(
@@ -117,40 +111,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
             parted = []
         else:
             chain.append(node)
-    return chain
-
-
-def _started(graph: Graph, first: Node, requests: int) -> tuple[Node, Node, Node]:
-    """`first`, with what lets the chain go on as soon as it has its memory (csrc/core/beside_ops.cc)."""
-    stem = f"tfswap/beside/{first.name}"
-    count = graph.add(
-        names.COUNT_ALLOCATIONS, graph.unique_name(f"{stem}/count"), outputs=(VARIANT,), device=first.device
-    )
-    wait = graph.add(
-        names.AWAIT_ALLOCATION,
-        graph.unique_name(f"{stem}/await"),
-        (count.out(),),
-        attrs={"allocations": requests},
-        device=first.device,
-    )
-    return count, first, wait
-
-
-def _held(graph: Graph, flow: Dataflow, lead: int) -> Node:
-    """A node that runs when `lead` has ended, and until then keeps what that reads."""
-    first = graph[flow.nodes[lead].name]
-    tensors = tuple(
-        dict.fromkeys(
-            tensor
-            for tensor, read in zip(first.inputs, flow.nodes[lead].inputs, strict=True)
-            if (v := flow.value_of.get((read.node, read.index))) is not None and flow.values[v].producer != PERSISTENT
-        )
-    )
-    types = tuple(Dtype(tensor.type.dtype) for tensor in tensors)
-    name = graph.unique_name(f"tfswap/beside/{first.name}/hold")
-    held = graph.add(names.HOLD, name, tensors, attrs={"T": types}, device=first.device)
-    graph.add_control(held, first)
-    return held
+    return join_leads(graph, chain, leads)
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

@@ -70,7 +70,6 @@ class Arena:
         chunks: in order of address, each region's side by side (`regions_of`).
         limit_bytes: what all regions may have together; None for an arena in one region without end.
         collects: whether regions that nothing uses are given up when no other can be added.
-        varies: whether a later step finds other chunks: then no two places are expected to be the same.
 
     Attributes:
         in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
@@ -83,9 +82,7 @@ class Arena:
         chunks: Iterable[Chunk] = (),
         limit_bytes: int | None = None,
         collects: bool = False,
-        varies: bool = False,
     ):
-        self._varies = varies
         self.in_use_bytes = 0
         self._size: dict[int, int] = {}  # chunk sizes by address, free and used
         self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
@@ -272,10 +269,6 @@ class Arena:
             bin_ = self._bins[index]
             for position in range(bisect_left(bin_, (rounded, -1)) - 1, -1, -1):
                 yield bin_[position][0]
-
-    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        """Whether two series of requests got the same addresses: what asks for both says what that means."""
-        return before == after and not self._varies
 
     def free(self, address: int) -> None:
         """Take back the chunk at `address`; -1, an empty request's, is ignored."""

@@ -1,12 +1,9 @@
 """Which kernels run side by side: a kernel that one core is enough for leaves the others idle.
 
 A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
-where that order is kept (passes/swap.py says how): the first has asked for all its memory before the second starts,
-and what the two read is let go when both have ended. Meng et al. and the other papers order GPU kernels, which
-run one after another anyway: this is for CPUs.
-
-The first may have temporaries, which go when it ends, before the second has asked for its memory if that is slow to
-start: then the second's buffers must lie in the same place either way, which the simulator tries out.
+where that order is kept (csrc/core/beside_ops.cc says how): the first has asked for all its memory before the second
+starts, and what the two read, and their temporaries, are let go when both have ended. Meng et al. and the other papers
+order GPU kernels, which run one after another anyway: this is for CPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tfswap.analysis.cost import spread_over
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_pure
 from tfswap.planner.plan import Absence
@@ -65,12 +62,11 @@ def _paired(
         if first in ran or first in waiting:
             continue
         if first in later:
-            made += _smaller_first(flow, later[first], first)
+            made += (later[first], first)
             ran.update((later[first], first))
             continue
         best, gain_s, sooner = -1, 0.0, True
-        if cost_s[first] > LEAST_GAIN_S and first not in paired and _can_lead(flow, first):
-            bare = _is_bare(flow, first)
+        if cost_s[first] > LEAST_GAIN_S and first not in paired and _stands_alone(flow, first):
             held_up = False  # whether a kernel in between needs `first`
             for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
@@ -79,8 +75,7 @@ def _paired(
                 if cost_s[second] > LEAST_GAIN_S and second not in paired and first not in needs:
                     ready = ran.issuperset(needs)
                     saved_s = gain(first, second) if ready or not held_up else 0.0
-                    fits = _can_follow(flow, second) and (bare or _may_race(flow, second))
-                    if saved_s > gain_s and fits:
+                    if saved_s > gain_s and _stands_alone(flow, second) and _share_device(flow, first, second):
                         best, gain_s, sooner = second, saved_s, ready
                 held_up = held_up or first in needs
         if best >= 0:
@@ -89,21 +84,10 @@ def _paired(
             later[best] = first
             waiting.add(first)
             continue
-        together = (first,) if best < 0 else _smaller_first(flow, first, best)
+        together = (first,) if best < 0 else (first, best)
         made += together
         ran.update(together)
     return made
-
-
-def _smaller_first(flow: Dataflow, first: int, second: int) -> tuple[int, int]:
-    """Less is then let go at a time that nobody knows, and less likely a place for what the other asks for."""
-    if _can_lead(flow, second) and _temporary_bytes(flow, second) < _temporary_bytes(flow, first):
-        return second, first
-    return first, second
-
-
-def _temporary_bytes(flow: Dataflow, i: int) -> int:
-    return sum(n for event, n in flow.events[i] if event == "temp")
 
 
 def side_by_side(
@@ -140,12 +124,12 @@ def overlaps(flow: Dataflow, order: Sequence[int], absences: Iterable[Interval |
 
 
 def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
-    """Whether `second` may start as soon as `first` has its output's buffer, the order of requests being the same."""
+    """Whether one op can run both, the second starting when the first has asked for all of its memory."""
     return (
         first != second
-        and _can_lead(flow, first)
-        and _can_follow(flow, second)
-        and (_is_bare(flow, first) or _may_race(flow, second))
+        and _stands_alone(flow, first)
+        and _stands_alone(flow, second)
+        and _share_device(flow, first, second)
         and first not in set(_waits_for(flow, second))
     )
 
@@ -155,38 +139,26 @@ def allocations(flow: Dataflow, i: int) -> int:
     return sum(bool(request.nbytes) for request in flow.requests[i])
 
 
-def _can_lead(flow: Dataflow, i: int) -> bool:
+def _stands_alone(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
+
+    What it asks for is new, and stays until it has ended. It is not fetched, which is done by name.
+    """
+    given = any(candidates for _, candidates in flow.forwards[i]) or i in flow.temp_forwards
     return (
-        _can_follow(flow, i)
-        and _takes_nothing_over(flow, i)
-        and [event for event, _ in flow.events[i]].count("out") == len(flow.makes[i]) == 1
-        and flow.events[i][0] == ("out", 0)
-        and allocations(flow, i) == len(flow.events[i])
-        and any(flow.values[v].producer != PERSISTENT for v in flow.reads[i])
+        is_pure(flow.nodes[i].op)
+        and not flow.updates[i]
+        and i not in flow.inexact_kernels
+        and i not in flow.runs
+        and not given
+        and all(event in ("out", "temp") for event, _ in flow.events[i])
+        and allocations(flow, i) > 0
+        and flow.fetched.isdisjoint(v for _, v in flow.makes[i])
     )
 
 
-def _takes_nothing_over(flow: Dataflow, i: int) -> bool:
-    """Whether all that a kernel asks for is new, and is let go when it has ended."""
-    given = any(candidates for _, candidates in flow.forwards[i]) or i in flow.temp_forwards
-    return not given and all(event in ("out", "temp") for event, _ in flow.events[i])
-
-
-def _is_bare(flow: Dataflow, i: int) -> bool:
-    """Whether a kernel asks for its output and nothing else."""
-    return len(flow.events[i]) == 1
-
-
-def _may_race(flow: Dataflow, second: int) -> bool:
-    """Whether a kernel may start beside one whose temporaries go at a time that nobody knows.
-
-    Whether that matters depends on the arena: where it is another one in each step, there is no such pair.
-    """
-    return _takes_nothing_over(flow, second) and not flow.has_outside
-
-
-def _can_follow(flow: Dataflow, i: int) -> bool:
-    return is_pure(flow.nodes[i].op) and not flow.updates[i] and i not in flow.inexact_kernels
+def _share_device(flow: Dataflow, first: int, second: int) -> bool:
+    return flow.nodes[first].device == flow.nodes[second].device
 
 
 def gains(

@@ -101,7 +101,9 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
 
 
 def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
-    """Kernels run side by side where nothing comes between them, and neither needs the other."""
+    """Kernels run side by side where nothing comes between them, and neither needs the other; and none are oneDNN's."""
+    if plan.beside and problem.rates.onednn:
+        raise InvalidModel(f"this plan runs kernels side by side, which oneDNN's can't. {REMEDY}")
     can_overlap = overlaps(problem.flow, order, plan.absences)
     for position in plan.beside:
         if not can_overlap(position):

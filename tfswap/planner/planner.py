@@ -12,7 +12,6 @@ several ladders, one for each way to place the copies and, for steps of few and 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -186,7 +185,8 @@ class Planner:
         self.device = device
         self.resident = resident
         self.portable = portable
-        self._runs_beside = device.inter_op_threads > 1 and not portable
+        # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
+        self._runs_beside = device.inter_op_threads > 1 and not (portable or device.onednn)
         self.takes_workspaces = device.kind == "gpu" and has_convolutions(flow)
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
@@ -253,9 +253,7 @@ class Planner:
                     continue
                 if best is not None and judged.draft.timing.total_s > best.timing.total_s * slower:
                     break  # those below are slower still
-                if best is not None and (
-                    judged.draft.timing.total_s >= best.timing.total_s or judged.least_s >= best.timing.total_s
-                ):
+                if best is not None and judged.draft.timing.total_s >= best.timing.total_s:
                     continue
                 if ladder.targets[rung] > limit_bytes and judged.least_bytes > limit_bytes:
                     continue
@@ -381,14 +379,6 @@ class Judged:
         return promised(self._splits_of(self.draft.choice._replace(beside=()))[0])
 
     @cached_property
-    def least_s(self) -> float:
-        """What all three take at least: they have no more side by side than do not race where the others are."""
-        choice = self.draft.choice
-        if not choice.beside:
-            return self.draft.timing.total_s
-        return self._planner.timing(_settled(choice, self._memory(choice))).total_s
-
-    @cached_property
     def apart(self) -> Candidate:
         """With all kernels one after another."""
         return self._candidate(self.draft.choice._replace(beside=()))
@@ -396,7 +386,8 @@ class Judged:
     @cached_property
     def beside(self) -> Candidate | None:
         """With all those side by side that can be; None where there are none."""
-        return self._beside(math.inf)
+        choice = self.draft.choice
+        return self._candidate(choice) if choice.beside else None
 
     @cached_property
     def within(self) -> Candidate:
@@ -411,9 +402,9 @@ class Judged:
                 break
             tried = choice if share is None else self._in_exact_chunks(choice, share)
             memory = self._memory(tried)
-            if memory.peak_bytes <= most_bytes and not memory.raced:
+            if memory.peak_bytes <= most_bytes:
                 return self._candidate(tried)
-            kept = _settled(tried, memory, most_bytes).beside
+            kept = _within(tried, memory, most_bytes).beside
             choice = choice._replace(beside=kept if kept != choice.beside else ())
         return None
 
@@ -435,8 +426,7 @@ class Judged:
             for share in LEAST_SHARES:
                 split = self._in_exact_chunks(choice, share)
                 memory = self._memory(split)
-                if not memory.raced:
-                    yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
+                yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
                 if split.splits and memory.peak_bytes >= candidate.memory.peak_bytes:
                     break  # more would not help either, as a rule
 
@@ -477,13 +467,13 @@ class Judged:
         )
 
 
-def _settled(choice: Choice, memory: Memory, most_bytes: float = math.inf) -> Choice:
-    """`choice`, with those one after another that race, or hold more than `most_bytes` side by side."""
+def _within(choice: Choice, memory: Memory, most_bytes: float) -> Choice:
+    """`choice`, with those one after another that hold more than `most_bytes` side by side."""
     leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
     kept = tuple(
         position
         for position, n in zip(choice.beside, leads, strict=True)
-        if n not in memory.raced and max(memory.during_bytes[n : n + 2]) <= most_bytes
+        if max(memory.during_bytes[n : n + 2]) <= most_bytes
     )
     return choice._replace(beside=kept)
 

@@ -135,9 +135,6 @@ class Recorder:
         self.kernel = kernel
         return addresses
 
-    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        return self._arena.expect_same(before, after)
-
     def free(self, address: int) -> None:
         self._arena.free(address)
         if address >= 0:

@@ -31,30 +31,19 @@ class Requests:
             release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
             get chunks of their own size; SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
             parts the latest of those that are parted.
-        same: of each of them the requests that must get the same places, or what comes after them is not known.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
 
     extremes: tuple[tuple[int, ...], ...]
-    same: tuple[tuple[tuple[int, int], ...], ...]
     resident_bytes: int
 
-    def peak_bytes(self, resident: Resident) -> int | None:
-        """The step's peak in an arena with this content; its constants are taken to be there.
-
-        None where it depends on which of two kernels side by side is faster.
-        """
+    def peak_bytes(self, resident: Resident) -> int:
+        """The step's peak in an arena with this content; its constants are taken to be there."""
         more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
-        peak = 0
-        for events, same in zip(self.extremes, self.same, strict=True):
-            found = _replay(events, same, resident.arena())
-            if found is None:
-                return None
-            peak = max(peak, found)
-        return more_bytes + peak
+        return more_bytes + max(_replay(events, resident.arena()) for events in self.extremes)
 
 
-def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena) -> int | None:
+def _replay(events: Sequence[int], arena: Arena) -> int:
     allocate, free = arena.allocate, arena.free
     addresses: list[int] = []
     rests: list[list[int]] = []  # a loop that has splits has some in it too
@@ -72,8 +61,6 @@ def _replay(events: Sequence[int], same: Sequence[tuple[int, int]], arena: Arena
             parted = []
         else:
             parted.append(event - SPLIT_ABOVE)
-    if any(addresses[a] != addresses[b] for a, b in same):
-        return None
     return arena.peak_bytes
 
 
@@ -83,7 +70,6 @@ class _Recorder:
     def __init__(self, in_use_bytes: int):
         self.in_use_bytes = self.peak_bytes = in_use_bytes
         self.events: list[int] = []
-        self.same: list[tuple[int, int]] = []
         self._count = 0
 
     def allocate(self, size_bytes: int) -> int:
@@ -93,10 +79,6 @@ class _Recorder:
         self.events.append(size_bytes)
         self._count += 1
         return self._count - 1
-
-    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        self.same += zip(before, after, strict=True)
-        return True
 
     def split(self, sizes: Sequence[int]) -> list[int]:
         self.events += [*(SPLIT_ABOVE + size for size in sizes), SPLIT_ABOVE]
@@ -117,5 +99,4 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -
         recorder = _Recorder(there_bytes)
         simulate_memory(extreme, its, resident=resident, arena=recorder)
         recorded.append(recorder)
-    events, same = (tuple(r.events) for r in recorded), (tuple(r.same) for r in recorded)
-    return Requests(tuple(events), tuple(same), resident.total_bytes - there_bytes)
+    return Requests(tuple(tuple(r.events) for r in recorded), resident.total_bytes - there_bytes)

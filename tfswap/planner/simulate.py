@@ -38,8 +38,6 @@ class Allocator(Protocol):
 
     def split(self, sizes: Sequence[int]) -> list[int]: ...
 
-    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool: ...
-
 
 class Ledger:
     """Counts bytes as if memory never fragmented: the live bytes, rounded."""
@@ -67,9 +65,6 @@ class Ledger:
     def split(self, sizes: Sequence[int]) -> list[int]:
         return []  # it has no chunks
 
-    def expect_same(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        return True  # it knows no places
-
     def free(self, address: int) -> None:
         if address >= 0:
             self.in_use_bytes -= self._sizes[address]
@@ -89,7 +84,6 @@ class Memory:
         alive_at_peak: values in device memory at the peak, where detail was asked for.
         forwarded: (value made, value whose buffer it took over), in the order of the first repeat; likewise.
         disk_peak_bytes: the most held on disk at once.
-        raced: steps that let a kernel start beside theirs whose buffers' places depend on which of the two is faster.
     """
 
     peak_bytes: int
@@ -101,7 +95,6 @@ class Memory:
     in_bytes: int
     alive_at_peak: list[int]
     forwarded: list[tuple[int, int]]
-    raced: frozenset[int] = frozenset()
     disk_peak_bytes: int = 0
 
 
@@ -116,7 +109,6 @@ class Resident:
         instantiated: whether the step's constants are among them too.
         limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
         collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
-        varies: whether it is another one in each step: then no place in it is taken to be the same.
     """
 
     total_bytes: int = 0
@@ -124,7 +116,6 @@ class Resident:
     instantiated: bool = False
     limit_bytes: int | None = None
     collects: bool = False
-    varies: bool = False
 
     def unseen(self) -> Resident:
         """What may be there by the time that a step runs which is planned now.
@@ -143,7 +134,7 @@ class Resident:
                 address, size = address + taken, size - taken
                 total_bytes += taken
             chunks.append((address, size, in_use))
-        return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks), varies=True)
+        return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks))
 
     def beside(self, sizes: Sequence[int]) -> Resident:
         """This content and tensors of so many bytes."""
@@ -156,7 +147,7 @@ class Resident:
 
     def arena(self) -> Arena:
         """A fresh arena with this content."""
-        return Arena(self.chunks, self.limit_bytes, self.collects, self.varies)
+        return Arena(self.chunks, self.limit_bytes, self.collects)
 
     def ledger(self) -> Ledger:
         """A fresh ledger with this content."""
@@ -236,7 +227,6 @@ class Replay:
         self._count_reads()
         self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
         self.forwarded: list[tuple[int, int]] | None = None  # a list to get what takes over what
-        self.raced: set[int] = set()
         self.step = -1  # number of the one that runs
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
         self.changed = False
@@ -295,10 +285,6 @@ class Replay:
                     for _, v in flow.makes[subject]:
                         self.renewed.setdefault(v, 0)
                         del buffers[v]
-                if running and running[0][1] and not self._settled(*running[0], subject):
-                    self.raced.add(number - 1)
-                    i, temps = running.pop()  # one after another then: what comes later is judged as it will be
-                    self.finish(i, buffers, temps)
                 running.append((subject, self.begin(subject, buffers)))
                 if kind != LEAD:
                     for i, temps in running:
@@ -368,23 +354,6 @@ class Replay:
         while chain[-1] in self._older:
             chain.append(self._older[chain[-1]])
         return chain
-
-    def _settled(self, lead: int, temps: list[int], second: int) -> bool:
-        """Whether a kernel's buffers lie where they do also if the temporaries of the one beside it have gone by then.
-
-        Tried out, and undone: a request in a given state gets the same place again.
-        """
-        allocate, free = self.arena.allocate, self.arena.free
-        sizes = [request.nbytes for request in self.flow.requests[second]]
-        places: list[list[int]] = []
-        for gone in ((), temps):
-            for address in gone:
-                free(address)
-            places.append([allocate(size) for size in sizes])
-            for address in places[-1]:
-                free(address)
-        temps[:] = [allocate(request.nbytes) for request in self.flow.requests[lead][1:]]
-        return self.arena.expect_same(*places)
 
     def bring_back(self, value: int) -> Buffer:
         """The buffer that a copy back of `value` gets."""
@@ -516,8 +485,7 @@ def simulate_memory(
             peak, peak_step = replay.peak, step
     host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(flow, steps, disk)
     alive = _alive_at(flow, steps, peak_step) if detail else []
-    raced = frozenset(replay.raced)
-    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, raced, disk_peak)
+    return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
 
 
 def judge_memory(
@@ -532,7 +500,6 @@ def judge_memory(
         peak_step=worst.peak_step,
         before_bytes=worst.before_bytes,
         during_bytes=worst.during_bytes,
-        raced=frozenset().union(*(memory.raced for memory in memories)),
     )
 
 

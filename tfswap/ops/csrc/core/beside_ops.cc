@@ -1,171 +1,367 @@
 // Two kernels side by side in a step whose memory is known beforehand.
 //
-// A kernel that one core is enough for leaves the others idle, so a planned order may let
-// a second kernel run beside it. What the allocator is asked for must keep its order all
-// the same:
+// A kernel that one core is enough for leaves the others idle, so a planned order may let a second one run beside it.
+// What the allocator is asked for, and when what it gave comes back, must not depend on which of the two is faster. So
+// one op runs both of TensorFlow's kernels:
 //
-//   CountAllocations   before both: how many allocations the arena has made
-//   AwaitAllocation    before the second: the first has made all of its own
-//   Hold               after both: what the first reads is let go here, and not while the
-//                      second may not have made its allocations yet
-//
-//   CountAllocations -> first  ------------------> Hold
-//                    -> AwaitAllocation -> second -^
-//
-// Where there is no arena nothing is counted, and nobody waits.
+//   - the second starts when the first has made all of its allocations;
+//   - what the first lets go of meanwhile, its temporaries, goes back to the allocator when both have ended;
+//   - and what either reads is held until then.
 
-#include <chrono>
-#include <cstdint>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "arena.h"
-#include "op_support.h"
-#include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/node_properties.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.pb.h"
 
 namespace tfswap {
 namespace {
 
+using tensorflow::Allocator;
 using tensorflow::AsyncOpKernel;
-using tensorflow::BFCAllocator;
+using tensorflow::DeviceBase;
+using tensorflow::NodeDef;
+using tensorflow::NodeProperties;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
+using tensorflow::OpRegistry;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
-REGISTER_OP("Tfswap>CountAllocations")
-    .Output("count: variant")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-How many allocations the device's arena has made so far.
-)doc");
-
-REGISTER_OP("Tfswap>AwaitAllocation")
-    .Input("count: variant")
-    .Attr("allocations: int >= 1 = 1")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Waits until the device's arena has made so many allocations since CountAllocations.
-)doc");
-
-REGISTER_OP("Tfswap>Hold")
-    .Input("tensors: T")
-    .Attr("T: list(type) >= 1")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Keeps tensors in memory until it runs, which it does for control edges' sake alone.
-)doc");
-
-struct Count : ProcessLocal {
-  static constexpr char kMaker[] = "CountAllocations";
-  int64_t allocations = 0;
-  std::string TypeName() const { return "tfswap::Count"; }
-};
-
-int64_t Allocations(BFCAllocator* arena) {
-  return arena == nullptr ? 0 : arena->GetStats()->num_allocs;
+absl::Status ParseKernel(const std::string& serialized, std::shared_ptr<const NodeProperties>* kernel) {
+  NodeDef node;
+  if (!node.ParseFromString(serialized)) {
+    return absl::InvalidArgumentError("Tfswap>Beside: a kernel is not a NodeDef.");
+  }
+  const tensorflow::OpDef* op = nullptr;
+  TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(node.op(), &op));
+  tensorflow::AddDefaultsToNodeDef(*op, &node);
+  return NodeProperties::CreateFromNodeDef(std::move(node), OpRegistry::Global(), kernel);
 }
 
-class CountAllocationsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    SetVariantOutput(ctx, 0, Count{{}, Allocations(FindArena(ctx))});
+template <typename Context>
+absl::Status ParseKernels(const Context& ctx, std::vector<std::shared_ptr<const NodeProperties>>* kernels) {
+  std::vector<std::string> serialized;
+  TF_RETURN_IF_ERROR(ctx.GetAttr("kernels", &serialized));
+  if (serialized.size() != 2) return absl::InvalidArgumentError("Tfswap>Beside: two kernels are needed.");
+  kernels->resize(2);
+  for (int i = 0; i < 2; ++i) TF_RETURN_IF_ERROR(ParseKernel(serialized[i], &(*kernels)[i]));
+  std::vector<tensorflow::DataType> given, taken, made, makes;
+  TF_RETURN_IF_ERROR(ctx.GetAttr("Tin", &given));
+  TF_RETURN_IF_ERROR(ctx.GetAttr("Tout", &made));
+  for (const auto& kernel : *kernels) {
+    taken.insert(taken.end(), kernel->input_types.begin(), kernel->input_types.end());
+    makes.insert(makes.end(), kernel->output_types.begin(), kernel->output_types.end());
   }
+  if (given != taken || made != makes) {
+    return absl::InvalidArgumentError("Tfswap>Beside: Tin and Tout are not what the two kernels take and make.");
+  }
+  return absl::OkStatus();
+}
+
+// As the kernels' own ops infer them.
+absl::Status InferShapes(InferenceContext* ctx) {
+  std::vector<std::shared_ptr<const NodeProperties>> kernels;
+  TF_RETURN_IF_ERROR(ParseKernels(*ctx, &kernels));
+  int input = 0, output = 0;
+  for (const auto& kernel : kernels) {
+    const tensorflow::OpRegistrationData* op = nullptr;
+    TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUp(kernel->node_def.op(), &op));
+    const int inputs = kernel->input_types.size();
+    std::vector<tensorflow::PartialTensorShape> shapes(inputs);
+    std::vector<const Tensor*> tensors(inputs);
+    for (int i = 0; i < inputs; ++i) {
+      tensorflow::TensorShapeProto shape;
+      ctx->ShapeHandleToProto(ctx->input(input + i), &shape);
+      shapes[i] = tensorflow::PartialTensorShape(shape);
+      tensors[i] = ctx->input_tensor(input + i);
+    }
+    const std::vector<std::unique_ptr<std::vector<std::pair<tensorflow::PartialTensorShape, tensorflow::DataType>>>>
+        resources(inputs);
+    InferenceContext inner(ctx->graph_def_version(), tensorflow::AttrSlice(kernel->node_def), op->op_def, shapes,
+                           tensors, {}, resources);
+    TF_RETURN_IF_ERROR(inner.construction_status());
+    if (op->shape_inference_fn) TF_RETURN_IF_ERROR(inner.Run(op->shape_inference_fn));
+    for (int i = 0; i < inner.num_outputs(); ++i, ++output) {
+      tensorflow::TensorShapeProto shape;
+      if (op->shape_inference_fn) {
+        inner.ShapeHandleToProto(inner.output(i), &shape);
+      } else {
+        shape.set_unknown_rank(true);
+      }
+      ShapeHandle made;
+      TF_RETURN_IF_ERROR(ctx->MakeShapeFromShapeProto(shape, &made));
+      ctx->set_output(output, made);
+    }
+    input += inputs;
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Tfswap>Beside")
+    .Input("inputs: Tin")
+    .Output("outputs: Tout")
+    .Attr("Tin: list(type) >= 2")
+    .Attr("Tout: list(type) >= 2")
+    .Attr("kernels: list(string) >= 2")
+    .Attr("allocations: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(InferShapes)
+    .Doc(R"doc(
+Runs two of TensorFlow's kernels side by side.
+
+inputs: What the first reads, and then what the second reads.
+outputs: What the first makes, and then what the second makes.
+kernels: The two nodes, as serialized NodeDefs.
+allocations: How many the first makes. The second starts after them.
+)doc");
+
+// The device's allocator as the first kernel sees it: what comes back is kept until both have ended. It is there for as
+// long as anything that came from it, since a tensor goes back to where it came from.
+class Deferring : public Allocator {
+ public:
+  // Calls `all_made` once, when it has made so many allocations.
+  Deferring(Allocator* allocator, int64_t allocations, std::function<void()> all_made)
+      : allocator_(allocator), allocations_(allocations), all_made_(std::move(all_made)) {}
+
+  std::string Name() override { return allocator_->Name(); }
+
+  void* AllocateRaw(size_t alignment, size_t num_bytes) override {
+    return AllocateRaw(alignment, num_bytes, tensorflow::AllocationAttributes());
+  }
+  void* AllocateRaw(size_t alignment, size_t num_bytes,
+                    const tensorflow::AllocationAttributes& attributes) override {
+    void* const made = allocator_->AllocateRaw(alignment, num_bytes, attributes);
+    if (made == nullptr) return nullptr;
+    bool all_made;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      ++alive_;
+      all_made = ++made_ == allocations_;
+    }
+    if (all_made) all_made_();
+    return made;
+  }
+
+  void DeallocateRaw(void* ptr) override {
+    bool last;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (is_open_) return kept_.push_back(ptr);
+      last = --alive_ == 0;
+    }
+    allocator_->DeallocateRaw(ptr);
+    if (last) delete this;
+  }
+
+  // Both have ended.
+  void Close() {
+    std::vector<void*> kept;
+    bool last;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      is_open_ = false;
+      kept = std::move(kept_);
+      alive_ -= kept.size();
+      last = alive_ == 0;
+    }
+    for (void* ptr : kept) allocator_->DeallocateRaw(ptr);
+    if (last) delete this;
+  }
+
+  bool TracksAllocationSizes() const override { return allocator_->TracksAllocationSizes(); }
+  size_t RequestedSize(const void* ptr) const override { return allocator_->RequestedSize(ptr); }
+  size_t AllocatedSize(const void* ptr) const override { return allocator_->AllocatedSize(ptr); }
+  int64_t AllocationId(const void* ptr) const override { return allocator_->AllocationId(ptr); }
+  std::optional<tensorflow::AllocatorStats> GetStats() override { return allocator_->GetStats(); }
+  tensorflow::AllocatorMemoryType GetMemoryType() const override { return allocator_->GetMemoryType(); }
+
+ private:
+  Allocator* const allocator_;
+  const int64_t allocations_;
+  const std::function<void()> all_made_;
+  std::mutex mu_;
+  int64_t made_ = 0, alive_ = 0;
+  bool is_open_ = true;
+  std::vector<void*> kept_;
 };
 
-class AwaitAllocationOp : public AsyncOpKernel {
+// The device, with another allocator.
+class DeferringDevice : public DeviceBase {
  public:
-  explicit AwaitAllocationOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("allocations", &allocations_));
+  DeferringDevice(DeviceBase* device, Allocator* allocator)
+      : DeviceBase(device->env()), device_(device), allocator_(allocator) {}
+
+  Allocator* GetAllocator(tensorflow::AllocatorAttributes) override { return allocator_; }
+
+  const CpuWorkerThreads* tensorflow_cpu_worker_threads() const override {
+    return device_->tensorflow_cpu_worker_threads();
+  }
+  tsl::thread::ThreadPool* tensorflow_device_thread_pool() override {
+    return device_->tensorflow_device_thread_pool();
+  }
+  bool has_eigen_cpu_device() const override { return device_->has_eigen_cpu_device(); }
+  const Eigen::ThreadPoolDevice* eigen_cpu_device() override { return device_->eigen_cpu_device(); }
+  DeviceBase* UnderlyingDevice() override { return device_->UnderlyingDevice(); }
+  const DeviceBase* UnderlyingDevice() const override { return device_->UnderlyingDevice(); }
+  const tensorflow::DeviceAttributes& attributes() const override { return device_->attributes(); }
+  const std::string& name() const override { return device_->name(); }
+  const tensorflow::DeviceNameUtils::ParsedName& parsed_name() const override { return device_->parsed_name(); }
+  const std::string& device_type() const override { return device_->device_type(); }
+
+ private:
+  DeviceBase* const device_;
+  Allocator* const allocator_;
+};
+
+// One run of one of the two kernels.
+class Side {
+ public:
+  Side(OpKernelContext* ctx, OpKernel* kernel, DeviceBase* device, int input, int output) : output_(output) {
+    // Held twice, so that the kernel takes none of them over: the other may read it.
+    for (int i = 0; i < kernel->num_inputs(); ++i) held_.push_back(ctx->input(input + i));
+    for (int i = 0; i < kernel->num_inputs(); ++i) {
+      inputs_.emplace_back(&held_[i]);
+      input_attributes_.push_back(ctx->input_alloc_attr(input + i));
+    }
+    for (int i = 0; i < kernel->num_outputs(); ++i) {
+      output_attributes_.push_back(ctx->output_alloc_attr(output + i));
+    }
+    params_.step_id = ctx->step_id();
+    params_.op_kernel = kernel;
+    params_.device = device;
+    params_.output_attr_array = output_attributes_.data();
+    params_.resource_manager = ctx->resource_manager();
+    params_.step_container = ctx->step_container();
+    params_.session_state = ctx->session_state();
+    params_.cancellation_manager = ctx->cancellation_manager();
+    params_.inputs = inputs_;
+    params_.input_alloc_attrs = input_attributes_;
+    params_.op_device_context = ctx->op_device_context();
+    params_.frame_iter = ctx->frame_iter();
+    params_.function_library = ctx->function_library();
+    params_.runner = ctx->runner();
+    ctx_ = std::make_unique<OpKernelContext>(&params_);
   }
 
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const Count* count;
-    OP_REQUIRES_OK_ASYNC(ctx, GetVariantInput(ctx, 0, &count), done);
-    auto* const arena = FindArena(ctx);
-    const Waiting waiting{ctx, arena, count->allocations, allocations_, Clock::now() + kPatience};
-    // The first kernel starts as soon as a thread takes it up: microseconds as a rule.
-    const auto spun = Clock::now() + kSpin;
-    do {
-      if (Ended(waiting)) {
-        done();
-        return;
-      }
-      std::this_thread::yield();
-    } while (Clock::now() < spun);
-    // Not on this thread any longer, which may be the one that the first kernel needs.
-    LookAgain(waiting, std::move(done));
+  void Run() { params_.op_kernel->Compute(ctx_.get()); }
+
+  // To the op's own outputs, or its status.
+  void HandOver(OpKernelContext* ctx) {
+    if (!ctx_->status().ok()) return ctx->SetStatus(ctx_->status());
+    for (int i = 0; i < ctx_->num_outputs(); ++i) {
+      const std::unique_ptr<Tensor> made(ctx_->release_output(i).tensor);
+      ctx->set_output(output_ + i, *made);
+    }
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr auto kSpin = std::chrono::microseconds(200);
-  static constexpr int64_t kLookAgainMicros = 50;
-  // So late the first kernel will make no more allocations: their order is lost, the step is
-  // not.
-  static constexpr auto kPatience = std::chrono::seconds(2);
-
-  struct Waiting {
-    OpKernelContext* ctx;
-    BFCAllocator* arena;
-    int64_t counted;
-    int64_t allocations;
-    Clock::time_point give_up;
-  };
-
-  // Whether the wait is over. The context may be gone once it is.
-  static bool Ended(const Waiting& waiting) {
-    if (waiting.arena == nullptr) return true;
-    if (Allocations(waiting.arena) - waiting.counted >= waiting.allocations) return true;
-    auto* const cancellation = waiting.ctx->cancellation_manager();
-    if (cancellation != nullptr && cancellation->IsCancelled()) {
-      waiting.ctx->SetStatus(absl::CancelledError(
-          absl::StrCat("The step was cancelled while '", waiting.ctx->op_kernel().name(),
-                       "' waited for an allocation.")));
-      return true;
-    }
-    return Clock::now() >= waiting.give_up;
-  }
-
-  static void LookAgain(const Waiting& waiting, DoneCallback done) {
-    tensorflow::Env::Default()->SchedClosureAfter(
-        kLookAgainMicros, [waiting, done = std::move(done)]() mutable {
-          if (Ended(waiting)) {
-            // Never on this thread: TensorFlow may run the rest of the step inside done().
-            (*waiting.ctx->runner())(std::move(done));
-          } else {
-            LookAgain(waiting, std::move(done));
-          }
-        });
-  }
-
-  int64_t allocations_;
+  const int output_;
+  std::vector<Tensor> held_;
+  std::vector<tensorflow::TensorValue> inputs_;
+  std::vector<tensorflow::AllocatorAttributes> input_attributes_, output_attributes_;
+  OpKernelContext::Params params_;
+  std::unique_ptr<OpKernelContext> ctx_;
 };
 
-class HoldOp : public OpKernel {
+// One run of both.
+class Pair {
  public:
-  using OpKernel::OpKernel;
+  Pair(OpKernelContext* ctx, OpKernel* first, OpKernel* second, int64_t allocations, AsyncOpKernel::DoneCallback done)
+      : ctx_(ctx),
+        allocator_(new Deferring(ctx->device()->GetAllocator({}), allocations, [this] { StartSecond(); })),
+        device_(ctx->device(), allocator_),
+        first_(std::make_unique<Side>(ctx, first, &device_, 0, 0)),
+        second_(std::make_unique<Side>(ctx, second, ctx->device(), first->num_inputs(), first->num_outputs())),
+        done_(std::move(done)) {}
 
-  void Compute(OpKernelContext*) override {}
+  void Run() {
+    first_->Run();
+    if (!is_started_) RunSecond();  // it has made fewer, or failed
+    End();
+  }
+
+ private:
+  // Within an allocation of the first's.
+  void StartSecond() {
+    is_started_ = true;
+    (*ctx_->runner())([this] { RunSecond(); });
+  }
+
+  void RunSecond() {
+    second_->Run();
+    End();
+  }
+
+  // Of one of the two; of both the second time.
+  void End() {
+    if (--running_ > 0) return;
+    first_->HandOver(ctx_);
+    second_->HandOver(ctx_);
+    first_.reset();
+    second_.reset();
+    allocator_->Close();
+    const AsyncOpKernel::DoneCallback done = std::move(done_);
+    delete this;
+    done();
+  }
+
+  OpKernelContext* const ctx_;
+  Deferring* const allocator_;  // its own, once closed
+  DeferringDevice device_;
+  std::unique_ptr<Side> first_, second_;
+  bool is_started_ = false;  // the first's thread alone asks
+  std::atomic<int> running_{2};
+  AsyncOpKernel::DoneCallback done_;
+};
+
+class BesideOp : public AsyncOpKernel {
+ public:
+  explicit BesideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("allocations", &allocations_));
+    std::vector<std::shared_ptr<const NodeProperties>> kernels;
+    OP_REQUIRES_OK(ctx, ParseKernels(*ctx, &kernels));
+    for (int i = 0; i < 2; ++i) {
+      OpKernel* made = nullptr;
+      OP_REQUIRES_OK(ctx, tensorflow::CreateOpKernel(
+                              ctx->device_type(), ctx->device(),
+                              ctx->device()->GetAllocator(tensorflow::AllocatorAttributes()),
+                              ctx->function_library(), kernels[i], ctx->graph_def_version(), &made));
+      kernels_[i].reset(made);
+      OP_REQUIRES(ctx, made->AsAsync() == nullptr,
+                  absl::InvalidArgumentError(absl::StrCat("Tfswap>Beside: ", made->type_string(), " '", made->name(),
+                                                          "' does not run on the thread that it is called on.")));
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    (new Pair(ctx, kernels_[0].get(), kernels_[1].get(), allocations_, std::move(done)))->Run();
+  }
+
+ private:
+  int64_t allocations_;
+  std::unique_ptr<OpKernel> kernels_[2];
 };
 
 // On a CPU alone: a GPU's kernels run one after another on its stream.
-REGISTER_KERNEL_BUILDER(Name("Tfswap>CountAllocations").Device(tensorflow::DEVICE_CPU),
-                        CountAllocationsOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>AwaitAllocation").Device(tensorflow::DEVICE_CPU),
-                        AwaitAllocationOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Hold").Device(tensorflow::DEVICE_CPU), HoldOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Beside").Device(tensorflow::DEVICE_CPU), BesideOp);
 
 }  // namespace
 }  // namespace tfswap

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
 from tfswap.oplib.load import load, load_codecs
 from tfswap.ops import configure
@@ -112,19 +113,32 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
-        (core.tfswap_await_allocation, {"count": core.tfswap_count_allocations(), "allocations": 1}),
+        (
+            core.tfswap_beside,
+            {
+                "inputs": [x, x, x],
+                "Tout": [dtype, dtype],
+                "kernels": [node("AddV2", dtype, 2), node("Tanh", dtype, 1)],
+                "allocations": 1,
+            },
+        ),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
         (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),
         (core.tfswap_carry, {"tensor": x}),
         (core.tfswap_deliver, {"carrier": core.tfswap_carry(tensor=x), "T": dtype}),
         (core.tfswap_defer, {"tensor": x}),
-        (core.tfswap_hold, {"tensors": [x, mask]}),
         (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
         (core.tfswap_arena_map, {}),
         (core.tfswap_sentinel, {}),
-        (core.tfswap_count_allocations, {}),
         (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused
     ]
+
+
+def node(op: str, dtype: tf.DType, inputs: int) -> bytes:
+    """A node with the one attribute T, serialized."""
+    made = node_def_pb2.NodeDef(name=op, op=op, input=[f"input{i}" for i in range(inputs)])
+    made.attr["T"].type = dtype.as_datatype_enum
+    return made.SerializeToString()
 
 
 def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
@@ -135,6 +149,11 @@ def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
         return draw.choice(FOLDERS if value in FOLDERS else WORDS)
     if isinstance(value, tf.DType):
         return draw.choice(TYPES)
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        others = [node("Softmax", draw.choice(TYPES), 1), node("NoSuchOp", tf.int32, 1), draw.randbytes(30)]
+        return [draw.choice((kernel, kernel[: draw.randint(0, len(kernel))], *others)) for kernel in value]
+    if isinstance(value, list) and value and isinstance(value[0], tf.DType):
+        return [draw.choice(TYPES) for _ in range(draw.choice((0, 1, 2, 2, 3)))]
     if isinstance(value, list) and value and isinstance(value[0], tf.Tensor):
         return [wrong(draw, value[0], others), *value[1:]]
     if isinstance(value, list):

@@ -597,7 +597,7 @@ class Optimizer:
         resident = self._resident_of(variant.rewriting)
         memory = judge_memory(variant.flow, planned_schedule(variant.flow, plan), resident)
         peak = promised(memory.peak_bytes) + self.extra_margin_bytes
-        if peak > limit_bytes or memory.raced:
+        if peak > limit_bytes:
             return None
         self._recalled.add(plan.actions)
         return dataclasses.replace(

@@ -404,7 +404,7 @@ class Judged:
             memory = self._memory(tried)
             if memory.peak_bytes <= most_bytes:
                 return self._candidate(tried)
-            kept = _within(tried, memory, most_bytes).beside
+            kept = _kept(tried, memory, most_bytes).beside
             choice = choice._replace(beside=kept if kept != choice.beside else ())
         return None
 
@@ -467,7 +467,7 @@ class Judged:
         )
 
 
-def _within(choice: Choice, memory: Memory, most_bytes: float) -> Choice:
+def _kept(choice: Choice, memory: Memory, most_bytes: float) -> Choice:
     """`choice`, with those one after another that hold more than `most_bytes` side by side."""
     leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
     kept = tuple(

@@ -13,6 +13,15 @@ Memory comes from the capped arena that stands in for a GPU's, so that no op wai
 pages. Tensors are warm in the caches as far as they fit: take one several times as large as the last-level
 cache (64 MiB by default, 32 MiB of cache on most servers).
 
+`--shares` asks how the rates compare to memcpy's of as many bytes as the tensor has that is encoded or decoded. Both
+are measured alike, in turns:
+
+- memcpy's buffers are tensors of the same arena. NumPy's are laid out otherwise: AMD's `rep movsb` takes ten times as
+  long where the target lies 16 bytes off the source's place in a line, and large ones get huge pages.
+- Each time is what some calls more take, on the same buffers. Else there would be in the op's what starting a function
+  costs, a third of a millisecond, and in memcpy's the way there from Python. What each op costs to start is in its
+  time: the first line says how long one takes that has next to nothing to do.
+
 docs/measurements.md has what `--shares` printed.
 """
 
@@ -164,8 +173,8 @@ def compared(size_bytes: int) -> list[Row]:
     ]
 
 
-def repeated_seconds(row: Row, calls: int, rounds: int) -> float:
-    """Of one call among `calls` in one function, so that small tensors do not measure what calling one takes."""
+def repeated(row: Row, calls: int) -> Callable[[], Any]:
+    """That many calls, one after another, in one function that has run before."""
 
     def work(*arguments: Any) -> Any:
         last: list[Any] = []
@@ -175,37 +184,78 @@ def repeated_seconds(row: Row, calls: int, rounds: int) -> float:
         with tf.control_dependencies(last):
             return tf.constant(0)
 
-    return best_seconds(row._replace(call=work), rounds) / calls
+    function = tf.function(work, autograph=False)
+    function(*row.arguments)
+    return lambda: function(*row.arguments)
 
 
-def memcpy_seconds(size_bytes: int, calls: int, rounds: int) -> float:
-    source, target = (np.full(size_bytes, value, np.uint8) for value in (1, 2))
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
+def copies(source: int, target: int, size_bytes: int, calls: int) -> Callable[[], None]:
+    """That many calls of memcpy: of memmove, which Python's ctypes has and which is the same code in glibc."""
+
+    def work() -> None:
+        copy = ctypes.memmove
         for _ in range(calls):
-            ctypes.memmove(target.ctypes.data, source.ctypes.data, size_bytes)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / calls
+            copy(target, source, size_bytes)
+
+    return work
+
+
+def address(tensor: Any) -> int:
+    return np.asarray(memoryview(tensor)).ctypes.data
+
+
+def best_of(rounds: int, works: list[Callable[[], Any]]) -> list[float]:
+    """The best time of each, in seconds. They take turns: what others do on the machine meanwhile is in all."""
+    best = [float("inf")] * len(works)
+    for _ in range(rounds):
+        for number, work in enumerate(works):
+            start = time.perf_counter()
+            work()
+            best[number] = min(best[number], time.perf_counter() - start)
+    return best
+
+
+class Beside(NamedTuple):
+    call_s: float
+    memcpy_s: float
+
+
+def beside_memcpy(row: Row, rounds: int) -> Beside:
+    """One call, and one memcpy of as many bytes, each by what some calls more take."""
+    size = row.bytes
+    calls = max(2, min(256, 256 * MIB // size))
+    source, target = (tf.fill([size], tf.constant(value, tf.uint8)) for value in (1, 2))
+    pointers = address(source), address(target)
+    works = [
+        repeated(row, 1),
+        repeated(row, 1 + calls),
+        copies(*pointers, 0, calls),
+        copies(*pointers, size, calls),
+    ]
+    one_s, more_s, nothing_s, copied_s = best_of(rounds, works)
+    return Beside((more_s - one_s) / calls, (copied_s - nothing_s) / calls)
 
 
 def print_shares(sizes: list[int], rounds: int) -> None:
     """Each op's rate as a share of memcpy's, of the same bytes."""
-    columns: dict[str, list[float]] = {}
-    rates = []
+    least = Row("encode mask", lambda x: codecs.encode_mask(x, "positive"), (tf.zeros([8]),), 32)
+    print(f"encoding a mask of 8 values takes {beside_memcpy(least, rounds).call_s * 1e6:.1f} us")
+    names: list[str] = []
+    measured: list[list[Beside]] = []
     for size in sizes:
-        calls = max(1, min(64, 16 * MIB // size))
-        copy_s = memcpy_seconds(size, calls, rounds)
-        rates.append(size / copy_s / 1e9)
-        for number, row in enumerate(compared(size)):
-            # What others do on the machine meanwhile should be in both.
-            taken_s = repeated_seconds(row, calls, rounds)
-            copy_s = min(copy_s, memcpy_seconds(size, calls, rounds))
-            columns.setdefault(f"{number:02}{row.name}", []).append(copy_s / taken_s)
-    print(f"{'of memcpy':<32}" + "".join(f"{size // 1024:>9} KiB"[-9:] for size in sizes))
-    print(f"{'memcpy, GB/s':<32}" + "".join(f"{rate:>9.1f}" for rate in rates))
-    for name, shares in columns.items():
-        print(f"{name[2:]:<32}" + "".join(f"{share:>9.2f}" for share in shares))
+        compared_rows = compared(size)
+        names = [row.name for row in compared_rows]
+        measured.append([beside_memcpy(row, rounds) for row in compared_rows])
+    fastest = [min(beside.memcpy_s for beside in column) for column in measured]
+    print_row("", [f"{size // 1024} KiB" for size in sizes])
+    print_row("memcpy, us", [f"{copy_s * 1e6:.1f}" for copy_s in fastest])
+    print_row("memcpy, GB/s", [f"{size / copy_s / 1e9:.1f}" for size, copy_s in zip(sizes, fastest, strict=True)])
+    for name, row in zip(names, zip(*measured, strict=True), strict=True):
+        print_row(name, [f"{beside.memcpy_s / beside.call_s:.2f}" for beside in row])
+
+
+def print_row(name: str, texts: list[str]) -> None:
+    print(f"{name:<32}" + "".join(f"{text:>12}" for text in texts))
 
 
 def main() -> None:

@@ -107,6 +107,17 @@ void ProductsAreTheSame(const std::vector<float>& numbers) {
   }
 }
 
+template <typename Vectors, typename Predicate>
+void PredicatesAreTheSame(const std::vector<float>& numbers) {
+  using Piece = tfswap::codec::EncodeMask<Predicate, float, kBlock / 8>;
+  for (int64_t count : {numbers.size(), size_t{0}, size_t{1}, size_t{17}, size_t{191}, size_t{193}, size_t{575}}) {
+    std::vector<uint8_t> expected(count / 8 + 65, 0xAB), actual = expected;
+    RunBoth<Vectors>(Piece{numbers.data() + 1 - count % 2, count, expected.data()},
+                     Piece{numbers.data() + 1 - count % 2, count, actual.data()}, count);
+    CHECK(expected == actual);
+  }
+}
+
 // Of bools, which AVX2 alone has by hand.
 void MasksAreTheSame() {
   using Encode = tfswap::codec::EncodeMask<tfswap::codec::IsTrue, bool, kBlock / 8>;
@@ -163,6 +174,8 @@ int AllIsTheSame() {
     FloatsAreTheSame<Vectors, tfswap::codec::Float8E5M2, uint8_t>(numbers);
     FloatsAreTheSame<Vectors, tfswap::codec::GistFloat8, uint8_t>(numbers);
     ProductsAreTheSame<Vectors>(numbers);
+    PredicatesAreTheSame<Vectors, tfswap::codec::IsPositive>(numbers);
+    PredicatesAreTheSame<Vectors, tfswap::codec::IsInRelu6Range>(numbers);
   }
   RowsAreTheSame<Vectors>();
   return 0;

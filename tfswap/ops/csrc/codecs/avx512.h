@@ -1,7 +1,4 @@
-// What codec_elements.h says, in AVX-512 by hand where compilers make less of it.
-//
-// Values are taken in vectors; the last few, and the vectors that hold an infinity or a NaN, by the
-// elements' own code. So what is written here need only be right for finite numbers.
+// What codec_elements.h says, in AVX-512 by hand where compilers make less of it; see by_hand.h.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_AVX512_H_
 #define TFSWAP_OPS_CSRC_CODECS_AVX512_H_
@@ -21,206 +18,85 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#define TFSWAP_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#define TFSWAP_AVX512_INLINE TFSWAP_AVX512 __attribute__((always_inline)) inline
+#define TFSWAP_VECTOR __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define TFSWAP_VECTOR_INLINE TFSWAP_VECTOR __attribute__((always_inline)) inline
 
 namespace tfswap::avx512 {
 
-using codec::BitCast;
+constexpr int kLanes = 16;
+using Floats = __m512;
+using Ints = int32_t __attribute__((vector_size(64)));
+using Shorts = int16_t __attribute__((vector_size(64)));
+using Bits = __mmask16;
 
-// A piece that has code by hand: Run(piece, begin, end) is piece(begin) ... piece(end - 1).
-template <typename Piece>
-struct ByHand : std::false_type {};
-
-// gradients * cast(mask): 16 bits of the mask choose from a vector of ones.
-template <int kBytes>
-struct ByHand<codec::MultiplyByMask<float, kBytes>> : std::true_type {
-  using Piece = codec::MultiplyByMask<float, kBytes>;
-
-  TFSWAP_AVX512 static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const float* const from = piece.gradients;
-    float* const to = piece.products;
-    const __m512 one = _mm512_set1_ps(1);
-    const int64_t stop = codec::Min(8 * kBytes * end, piece.count);
-    int64_t i = 8 * kBytes * begin;
-    for (; i + 16 <= stop; i += 16) {
-      uint16_t bits;
-      std::memcpy(&bits, piece.mask + i / 8, sizeof(bits));
-      _mm512_storeu_ps(to + i, _mm512_mul_ps(_mm512_loadu_ps(from + i),
-                                             _mm512_maskz_mov_ps(bits, one)));
-    }
-    for (; i < stop; ++i) {
-      const auto bit = static_cast<int32_t>(piece.mask[i / 8] >> (i % 8) & 1);
-      to[i] = from[i] * static_cast<float>(bit);
-    }
-  }
-};
-
-// The bits of |x|, and which of them are not finite.
-TFSWAP_AVX512_INLINE __m512i Magnitude(__m512i bits) {
-  return _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFFFFFF));
+template <typename Vector>
+TFSWAP_VECTOR_INLINE Vector Load(const void* from) {
+  return (Vector)_mm512_loadu_si512(from);
 }
-TFSWAP_AVX512_INLINE __mmask16 NotFinite(__m512i magnitude) {
-  return _mm512_cmpge_epu32_mask(magnitude, _mm512_set1_epi32(0x7F800000));
+template <typename Vector>
+TFSWAP_VECTOR_INLINE void Store(void* to, Vector vector) {
+  _mm512_storeu_si512(to, (__m512i)vector);
 }
 
-// float16 as the processor converts it, which overflows where we saturate.
-template <int kBlock>
-struct ByHand<codec::EncodeFloats<codec::Float16, uint16_t, float, kBlock>> : std::true_type {
-  using Format = codec::Float16;
-  using Piece = codec::EncodeFloats<Format, uint16_t, float, kBlock>;
+TFSWAP_VECTOR_INLINE Bits Where(codec::IsPositive, Floats values) {
+  return _mm512_cmp_ps_mask(values, _mm512_setzero_ps(), _CMP_GT_OQ);
+}
+TFSWAP_VECTOR_INLINE Bits Where(codec::IsInRelu6Range, Floats values) {
+  return _mm512_mask_cmp_ps_mask(Where(codec::IsPositive(), values), values, _mm512_set1_ps(6), _CMP_LT_OQ);
+}
 
-  TFSWAP_AVX512 static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const float* const from = piece.values;
-    uint16_t* const to = piece.words;
-    const __m512i largest = _mm512_set1_epi32(Format::kLargestBits);
-    const int64_t stop = codec::Min(kBlock * end, piece.count);
-    int64_t i = kBlock * begin;
-    for (; i + 16 <= stop; i += 16) {
-      const __m512i bits = _mm512_loadu_si512(from + i);
-      const __m512i magnitude = Magnitude(bits);
-      if (__builtin_expect(NotFinite(magnitude) != 0, 0)) {
-        for (int k = 0; k < 16; ++k) to[i + k] = Element(from[i + k]);
-        continue;
-      }
-      const __m512i sign = _mm512_andnot_si512(_mm512_set1_epi32(0x7FFFFFFF), bits);
-      const __m512i kept = _mm512_or_si512(_mm512_min_epu32(magnitude, largest), sign);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
-                          _mm512_cvtps_ph(_mm512_castsi512_ps(kept),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    }
-    for (; i < stop; ++i) to[i] = Element(from[i]);
+TFSWAP_VECTOR_INLINE Floats OneWhere(Bits bits) { return _mm512_maskz_mov_ps(bits, _mm512_set1_ps(1)); }
+
+TFSWAP_VECTOR_INLINE Ints Min(Ints a, Ints b) { return (Ints)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+TFSWAP_VECTOR_INLINE Ints Max(Ints a, Ints b) { return (Ints)_mm512_max_epu32((__m512i)a, (__m512i)b); }
+TFSWAP_VECTOR_INLINE bool AnyIsNotFinite(Ints magnitudes) {
+  return _mm512_cmpge_epu32_mask((__m512i)magnitudes, _mm512_set1_epi32(0x7F800000)) != 0;
+}
+TFSWAP_VECTOR_INLINE bool AnyIsNan(Floats values) {
+  return _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q) != 0;
+}
+
+TFSWAP_VECTOR_INLINE Ints SumOfHalves(Ints ints, int16_t upper, int16_t lower) {
+  return (Ints)_mm512_madd_epi16((__m512i)ints, _mm512_set1_epi32(upper << 16 | lower));
+}
+
+TFSWAP_VECTOR_INLINE void StoreAsHalves(uint16_t* to, Floats values) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TFSWAP_VECTOR_INLINE Floats LoadHalves(const uint16_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+TFSWAP_VECTOR_INLINE Floats LowerHalves(Shorts halves) {
+  return _mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)halves));
+}
+TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
+  return _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)halves, 1));
+}
+
+// codes >> kShift, of seven bits, beside the signs of `signed_bits`.
+template <int kShift>
+TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const Ints (&signed_bits)[4]) {
+  for (int k = 0; k < 4; ++k) {
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32((__m512i)signed_bits[k], 24), _mm512_set1_epi32(0x80));
+    const __m512i code = _mm512_or_si512(_mm512_srli_epi32((__m512i)codes[k], kShift), sign);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k * kLanes), _mm512_cvtepi32_epi8(code));
   }
+}
 
- private:
-  static uint16_t Element(float value) {
-    return static_cast<uint16_t>(Format::EncodeSaturating(value));
-  }
-};
+TFSWAP_VECTOR_INLINE Shorts LoadBytes(const uint8_t* from) {
+  return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+// Of 64.
+TFSWAP_VECTOR_INLINE bool AnyIsLarger(const uint8_t* codes, int8_t magnitude) {
+  const __m512i magnitudes = _mm512_and_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(0x7F));
+  return _mm512_cmpgt_epu8_mask(magnitudes, _mm512_set1_epi8(magnitude)) != 0;
+}
 
-template <int kBlock>
-struct ByHand<codec::DecodeFloats<codec::Float16, uint16_t, float, kBlock>> : std::true_type {
-  using Format = codec::Float16;
-  using Piece = codec::DecodeFloats<Format, uint16_t, float, kBlock>;
-
-  TFSWAP_AVX512 static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const uint16_t* const from = piece.words;
-    float* const to = piece.values;
-    const int64_t stop = codec::Min(kBlock * end, piece.count);
-    int64_t i = kBlock * begin;
-    for (; i + 16 <= stop; i += 16) {
-      const __m512 values =
-          _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
-      if (__builtin_expect(_mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q) != 0, 0)) {
-        for (int k = 0; k < 16; ++k) to[i + k] = Format::Decode(from[i + k]);
-        continue;
-      }
-      _mm512_storeu_ps(to + i, values);
-    }
-    for (; i < stop; ++i) to[i] = Format::Decode(from[i]);
-  }
-};
-
-// Eight bits: Minifloat::Encode, of whose sums only the lowest byte is wanted.
-template <int kExponent, int kMantissa, bool kInfinities, int kBlock>
-struct ByHand<codec::EncodeFloats<codec::Minifloat<kExponent, kMantissa, kInfinities>, uint8_t,
-                                  float, kBlock>> : std::true_type {
-  using Format = codec::Minifloat<kExponent, kMantissa, kInfinities>;
-  using Piece = codec::EncodeFloats<Format, uint8_t, float, kBlock>;
-  static constexpr int kAtOnce = 64;
-
-  TFSWAP_AVX512 static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const float* const from = piece.values;
-    uint8_t* const to = piece.words;
-    const int64_t stop = codec::Min(kBlock * end, piece.count);
-    int64_t i = kBlock * begin;
-    for (; i + kAtOnce <= stop; i += kAtOnce) {
-      if (__builtin_expect(!EncodeVectors(from + i, to + i), 0)) {
-        for (int k = 0; k < kAtOnce; ++k) to[i + k] = Element(from[i + k]);
-      }
-    }
-    for (; i < stop; ++i) to[i] = Element(from[i]);
-  }
-
- private:
-  static uint8_t Element(float value) {
-    return static_cast<uint8_t>(Format::EncodeSaturating(value));
-  }
-
-  // Whether all were finite.
-  TFSWAP_AVX512_INLINE static bool EncodeVectors(const float* from, uint8_t* to) {
-    __mmask16 not_finite = 0;
-    for (int k = 0; k < kAtOnce; k += 16) {
-      const __m512i bits = _mm512_loadu_si512(from + k);
-      const __m512i magnitude = Magnitude(bits);
-      not_finite |= NotFinite(magnitude);
-      const __m512i kept = _mm512_min_epu32(magnitude, _mm512_set1_epi32(Format::kLargestBits));
-      const __m512i exponent =
-          _mm512_max_epu32(_mm512_and_si512(kept, _mm512_set1_epi32(0x7F800000)),
-                           _mm512_set1_epi32(Format::kSmallestExponent));
-      const __m512i power = _mm512_add_epi32(exponent, _mm512_set1_epi32(Format::kDropped << 23));
-      const __m512i sum = _mm512_castps_si512(
-          _mm512_add_ps(_mm512_castsi512_ps(kept), _mm512_castsi512_ps(power)));
-      // The power's own bits are all above the lowest byte.
-      const __m512i code = _mm512_add_epi32(
-          sum, _mm512_srli_epi32(
-                   _mm512_sub_epi32(exponent, _mm512_set1_epi32(Format::kSmallestExponent)),
-                   Format::kDropped));
-      const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k),
-                       _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
-    }
-    return not_finite == 0;
-  }
-};
-
-// Eight bits become a float16 of another bias, exponents up to the largest included, which the
-// processor converts, and a product with a power of two sets that right.
-template <int kExponent, int kMantissa, bool kInfinities, int kBlock>
-struct ByHand<codec::DecodeFloats<codec::Minifloat<kExponent, kMantissa, kInfinities>, uint8_t,
-                                  float, kBlock>> : std::true_type {
-  using Format = codec::Minifloat<kExponent, kMantissa, kInfinities>;
-  using Piece = codec::DecodeFloats<Format, uint8_t, float, kBlock>;
-  static constexpr int kAtOnce = 64;
-
-  TFSWAP_AVX512 static void Run(const Piece& piece, int64_t begin, int64_t end) {
-    const uint8_t* const from = piece.words;
-    float* const to = piece.values;
-    const int64_t stop = codec::Min(kBlock * end, piece.count);
-    int64_t i = kBlock * begin;
-    for (; i + kAtOnce <= stop; i += kAtOnce) {
-      const __m512i codes = _mm512_loadu_si512(from + i);
-      const __m512i magnitudes = _mm512_and_si512(codes, _mm512_set1_epi8(0x7F));
-      const __mmask64 not_finite =
-          _mm512_cmpgt_epu8_mask(magnitudes, _mm512_set1_epi8(Format::kLargest));
-      if (__builtin_expect(not_finite != 0, 0)) {
-        for (int k = 0; k < kAtOnce; ++k) to[i + k] = Format::Decode(from[i + k]);
-        continue;
-      }
-      for (int k = 0; k < kAtOnce; k += 32) DecodeVectors(from + i + k, to + i + k);
-    }
-    for (; i < stop; ++i) to[i] = Format::Decode(from[i]);
-  }
-
- private:
-  TFSWAP_AVX512_INLINE static void DecodeVectors(const uint8_t* from, float* to) {
-    constexpr int kRaise = 10 - kMantissa;
-    constexpr float kScale = static_cast<float>(1 << (codec::Float16::kBias - Format::kBias));
-    // With the sign in all bits from the seventh on; it belongs to the highest alone.
-    const __m512i wide = _mm512_cvtepi8_epi16(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    const __m512i halves =
-        _mm512_and_si512(_mm512_slli_epi16(wide, kRaise),
-                         _mm512_set1_epi16(static_cast<int16_t>(0x8000 | 0x7F << kRaise)));
-    const __m512 scale = _mm512_set1_ps(kScale);
-    _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), scale));
-    _mm512_storeu_ps(
-        to + 16, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), scale));
-  }
-};
+#include "by_hand.h"
 
 // How many of the words are not zero. The number of words is a multiple of 16, here and below.
-TFSWAP_AVX512 inline uint32_t CountPresent(const uint32_t* words, int64_t count) {
+TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count) {
   uint32_t present = 0;
   for (int64_t i = 0; i < count; i += 16) {
     const __m512i vector = _mm512_loadu_si512(words + i);
@@ -230,7 +106,7 @@ TFSWAP_AVX512 inline uint32_t CountPresent(const uint32_t* words, int64_t count)
 }
 
 // The words that are not zero, and where they stand; nothing is written behind them.
-TFSWAP_AVX512 inline void Compress(const uint32_t* words, int64_t count, uint32_t* values,
+TFSWAP_VECTOR inline void Compress(const uint32_t* words, int64_t count, uint32_t* values,
                                    uint8_t* columns) {
   __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int64_t i = 0; i < count; i += 16) {
@@ -249,6 +125,9 @@ TFSWAP_AVX512 inline void Compress(const uint32_t* words, int64_t count, uint32_
 }
 
 }  // namespace tfswap::avx512
+
+#undef TFSWAP_VECTOR
+#undef TFSWAP_VECTOR_INLINE
 
 #pragma GCC diagnostic pop
 

@@ -47,6 +47,8 @@ using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kRow = 256;
 constexpr int64_t kCyclesPerRow = 4 * kRow;
+// Rows that one thread compresses beside each other, as many as its stack and its cache have room for.
+constexpr int64_t kRowsAtOnce = 8;
 
 // Where things lie in an encoded tensor: for each row the number of values before it (and
 // their total behind the last row), then the values, then their columns.
@@ -212,26 +214,33 @@ void CompressBeside(const Word* row, int64_t length, Word* values, uint8_t* colu
   }
 }
 
-// The values of a row that are not zero, and their columns, in `entries` from `begin` to `end`.
+// The values of rows [row, end) that are not zero, and their columns, in `entries` from where each row begins.
 template <typename Word>
-void CompressRow(const Word* row, int64_t length, const Entries<Word>& entries, int64_t begin,
-                 int64_t end) {
+void CompressRows(const Word* from, int64_t count, int64_t row, int64_t end, const uint32_t* begins,
+                  const Entries<Word>& entries) {
 #ifdef __x86_64__
   if constexpr (std::is_same_v<Word, uint32_t>) {
-    if (length == kRow && entries.InOnePart(begin, end) && HasAvx512()) {
-      entries.ForEachPart(begin, end, [row](uint32_t* values, uint8_t* columns, int64_t, int64_t) {
-        avx512::Compress(row, kRow, values, columns);
-      });
+    if (end * kRow <= count && entries.InOnePart(begins[row], begins[end]) && HasAvx512()) {
+      for (; row < end; ++row) {
+        entries.ForEachPart(begins[row], begins[row + 1],
+                            [from, row](uint32_t* values, uint8_t* columns, int64_t, int64_t) {
+                              avx512::Compress(from + row * kRow, kRow, values, columns);
+                            });
+      }
       return;
     }
   }
 #endif
   // First beside each other, without a branch per value: rows are neighbours in the output, and
-  // another thread may be writing the next one.
-  Word values[kRow];
-  uint8_t columns[kRow];
-  CompressBeside(row, length, values, columns);
-  entries.ForEachPart(begin, end,
+  // another thread may be writing the next ones.
+  Word values[kRowsAtOnce * kRow];
+  uint8_t columns[kRowsAtOnce * kRow];
+  const int64_t begin = begins[row];
+  for (; row < end; ++row) {
+    CompressBeside(from + row * kRow, codec::Min(kRow, count - row * kRow), values + (begins[row] - begin),
+                   columns + (begins[row] - begin));
+  }
+  entries.ForEachPart(begin, begins[end],
                       [&](Word* to, uint8_t* to_columns, int64_t offset, int64_t n) {
                         std::memcpy(to, values + offset, n * sizeof(Word));
                         std::memcpy(to_columns, columns + offset, n);
@@ -280,10 +289,11 @@ class EncodeSparseOp : public SparseOp {
     }
     const Entries<Word> entries(encoded, layout, spill.host ? spill.host->data() : nullptr,
                                 spill.count);
-    RunOnThreads(ctx, layout.rows, kCyclesPerRow, [from, count, begins, entries](int64_t row) {
-      CompressRow(from + row * kRow, codec::Min(kRow, count - row * kRow), entries, begins[row],
-                  begins[row + 1]);
-    });
+    RunOnThreads(ctx, codec::CeilDiv(layout.rows, kRowsAtOnce), kRowsAtOnce * kCyclesPerRow,
+                 [from, count, begins, entries, rows = layout.rows](int64_t piece) {
+                   CompressRows(from, count, piece * kRowsAtOnce,
+                                codec::Min((piece + 1) * kRowsAtOnce, rows), begins, entries);
+                 });
     SetVariantOutput(ctx, 1, std::move(spill));
   }
 };

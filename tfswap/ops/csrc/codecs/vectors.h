@@ -1,8 +1,8 @@
 // Runs the pieces of codec_elements.h with the vectors that this processor has.
 //
 // Most of what they do compilers make good vector code of, which is compiled here for several widths
-// of vectors and chosen when it runs, since the library may have been built on another machine. Of
-// conversions and of rows' gaps they do not: avx2.h and avx512.h have those by hand. Bits are the same either way
+// of vectors and chosen when it runs, since the library may have been built on another machine. Of masks, conversions
+// and rows' gaps they do not: avx2.h and avx512.h have those by hand. Bits are the same either way
 // (tests/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
 // oplib/build.py). Nothing here includes TensorFlow.
 

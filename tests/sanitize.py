@@ -40,7 +40,14 @@ ADDRESS = ("-fsanitize=address", "-DNDEBUG_SANITIZER")
 # TensorFlow takes memory by `new` and gives it back by `free`, and its libraries define some names twice.
 OPTIONS = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:allocator_may_return_null=1"
 
-TESTS = ("test_ops.py", "test_codecs.py", "test_loop_ops.py", "test_spill.py", "test_fuzz_ops.py")
+TESTS = (
+    "test_ops.py",
+    "test_codecs.py",
+    "test_loop_ops.py",
+    "test_spill.py",
+    "test_fuzz_ops.py",
+    "test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
+)
 CALLS = 5000
 # It compiles for GPUs, by a library that finds its parts only where AddressSanitizer does not open it.
 LEFT_OUT = "tests/test_codecs.py::test_the_gpu_kernels_compile"

@@ -270,6 +270,47 @@ def test_other_variants_are_refused():
         ops.release(other)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be the scalar that SwapIn returned"):
         ops.await_copy(tf.ones([1]), ops.swap_out(tf.ones([1])))
+    for held in (other, ops.swap_out(tf.ones([1])), tf.raw_ops.TensorListFromTensor(tensor=[1.0], element_shape=shape)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be a list of what SwapOut returned"):
+            load().ops.tfswap_prefetch(list=held)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Prefetched from a list
+
+
+def handles_of(*tensors):
+    """A list of what stands for them on the host."""
+    found = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.variant)
+    for tensor in tensors:
+        handle = ops.swap_out(tensor)
+        ops.release(handle)
+        found = tf.raw_ops.TensorListPushBack(input_handle=found, tensor=handle)
+    return found
+
+
+def pop(handles):
+    return tf.raw_ops.TensorListPopBack(input_handle=handles, element_shape=-1, element_dtype=tf.variant)
+
+
+def test_the_last_element_of_a_list_is_on_its_way_before_it_is_popped():
+    x, y = tf.random.normal([257, 1025]), tf.random.normal([3])
+    handles = handles_of(x, y)
+    for wanted in (y, x):
+        before = ops.stats().in_copies
+        handles = load().ops.tfswap_prefetch(list=load().ops.tfswap_prefetch(list=handles))
+        assert eventually(lambda before=before: ops.stats().in_copies == before + 1)
+        handles, handle = pop(handles)
+        first, second = (ops.await_copy(*ops.swap_in(handle, tf.float32)) for _ in range(2))
+        assert np.array_equal(first, wanted)
+        assert np.array_equal(second, wanted)
+        assert ops.stats().in_copies == before + 2  # the second one has a tensor of its own
+    assert tf.raw_ops.TensorListLength(input_handle=load().ops.tfswap_prefetch(list=handles)) == 0
+
+
+def test_an_empty_element_is_prefetched():
+    handles, handle = pop(load().ops.tfswap_prefetch(list=handles_of(tf.zeros([0, 4]))))
+    assert ops.await_copy(*ops.swap_in(handle, tf.float32)).shape == (0, 4)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -313,6 +354,46 @@ def test_release_gives_the_buffer_back_and_swap_in_takes_it():
     """)
     size = 64 * MIB
     assert seen == [0, -size, 0, 0, -size]
+
+
+def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
+    seen = run_in_arena("""
+        from tfswap.oplib.load import load
+
+        x = tf.fill([16, MIB], 1.5)
+        before = memory("current")
+        handle = ops.swap_out(x)
+        ops.release(handle)
+        del x
+        handles = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.variant)
+        handles = tf.raw_ops.TensorListPushBack(input_handle=handles, tensor=handle)
+        released = memory("current")
+        load().ops.tfswap_prefetch(list=handles)
+        coming = memory("current")
+        tensor, ticket = ops.swap_in(handle, tf.float32)
+        y = ops.await_copy(tensor, ticket)
+        del tensor, ticket
+        back = memory("current")
+        del y
+        read = memory("current")
+        load().ops.tfswap_prefetch(list=handles)
+        del handles
+        kept = memory("current")
+        ops.await_copy(*ops.swap_in(handle, tf.float32))
+        ops.configure(bandwidth_bytes_per_s=1000.0)  # a copy is under way for ever, and nobody waits for it
+        handles = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.variant)
+        handles = load().ops.tfswap_prefetch(list=tf.raw_ops.TensorListPushBack(input_handle=handles, tensor=handle))
+        del handle, handles
+        under_way = memory("current")
+        ops.configure(bandwidth_bytes_per_s=None)
+        while ops.stats().pool_in_use_bytes:
+            pass
+        end = memory("current")
+        print(json.dumps([t - before for t in (released, coming, back, read, kept, under_way, end)]))
+    """)
+    size, small = 64 * MIB, MIB
+    wanted = [-size, 0, 0, -size, 0, 0, -size]
+    assert all(abs(found - expected) < small for found, expected in zip(seen, wanted, strict=True)), seen
 
 
 def test_a_step_fits_only_because_it_swaps():

@@ -387,7 +387,7 @@ def test_the_names_are_those_registered():
         op_def = op_def_registry.get(name)
         assert op_def is not None
         assert op_def.is_stateful
-    assert len(names.ALL) == 4
+    assert len(names.ALL) == 5
 
 
 def test_the_environment_throttles():

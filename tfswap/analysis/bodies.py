@@ -283,9 +283,7 @@ class Machine:
         """What the node is given: it is there, and stays."""
         made = Buffer(None, nbytes, source)
         made.endless = contents is None
-        made.parts = [
-            None if e is None else Part(Buffer(None, e.nbytes, source, e.value), e.values) for e in contents or ()
-        ]
+        made.parts = [None if e is None else Part(_given_element(e, source), e.values) for e in contents or ()]
         return made
 
     def give_up(self, buffer: Buffer, value: int | None) -> None:
@@ -325,6 +323,8 @@ class Machine:
         for part in buffer.parts:
             if part is not None:
                 self.drop(part.buffer)
+        if buffer.ahead is not None:
+            self.drop(buffer.ahead)
         if given and buffer.value is not None:
             self._log.append((buffer.value, LET_GO))
         if buffer.number is None:
@@ -588,6 +588,7 @@ class Machine:
             while pending:
                 part = pending.pop()
                 pending += [p.buffer for p in part.parts if p is not None]
+                pending += [] if part.ahead is None else [part.ahead]
                 if part.number is None:
                     if part.value is not None:
                         values[part.value] = None
@@ -650,10 +651,22 @@ def output_bytes(node: Node, index: int) -> int:
 
 def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
     """What is known of a list, some of whose elements' allocations are outputs, by `names`."""
-    return tuple(
-        None if p is None else Element(p.buffer.nbytes, p.values, p.buffer.value, names.get(p.buffer.number))
-        for p in buffer.parts
-    )
+    return tuple(None if p is None else _element(p, names.get(p.buffer.number)) for p in buffer.parts)
+
+
+def _element(part: Part, output: int | None) -> Element:
+    buffer = part.buffer
+    kept = [p.buffer for p in buffer.parts if p is not None and not p.buffer.nbytes]
+    handles = None if buffer.endless or len(kept) < len(buffer.parts) else len(kept)
+    return Element(buffer.nbytes, part.values, buffer.value, output, handles)
+
+
+def _given_element(element: Element, source: int) -> Buffer:
+    """An element of a list that comes with an input."""
+    made = Buffer(None, element.nbytes, source, element.value)
+    made.parts = [Part(Buffer(None, 0, source)) for _ in range(element.handles or 0)]
+    made.endless = element.handles is None and element.nbytes == VARIANT_BYTES
+    return made
 
 
 def _indices(node: Node) -> range:

@@ -11,12 +11,16 @@ class Element(NamedTuple):
     """What is known of an element of a list: its bytes, its integers, and which value of the step it is.
 
     In a Record, what the node itself makes is known by its output instead, counted as in `Record.events`.
+
+    Attributes:
+        handles: of a list that keeps handles of copies and nothing else, how many; None of one that keeps more.
     """
 
     nbytes: int
     values: Values | None
     value: int | None = None
     output: int | None = None
+    handles: int | None = 0
 
 
 Contents = tuple[Element | None, ...]
@@ -35,9 +39,10 @@ class Buffer:
         parts: what the list in it keeps; None for an element that is not set.
         endless: a list of which nothing is known: it has as many elements as are asked for.
         away_bytes: what goes with it in host memory: the copy that it is the handle of.
+        ahead: the tensor that this copy is on its way back into, for who reads the handle next.
     """
 
-    __slots__ = ("away_bytes", "endless", "nbytes", "number", "parts", "refs", "source", "value")
+    __slots__ = ("ahead", "away_bytes", "endless", "nbytes", "number", "parts", "refs", "source", "value")
 
     def __init__(self, number: int | None, nbytes: int, source: int | None = None, value: int | None = None):
         self.number = number
@@ -48,6 +53,7 @@ class Buffer:
         self.parts: list[Part | None] = []
         self.endless = False
         self.away_bytes = 0
+        self.ahead: Buffer | None = None
 
 
 class Part(NamedTuple):

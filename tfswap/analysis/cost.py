@@ -22,8 +22,9 @@ from tfswap.analysis.devices import Rates, default_rates
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import is_const, is_feed, is_view, reads_metadata_only
+from tfswap.ir.ops import is_const, is_feed, is_view, pops_list, reads_metadata_only
 from tfswap.ir.types import TensorType
+from tfswap.ir.views import passed_on
 from tfswap.oplib import names
 
 if TYPE_CHECKING:
@@ -84,28 +85,84 @@ class Costs:
         return self.rates.launch_s + sum(times * self.body_seconds(body) for body, times in runs.items())
 
     def body_seconds(self, body: Graph) -> float:
-        """Of one run of a body that has an order, without the bodies of its own loops and conditionals."""
+        """Of one run of a body that has an order, without the bodies of its own loops and conditionals.
+
+        Of a body that starts copies for its next run, one after others.
+        """
+        return self.body_run(body).seconds
+
+    def body_run(self, body: Graph) -> BodyRun:
+        """As `body_seconds`, with what it waits for."""
+        loads = _prefetched(body)
+        carried = BodyRun(0.0, {}, {})
+        for _ in range(FIRST_RUNS if loads else 0):
+            carried = self._run(body, loads, carried.under_way)
+        return self._run(body, loads, carried.under_way)
+
+    def _run(self, body: Graph, loads: Mapping[Node, Node], under_way: Mapping[Node, float]) -> BodyRun:
+        """
+        Args:
+            loads: by Prefetch, the SwapIn whose copy it starts in the run before.
+            under_way: by SwapIn, when the copy that was started then ends.
+        """
         rates = self.rates
-        now = out_free = in_free = lost = 0.0
+        now = out_free = lost = 0.0
+        in_free = max(under_way.values(), default=0.0)
         ends: dict[Node, float] = {}  # of copies, by the node that started them
+        ahead: dict[Node, float] = {}
+        waits: dict[Node, float] = {}
         for node in body.topological():
+            copy_s = 0.0
             if node.op == names.SWAP_OUT:
                 copy_s = (node.inputs[0].type.nbytes or 0) / rates.out_bytes_per_s
                 ends[node] = out_free = max(out_free, now) + copy_s
-            elif node.op == names.SWAP_IN:
-                copy_s = (node.outputs[0].nbytes or 0) / rates.in_bytes_per_s
-                ends[node] = in_free = max(in_free, now) + copy_s
-            else:
-                copy_s = 0.0
+            elif node in under_way:
+                ends[node] = under_way[node]
+            elif node.op == names.SWAP_IN or node in loads:
+                load = loads.get(node, node)
+                copy_s = (load.outputs[0].nbytes or 0) / rates.in_bytes_per_s
+                in_free = max(in_free, now) + copy_s
+                (ends if load is node else ahead)[load] = in_free
             lost += copy_s * rates.copy_share
+            if node.op in (names.RELEASE, names.AWAIT):
+                waits[node] = max(0.0, ends[node.inputs[0].node] - now)
             if node.op in names.ALL:
-                waited = ends[node.inputs[0].node] if node.op in (names.RELEASE, names.AWAIT) else now
-                now = max(now, waited) + rates.launch_s
+                now += waits.get(node, 0.0) + rates.launch_s
             elif node in body.bodies:
                 now += rates.launch_s
             elif not (is_view(node.op) or is_const(node.op) or is_feed(node.op)):
                 now += self.seconds(node)
-        return now + lost
+        return BodyRun(now + lost, waits, {load: end - now for load, end in ahead.items()})
+
+
+FIRST_RUNS = 2
+"""After so many runs of a body each takes as long as the one before it, copies for the next one included."""
+
+
+class BodyRun(NamedTuple):
+    """One run of a body.
+
+    Attributes:
+        seconds: that it takes.
+        waits: by node that waits for a copy, the seconds.
+        under_way: by SwapIn of the next run, when its copy ends, counted from this run's end.
+    """
+
+    seconds: float
+    waits: dict[Node, float]
+    under_way: dict[Node, float]
+
+
+def _prefetched(body: Graph) -> dict[Node, Node]:
+    """By Prefetch of a loop's body, the SwapIn of the next run whose copy it starts."""
+    ahead = {feed.out(): fetch.node for feed, fetch in zip(body.feeds, body.fetches, strict=False)}
+    found: dict[Node, Node] = {}
+    for node in body:
+        if node.op == names.SWAP_IN and pops_list((pop := node.inputs[0].node).op):
+            source = ahead.get(passed_on(pop.inputs[0]))
+            if source is not None and source.op == names.PREFETCH:
+                found[source] = node
+    return found
 
 
 GRAIN_S = 34e-6

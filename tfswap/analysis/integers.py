@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
 from tfswap.ir.ops import is_view
+from tfswap.oplib import names
 
 Values = tuple[int, ...]
 
@@ -195,6 +196,7 @@ _LENGTHS: dict[str, Rule] = {
     "TensorListReserve": lambda node, inputs: inputs[1],
     "TensorListResize": lambda node, inputs: inputs[1],
     "TensorListSetItem": _set,
+    names.PREFETCH: _same,
     "ZerosLike": _same,
 }
 """How many elements the list has that is the first output, or what reads that."""

@@ -267,10 +267,26 @@ def _release(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _swap_in(machine: Machine, call: Call) -> list[Buffer]:
-    """The tensor anew, and a ticket outside of the arena."""
-    nbytes = _bytes(call.node.outputs[0])
+    """The tensor anew, unless it is on its way, and a ticket outside of the arena."""
+    handle, ticket = call.inputs[0], machine.hold(Buffer(None, 0))
+    ahead, handle.ahead = handle.ahead, None
+    return [ahead or _bring_back(machine, _bytes(call.node.outputs[0])), ticket]
+
+
+def _bring_back(machine: Machine, nbytes: int) -> Buffer:
     machine.copies_in(nbytes)
-    return [machine.allocate(nbytes), machine.hold(Buffer(None, 0))]
+    return machine.allocate(nbytes)
+
+
+def _prefetch(machine: Machine, call: Call) -> list[Buffer]:
+    """The tensor of the last handle, which keeps it. Of a list of which nothing is known there may be one."""
+    source = call.inputs[0]
+    if source.endless and not source.parts:
+        source.parts.append(Part(machine.hold(Buffer(None, 0))))
+    last = source.parts[-1] if source.parts else None
+    if last is not None and last.buffer.ahead is None:
+        last.buffer.ahead = _bring_back(machine, cast("int", call.node.attrs["nbytes"]))
+    return [machine.hold(source)]
 
 
 def _await(machine: Machine, call: Call) -> list[Buffer]:
@@ -322,6 +338,7 @@ LIST_RULES: dict[str, Rule] = {
     "ZerosLike": _zeros_like,
     names.AWAIT: _await,
     names.FREE_REST: _free_rest,
+    names.PREFETCH: _prefetch,
     names.RELEASE: _release,
     names.SPLIT_CHUNK: _split_chunk,
     names.SWAP_IN: _swap_in,

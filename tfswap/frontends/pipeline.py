@@ -398,13 +398,14 @@ class Optimizer:
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
         """What a plan may choose among, the step as it is first."""
+        stages = [*self._stages, *self.variants.prefetched(self._stages)]
         if not self._may_encode:
-            return self._stages
+            return stages
         variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
         found = [] if encoded is None else [encoded]
         found += variants.packed(planner_of, encoded or variants.base)
         found += variants.sparse(planner_of, found[-1] if found else variants.base)
-        return [*self._stages, *found, *self._encoded_inside]
+        return [*stages, *found, *self._encoded_inside]
 
     @property
     def _may_encode(self) -> bool:
@@ -807,6 +808,7 @@ class Optimizer:
             beside=choice.beside,
             splits=choice.splits,
             accumulators=variant.rewriting.accumulators,
+            prefetched=variant.rewriting.prefetched,
             inside=variant.rewriting.inside,
             encoded=variant.rewriting.encoded,
             reduced=variant.rewriting.reduced,
@@ -935,7 +937,9 @@ class Optimizer:
 
 
 def _rewriting(plan: Plan) -> Rewriting:
-    return Rewriting(plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside, plan.packed)
+    return Rewriting(
+        plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside, plan.packed, plan.prefetched
+    )
 
 
 def _faster(

@@ -40,7 +40,7 @@ from tfswap.passes.encode import apply_encodings
 from tfswap.passes.inner_encode import apply_inner_encodings
 from tfswap.passes.inside import apply_inside, tell_effects
 from tfswap.passes.loop_recompute import apply_loop_recompute
-from tfswap.passes.loop_swap import apply_loop_swap
+from tfswap.passes.loop_swap import apply_loop_swap, looped_pops
 from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
 from tfswap.planner.fit import REMEDY, require_fit
@@ -77,6 +77,7 @@ class Rewriting(NamedTuple):
         remade: names of the accumulators whose elements are made again in place of being saved.
         inside: what is planned inside of bodies.
         packed: what waits in a smaller form that gives back every bit.
+        prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
     """
 
     accumulators: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class Rewriting(NamedTuple):
     remade: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
+    prefetched: tuple[str, ...] = ()
 
     @property
     def outside(self) -> Rewriting:
@@ -161,7 +163,7 @@ class Variants:
                 graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
                 chains = apply_bodies(graph, self._device)
-            apply_loop_swap(graph, chains, rewriting.accumulators)
+            apply_loop_swap(graph, chains, rewriting.accumulators, rewriting.prefetched)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
             apply_packings(graph, rewriting.packed, self._device)
@@ -346,6 +348,28 @@ class Variants:
         names = list(largest)
         stages = [tuple(sorted(names[:count])) for count in _in_stages(list(largest.values()))]
         return [self.base, *(self.base._replace(accumulators=stage) for stage in stages)]
+
+    def prefetched(self, stages: Collection[Rewriting]) -> list[Rewriting]:
+        """`stages` with the copies back that a loop would wait for started one iteration before."""
+        found = [stage._replace(prefetched=self._waited_for(stage)) for stage in stages if stage.accumulators]
+        return [stage for stage in found if stage.prefetched]
+
+    def _waited_for(self, stage: Rewriting) -> tuple[str, ...]:
+        """Of the accumulators that are swapped those whose elements a loop waits for, and could bring back before."""
+        found: set[str | None] = set()
+        for name, body in self[stage].graph.named_bodies().items():
+            for node, wait_s in self._costs.body_run(body).waits.items():
+                if wait_s and node.op == names.AWAIT:
+                    loaded = node.inputs[0].node
+                    found.add(self._looped.get((name, loaded.inputs[0].node.name)))
+        return tuple(name for name in stage.accumulators if name in found)
+
+    @functools.cached_property
+    def _looped(self) -> dict[tuple[str, str], str]:
+        """By body and name of the pop, the accumulators that each iteration of a loop pops once."""
+        where = {body: name for name, body in self._graph.named_bodies().items()}
+        looped = looped_pops(self._graph, self.accumulators.values())
+        return {(where[pop.graph], pop.node.name): name for name, pops in looped.items() for pop in pops}
 
     def remade(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
         """What may be chosen among where loops make again what they need not save.

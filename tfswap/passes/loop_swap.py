@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 
 from tfswap.analysis.accumulators import Accumulator, Place, find_accumulators
 from tfswap.ir.graph import Dims, Graph, Node, Output
+from tfswap.ir.ops import control_flow
 from tfswap.ir.types import TensorType
+from tfswap.ir.views import passed_on
 from tfswap.oplib import names
 from tfswap.passes.inside import tell_effects
 from tfswap.passes.lists import make_keep, pop_instead, push_instead
-from tfswap.passes.nodes import VARIANT, add_await, add_release, add_swap_in, add_swap_out
+from tfswap.passes.nodes import VARIANT, add_await, add_prefetch, add_release, add_swap_in, add_swap_out
 from tfswap.passes.order import apply_order
 
 HANDLE = Dims(())
@@ -34,17 +36,25 @@ class _Edits:
     makers: list[Node] = field(default_factory=list[Node])
     pushes: list[Place] = field(default_factory=list[Place])
     pops: list[Place] = field(default_factory=list[Place])
+    ahead: set[Place] = field(default_factory=set[Place])  # pops whose copies the iteration before starts
 
 
-def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Collection[str]) -> int:
+def apply_loop_swap(
+    graph: Graph, chains: Sequence[Sequence[str]], swapped: Collection[str], prefetched: Collection[str] = ()
+) -> int:
     """Swap the accumulators of these names, in place; returns how many kernels push to or pop from them.
 
     Args:
         chains: the order of each body's kernels, as `apply_bodies` gave it.
+        prefetched: names of those whose copies back start in the iteration before.
     """
     chosen = [a for a in find_accumulators(graph) if a.name in swapped]
     order = {body: [body[name] for name in chain] for body, chain in zip(graph.all_bodies(), chains, strict=True)}
     edits = _edits(chosen)
+    looped = looped_pops(graph, chosen)
+    for accumulator in chosen:
+        for pop in looped.get(accumulator.name, ()) if accumulator.name in prefetched else ():
+            edits[pop.graph].ahead.add(pop)
     count = 0
     for where, edit in edits.items():
         for maker in edit.makers:
@@ -55,6 +65,27 @@ def apply_loop_swap(graph: Graph, chains: Sequence[Sequence[str]], swapped: Coll
         where.prune()
     tell_effects(graph, edits)
     return count
+
+
+def looped_pops(graph: Graph, accumulators: Iterable[Accumulator]) -> dict[str, list[Place]]:
+    """By name of an accumulator, the pops that each iteration of a loop does once, of the list that the one before left.
+
+    Those of `graph` and its bodies alone; none of accumulators that have no such pops.
+    """
+    loops = [
+        bodies[1]
+        for part in (graph, *graph.all_bodies())
+        for node, bodies in part.bodies.items()
+        if (kind := control_flow(node.op)) and kind.is_loop
+    ]
+    left = {body: dict(zip((feed.out() for feed in body.feeds), body.fetches, strict=True)) for body in loops}
+    found: dict[str, list[Place]] = {}
+    for accumulator in accumulators:
+        for pop in accumulator.pops:
+            fetch = left.get(pop.graph, {}).get(passed_on(pop.node.inputs[0]))
+            if fetch is not None and passed_on(fetch) == pop.node.out(0):
+                found.setdefault(accumulator.name, []).append(pop)
+    return found
 
 
 def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
@@ -79,7 +110,8 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     first_read = {pop: _first_reader(pop.popped, readers, place, len(chain)) for pop in edit.pops}
     kinds = {pop: pop.popped.type for pop in edit.pops}
     begin: list[Node] = []
-    after: dict[Node, Node] = {}
+    begin_next: list[Node] = []
+    after: dict[Node, list[Node]] = {}
     awaits: dict[int, list[Node]] = {}
     for pop in sorted(edit.pops, key=lambda pop: (first_read[pop], place[pop.node])):
         is_read = pop.popped in readers or pop.popped in body.fetches
@@ -87,20 +119,21 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
         if not is_read:
             continue  # the list alone is wanted
         loaded, awaited = _bring_back(pop, kinds[pop])
+        ahead = [_fetch_next(pop, kinds[pop])] if pop in edit.ahead else []
         if _needs(pop.node, place):
-            after[pop.node] = loaded
+            after[pop.node] = [loaded, *ahead]
         else:
             begin += (pop.node, loaded)
+            begin_next += ahead
         awaits.setdefault(first_read[pop], []).append(awaited)
     made = chain[: 1 if chain[0].op == names.GATE else 0]
     moved = {*made, *begin}
-    made += begin
+    made += begin + begin_next
     for i, node in enumerate(chain):
         made += awaits.get(i, ())
         if node not in moved:
             made.append(node)
-        if node in after:
-            made.append(after[node])
+        made += after.get(node, ())
     apply_order(body, [*made, *awaits.get(len(chain), ()), *releases])
 
 
@@ -122,6 +155,15 @@ def _bring_back(place: Place, kind: TensorType) -> tuple[Node, Node]:
     body.replace_uses(handle, awaited.out(), lambda node: node is not loaded)
     body.fetches = [awaited.out() if fetch == handle else fetch for fetch in body.fetches]
     return loaded, awaited
+
+
+def _fetch_next(place: Place, kind: TensorType) -> Node:
+    """Bring the tensor of the handle that is popped next back; returns what does."""
+    body, left = place.graph, place.node.out(0)
+    ahead = add_prefetch(body, f"tfswap/{place.node.name}", left, kind)
+    body.replace_uses(left, ahead.out(), lambda node: node is not ahead)
+    body.fetches = [ahead.out() if fetch == left else fetch for fetch in body.fetches]
+    return ahead
 
 
 def _readers(body: Graph) -> dict[Output, list[Node]]:

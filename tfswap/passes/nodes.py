@@ -52,6 +52,22 @@ def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> No
     )
 
 
+def add_prefetch(graph: Graph, stem: str, handles: Output, kind: TensorType) -> Node:
+    """What does a SwapIn's part for the last handle of a list, and passes the list on.
+
+    Args:
+        kind: of the tensor behind the handle.
+    """
+    return graph.add(
+        names.PREFETCH,
+        graph.unique_name(f"{stem}/prefetch"),
+        (handles,),
+        attrs={"nbytes": kind.nbytes or 0},
+        outputs=(VARIANT,),
+        device=handles.node.device,
+    )
+
+
 def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
     """An Identity that TensorFlow's optimizers leave where it is."""
     return graph.add(

@@ -20,7 +20,10 @@ REMEDY = "Plan again for this graph."
 
 
 def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
-    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists."""
+    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists, or prefetches what it does not."""
+    for name in plan.prefetched:
+        if name not in plan.accumulators:
+            raise InvalidModel(f"this plan prefetches what loops save in {name!r}, and does not swap it. {REMEDY}")
     for name in plan.accumulators:
         if name not in accumulators:
             raise InvalidModel(

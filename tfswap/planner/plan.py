@@ -117,6 +117,7 @@ class Plan:
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
         remade: lists that loops would save in whose elements are made again instead, by name.
+        prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
             all that the other fields say has it.
     """
@@ -139,6 +140,7 @@ class Plan:
     remade: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
+    prefetched: tuple[str, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -153,7 +155,7 @@ class Plan:
     @property
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
-        lists = self.accumulators, self.remade
+        lists = self.accumulators, self.prefetched, self.remade
         smaller = self.encoded, self.reduced, self.packed
         return self.order, self.absences, self.beside, self.splits, *lists, *smaller, self.inside
 

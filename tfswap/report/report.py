@@ -425,7 +425,7 @@ def make_report(
         rows += _rows(moves, by_value, {}, {}, locate)
     rows += [_inner_row(body, codings, locate) for body, named in in_bodies.items() for codings in named.values()]
     smaller = {e.saved.name: e for e in inner if e.saved is not None}
-    rows += _saved_rows(saved, plan.accumulators, remade_s, smaller, locate)
+    rows += _saved_rows(saved, plan, remade_s, smaller, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
@@ -626,7 +626,7 @@ def _inner_row(body: str, codings: Sequence[Encoding], locate: Callable[[str], s
 
 def _saved_rows(
     saved: Mapping[str, int],
-    swapped: Collection[str],
+    plan: Plan,
     remade_s: Mapping[str, float],
     encoded: Mapping[str, InnerEncoding],
     locate: Callable[[str], str | None],
@@ -645,8 +645,10 @@ def _saved_rows(
         if name in encoded:
             tactic, reason = "encode", f"saved by a loop as what {encoded[name].encoding.kernel.name} needs of it"
             encoded_bytes = round(nbytes * encoded[name].share)
-        elif name in swapped:
+        elif name in plan.accumulators:
             tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
+            if name in plan.prefetched:
+                reason += ": brought back while the loop that goes back runs the iteration before"
         elif name in remade_s:
             tactic, reason, cost_s = (
                 "recompute",

@@ -9,13 +9,20 @@
 //   SwapIn   allocates the tensor again, and starts the copy back
 //   Await    the copy has ended: the tensor may be read
 //
+// A loop that goes back over what another one has saved pops a handle in each iteration.
+// There a fifth op does SwapIn's part for the next iteration, while this one runs:
+//
+//   Prefetch  allocates the tensor of the handle that is popped next, and starts the
+//             copy back; its SwapIn then passes that tensor on
+//
 // All are stateful, so that common-subexpression elimination, constant folding and
 // pruning leave them alone. Release has no output: only control edges keep it in a
 // function's graph, and the rewriter adds them.
 //
 // Who holds what:
 //   handle (Variant) -> Swapped: the device tensor until Release, its place in host
-//                       memory or on disk until the last handle and copy are gone
+//                       memory or on disk until the last handle and copy are gone;
+//                       a tensor that Prefetch has allocated, until SwapIn takes it
 //   copy under way   -> Swapped, and the tensor that it fills
 //   ticket (Variant) -> the copy's end, no tensor
 // so a step that fails or is cancelled may drop its handles and tickets at any
@@ -41,6 +48,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/kernels/tensor_list.h"
 #include "tensorflow/core/platform/env.h"
 #include "transfer.h"
 
@@ -54,6 +62,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::PartialTensorShape;
 using tensorflow::Tensor;
+using tensorflow::TensorList;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeAndType;
@@ -106,6 +115,13 @@ absl::Status SwapInShape(InferenceContext* c) {
   }
   c->set_output(0, shape);
   c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status PrefetchShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+  c->set_output(0, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -170,8 +186,22 @@ REGISTER_OP("Tfswap>SwapIn")
 Allocates a tensor, starts the copy from host memory into it and returns at once.
 
 `tensor` holds no values yet: read it only through Await. May run any number of
-times on one handle, each time for a tensor of its own.
+times on one handle, each time for a tensor of its own. Of a handle that Prefetch
+has seen the first time takes what that has allocated.
 shape: For shape inference only; the tensor has the shape of the one swapped out.
+)doc");
+
+REGISTER_OP("Tfswap>Prefetch")
+    .Input("list: variant")
+    .Output("output: variant")
+    .Attr("nbytes: int = 0")
+    .SetIsStateful()
+    .SetShapeFn(PrefetchShape)
+    .Doc(R"doc(
+Does what SwapIn does for the last handle of a tensor list, and keeps the tensor in it.
+
+Returns at once; passes the list on. Does nothing where the list is empty.
+nbytes: For plans only: what the tensor takes; it has the size of the one swapped out.
 )doc");
 
 REGISTER_OP("Tfswap>Await")
@@ -234,6 +264,12 @@ size_t ValueBytes(DataType type) {
   return tensorflow::DataTypeIsComplex(type) ? bytes / 2 : bytes;
 }
 
+// A tensor of the device, and the end of the copy that fills it.
+struct Loading {
+  Tensor tensor;
+  std::shared_ptr<Transfer> copied;
+};
+
 // A tensor that was swapped out.
 class Swapped {
  public:
@@ -294,6 +330,22 @@ class Swapped {
     std::swap(dropped, device_);
   }
 
+  bool IsPrefetched() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return prefetched_.copied != nullptr;
+  }
+
+  void KeepPrefetched(Loading loading) {
+    std::lock_guard<std::mutex> lock(mu_);
+    prefetched_ = std::move(loading);
+  }
+
+  // Without a copy where there is none.
+  Loading TakePrefetched() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return std::exchange(prefetched_, Loading());
+  }
+
  private:
   DeviceCopier::Done Counted(Direction direction, DeviceCopier::Done done) const {
     return [account = account_, direction, tier = place_.tier(), bytes = bytes_,
@@ -311,6 +363,7 @@ class Swapped {
   const std::shared_ptr<Transfer> copied_;
   std::mutex mu_;
   Tensor device_;  // until DropDeviceTensor, which comes after the copy out
+  Loading prefetched_;
 };
 
 struct Handle : ProcessLocal {
@@ -540,6 +593,51 @@ class ReleaseOp : public AsyncOpKernel {
   }
 };
 
+// What a copy to the device needs until it has ended. Held by the copy alone.
+struct Filling {
+  std::shared_ptr<Swapped> swapped;
+  Loading loading;
+};
+
+// The references go before anybody hears of the end: an op after Await may then
+// be the tensor's only owner and work in place, and the host buffer is back in
+// its pool.
+void EndCopy(std::shared_ptr<Filling> filling, const absl::Status& status) {
+  const auto copied = std::move(filling->loading.copied);
+  filling.reset();
+  copied->End(status);
+}
+
+void StartCopy(const std::shared_ptr<DeviceCopier>& copier, std::shared_ptr<Filling> filling) {
+  Swapped* const from = filling->swapped.get();
+  Tensor* const to = &filling->loading.tensor;
+  from->CopyIn(copier, to, [filling = std::move(filling)](const Copied& copied) mutable {
+    EndCopy(std::move(filling), copied.status);
+  });
+}
+
+// Starts the copy into a new tensor.
+template <typename CopierFactory>
+Loading Load(OpKernelContext* ctx, const std::shared_ptr<Swapped>& swapped, Tensor tensor) {
+  Loading loading{std::move(tensor), std::make_shared<Transfer>()};
+  if (loading.tensor.TotalBytes() == 0) {
+    loading.copied->End(absl::OkStatus());
+    return loading;
+  }
+  auto filling = std::make_shared<Filling>(Filling{swapped, loading});
+  // Behind the copy to the host, if that one is still under way.
+  swapped->copied()->OnEnd(
+      [copier = CopierFactory::Make(ctx),
+       filling = std::move(filling)](const absl::Status& status) mutable {
+        if (status.ok()) {
+          StartCopy(copier, std::move(filling));
+        } else {
+          EndCopy(std::move(filling), status);
+        }
+      });
+  return loading;
+}
+
 template <typename CopierFactory>
 class SwapInOp : public OpKernel {
  public:
@@ -557,51 +655,47 @@ class SwapInOp : public OpKernel {
                     tensorflow::DataTypeString(ctx->expected_output_dtype(0)),
                     ", but its handle holds a tensor of type ",
                     tensorflow::DataTypeString(swapped->dtype()), ".")));
-    Tensor* tensor = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, swapped->shape(), &tensor));
-    const auto copied = std::make_shared<Transfer>();
-    SetVariantOutput(ctx, 1, Ticket{{}, copied, tensor->data(), swapped->account()});
-    if (tensor->TotalBytes() == 0) {
-      copied->End(absl::OkStatus());
-      return;
+    Loading loading = swapped->TakePrefetched();
+    if (loading.copied != nullptr) {
+      ctx->set_output(0, loading.tensor);
+    } else {
+      Tensor* tensor = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, swapped->shape(), &tensor));
+      loading = Load<CopierFactory>(ctx, swapped, *tensor);
     }
-    auto filling = std::make_shared<Filling>(Filling{swapped, *tensor, copied});
-    // Behind the copy to the host, if that one is still under way.
-    swapped->copied()->OnEnd(
-        [copier = CopierFactory::Make(ctx),
-         filling = std::move(filling)](const absl::Status& status) mutable {
-          if (status.ok()) {
-            StartCopy(copier, std::move(filling));
-          } else {
-            EndCopy(std::move(filling), status);
-          }
-        });
+    SetVariantOutput(ctx, 1, Ticket{{}, loading.copied, loading.tensor.data(), swapped->account()});
+  }
+};
+
+template <typename CopierFactory>
+class PrefetchOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const auto* const list = Held<TensorList>(ctx->input(0));
+    OP_REQUIRES(ctx, list != nullptr, IsNoList());
+    ctx->set_output(0, ctx->input(0));
+    if (list->tensors().empty()) return;
+    const auto* const handle = Held<Handle>(list->tensors().back());
+    OP_REQUIRES(ctx, handle != nullptr, IsNoList());
+    const auto& swapped = handle->swapped;
+    if (swapped->IsPrefetched()) return;
+    Tensor tensor;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(swapped->dtype(), swapped->shape(), &tensor));
+    swapped->KeepPrefetched(Load<CopierFactory>(ctx, swapped, std::move(tensor)));
   }
 
  private:
-  // What a copy to the device needs until it has ended. Held by the copy alone.
-  struct Filling {
-    std::shared_ptr<Swapped> swapped;
-    Tensor tensor;
-    std::shared_ptr<Transfer> copied;
-  };
-
-  static void StartCopy(const std::shared_ptr<DeviceCopier>& copier,
-                        std::shared_ptr<Filling> filling) {
-    Swapped* const from = filling->swapped.get();
-    Tensor* const to = &filling->tensor;
-    from->CopyIn(copier, to, [filling = std::move(filling)](const Copied& copied) mutable {
-      EndCopy(std::move(filling), copied.status);
-    });
+  template <typename Value>
+  static const Value* Held(const Tensor& tensor) {
+    const bool is_scalar = tensor.dtype() == tensorflow::DT_VARIANT && tensor.NumElements() == 1;
+    return is_scalar ? tensor.flat<tensorflow::Variant>()(0).get<Value>() : nullptr;
   }
 
-  // The references go before anybody hears of the end: an op after Await may then
-  // be the tensor's only owner and work in place, and the host buffer is back in
-  // its pool.
-  static void EndCopy(std::shared_ptr<Filling> filling, const absl::Status& status) {
-    const auto copied = std::move(filling->copied);
-    filling.reset();
-    copied->End(status);
+  absl::Status IsNoList() const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("The input of Prefetch node '", name(), "' must be a list of what SwapOut returned."));
   }
 };
 
@@ -633,6 +727,8 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapOut").Device(tensorflow::DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Release").Device(tensorflow::DEVICE_CPU), ReleaseOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapIn").Device(tensorflow::DEVICE_CPU),
                         SwapInOp<CpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Prefetch").Device(tensorflow::DEVICE_CPU),
+                        PrefetchOp<CpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Await").Device(tensorflow::DEVICE_CPU), AwaitOp);
 
 // On a GPU, handles and tickets are not said to be in host memory, where they are: TensorFlow's
@@ -643,6 +739,8 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapOut").Device(tensorflow::DEVICE_GPU),
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Release").Device(tensorflow::DEVICE_GPU), ReleaseOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SwapIn").Device(tensorflow::DEVICE_GPU),
                         SwapInOp<GpuCopierFactory>);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Prefetch").Device(tensorflow::DEVICE_GPU),
+                        PrefetchOp<GpuCopierFactory>);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Await").Device(tensorflow::DEVICE_GPU), AwaitOp);
 
 }  // namespace

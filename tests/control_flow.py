@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from models import settle, train
@@ -489,10 +490,61 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
         "planned": plan.planned_peak_bytes,
         "bounds": len(unmodelled),
         "accumulators": len(plan.accumulators),
+        "prefetched": len(plan.prefetched),
         "remade": len(plan.remade),
         "encoded": len(plan.encoded),
         "inside": {i.body: [len(i.absences), len(i.order) - len(set(i.order))] for i in plan.inside},
         "host_bytes": plan.host_bytes,
+    }
+
+
+def _prefetching() -> Any:
+    """Lets what loops save be prefetched wherever it is swapped, whether it would be waited for or not."""
+    from tfswap.frontends.variants import Variants
+
+    stages = Variants.stages
+
+    def ahead(variants: Variants, smallest_bytes: int) -> list[Any]:
+        return [stage._replace(prefetched=stage.accumulators) for stage in stages(variants, smallest_bytes)]
+
+    return mock.patch.object(Variants, "stages", ahead)
+
+
+def prefetched(name: str, limit: str) -> dict[str, Any]:
+    """As `main`, with all that loops save prefetched."""
+    with _prefetching():
+        return main(name, limit, ("swap",))
+
+
+def any_number_of_iterations() -> dict[str, Any]:
+    """A step whose argument says how many of at most 6 iterations there are, with what its loop saves prefetched."""
+    import tfswap
+
+    settle()
+    (w,) = weights = _weights((64, 64))
+
+    def step(x: Any, n: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda i, h: i < n, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, x], maximum_iterations=6)[1]
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    x, first, numbers = _data(1000, 64), w.numpy().copy(), (6, 0, 1, 2, 6)
+    with _prefetching():
+        optimized = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=("swap",), on_exceeded="raise")
+        losses, peaks = [], []
+        for n in numbers:
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            losses.append(float(optimized(x, tf.constant(n))))
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    made = w.numpy().copy()
+    w.assign(first)
+    plain = [float(tf.function(step)(x, tf.constant(n))) for n in numbers]
+    return {
+        "same": losses == plain and bool((w.numpy() == made).all()),
+        "peaks": peaks,
+        "planned": optimized.plan().planned_peak_bytes,
+        "prefetched": len(optimized.plan().prefetched),
     }
 
 
@@ -568,6 +620,36 @@ def fail_inside() -> dict[str, int]:
     x, good, bad = _data(1000, 64), tf.constant(99), tf.constant(4)
     left = _fail_thrice(optimized, (x, good), (x, bad))
     return {"accumulators": len(optimized.plan().accumulators), **left}
+
+
+def fail_going_back() -> dict[str, int]:
+    """As `fail_inside`, in the loop that goes back, with an element on its way that nobody waits for any more."""
+    import tfswap
+
+    settle()
+    (w,) = weights = _weights((64, 64))
+
+    @tf.custom_gradient
+    def scaled_back(h: Any, i: Any, bad: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return tf.debugging.check_numerics(upstream / tf.cast(bad - i, tf.float32), "bad"), None, None
+
+        return tf.identity(h), gradient
+
+    def step(x: Any, bad: Any) -> Any:
+        def body(i: Any, h: Any) -> Any:
+            return i + 1, scaled_back(tf.tanh(h @ w), i, bad)
+
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda i, _: i < 8, body, [0, x], maximum_iterations=8)[1]
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    x, good, bad = _data(1000, 64), tf.constant(99), tf.constant(4)
+    with _prefetching():
+        optimized = tfswap.optimize(tf.function(step), memory_limit="80%", tactics=("swap",), on_exceeded="raise")
+        left = _fail_thrice(optimized, (x, good), (x, bad))
+    return {"prefetched": len(optimized.plan().prefetched), **left}
 
 
 def fail_in_micro_batch() -> dict[str, int]:

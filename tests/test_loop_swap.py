@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +11,15 @@ from processes import on_arena
 from test_passes import Golden, edges
 
 from tfswap.analysis.accumulators import find_accumulators
-from tfswap.analysis.bodies import record
-from tfswap.analysis.buffers import Element
+from tfswap.analysis.bodies import Record, record
+from tfswap.analysis.buffers import Contents, Element
+from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel
 from tfswap.frontends import pipeline
 from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.variants import Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
@@ -61,9 +64,10 @@ body %grad
 """
 
 
-def swapped(text: str = TEXT, *accumulators: str) -> Graph:
+def swapped(text: str = TEXT, *accumulators: str, ahead: bool = False) -> Graph:
     graph = parse_graph(text)
-    apply_loop_swap(graph, apply_bodies(graph, CPU), accumulators or ("saved",))
+    chosen = accumulators or ("saved",)
+    apply_loop_swap(graph, apply_bodies(graph, CPU), chosen, chosen if ahead else ())
     return graph
 
 
@@ -152,14 +156,47 @@ def test_the_rewritten_bodies():
     golden.check()
 
 
-def test_what_is_popped_and_not_read_does_not_come_back():
-    graph = swapped(TEXT.replace("TanhGrad(%view, %twice)", "Tanh(%twice)"))
+def test_the_rewritten_bodies_where_the_iteration_before_brings_back():
+    golden = Golden("loop_prefetch")
+    apply_loop_swap(golden.graph, apply_bodies(golden.graph, CPU), golden.arguments, golden.arguments)
+    assert verify(golden.graph) == 5
+    golden.check()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_is_popped_and_not_read_does_not_come_back(ahead):
+    graph = swapped(TEXT.replace("TanhGrad(%view, %twice)", "Tanh(%twice)"), ahead=ahead)
     assert verify(graph) == 2
     assert not any(node.op == names.SWAP_IN for body in graph.all_bodies() for node in body)
 
 
-def test_the_chain_of_a_body_is_one():
-    for body in swapped().all_bodies():
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fetches %next, %grad, %pop\n", "fetches %next, %grad, %saved\n"),  # it is not what the next one pops from
+        (  # two are popped in each iteration
+            "  feeds %i, %g, %saved\n  fetches %next, %grad, %pop\n",
+            "  %more = TensorListPopBack(%pop, %shape) {element_dtype=float32} -> variant[], float32[1024]\n"
+            "  %both = AddV2(%grad, %more:1) -> float32[1024]\n"
+            "  feeds %i, %g, %saved\n  fetches %next, %both, %more\n",
+        ),
+    ],
+)
+def test_what_the_next_iteration_pops_is_known_or_not_brought_back_before(old, new):
+    assert old in TEXT
+    text = TEXT.replace(old, new)
+    assert format_graph(swapped(text, ahead=True)) == format_graph(swapped(text))
+
+
+def test_what_a_conditional_saves_is_not_brought_back_before():
+    graph = parse_graph(OPTIONAL)
+    apply_loop_swap(graph, apply_bodies(graph, CPU), ["chosen[0]/some"], ["chosen[0]/some"])
+    assert verify(graph) == 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_chain_of_a_body_is_one(ahead):
+    for body in swapped(ahead=ahead).all_bodies():
         kernels = [n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity", names.SWAP_OUT)]
         for before, node in pairwise(kernels):
             assert before in node.controls or any(t.node is before for t in node.inputs), (before, node)
@@ -201,10 +238,10 @@ def test_the_forward_loop_keeps_nothing_of_what_is_swapped():
     assert (made.out_bytes, made.in_bytes) == (5 * 4 * KIB, 0)
 
 
-def test_the_backward_loop_holds_one_element():
-    graph = swapped()
+def going_back(graph: Graph, contents: Contents | None) -> tuple[int, int, Record]:
+    """The most that the loop back holds at once, and at its end, given what is known of its list; and its record."""
     node = graph["back"]
-    made = record(node, graph.bodies[node], CPU, [None, None, (Element(0, None),) * 5], [(0,), None, None])
+    made = record(node, graph.bodies[node], CPU, [None, None, contents], [(0,), None, None])
     live = most = 0
     temps: list[int] = []
     for event, amount in made.events:
@@ -214,9 +251,57 @@ def test_the_backward_loop_holds_one_element():
         elif event == "free":
             live -= temps[amount]
         most = max(most, live)
+    return most, live, made
+
+
+def test_the_backward_loop_holds_one_element():
+    most, left, made = going_back(swapped(), (Element(0, None),) * 5)
     # What came back, twice the gradient, and the state of the iteration before; no five elements.
     assert 2 * 4 * KIB <= most < 5 * 4 * KIB
+    assert left == 0
     assert (made.out_bytes, made.in_bytes) == (0, 5 * 4 * KIB)
+
+
+def test_the_backward_loop_holds_one_element_more_where_the_next_is_on_its_way():
+    """As many come back in all: the last iteration finds its list empty."""
+    elements = (Element(0, None),) * 5
+    (behind, _, _), (most, left, made) = going_back(swapped(), elements), going_back(swapped(ahead=True), elements)
+    assert (most, left) == (behind + 4 * KIB, 0)
+    assert (made.out_bytes, made.in_bytes, made.part_bytes) == (0, 5 * 4 * KIB, ())
+
+
+def test_of_a_list_of_which_nothing_is_known_one_more_may_be_on_its_way():
+    most, _, made = going_back(swapped(ahead=True), None)
+    assert most == going_back(swapped(ahead=True), (Element(0, None),) * 5)[0]
+    assert made.part_bytes == (4 * KIB,)  # what the list keeps that the loop has left
+
+
+def test_how_many_handles_a_list_in_a_list_keeps_is_known():
+    """Here a list of what five iterations have saved is all that another list keeps; there it is taken out again."""
+    nested = (
+        "%outer = EmptyTensorList(%any, %five) {element_dtype=variant} -> variant[]",
+        "%push = TensorListPushBack(%outer, %loop:2) {element_dtype=variant} -> variant[]",
+        "%pop = TensorListPopBack(%push, %any) {element_dtype=variant} -> variant[], variant[]",
+        "%back = ",
+    )
+    text = TEXT.replace("%back = ", "\n".join(nested)).replace("%loop:1, %loop:2)", "%loop:1, %pop:1)")
+    graph = swapped(text.replace("%zero = ", "%any = Const() -> int32[] = (-1,)\n%zero = ", 1), ahead=True)
+    flow = analyse_dataflow(graph, CPU)
+    assert flow.inner_in_bytes == flow.inner_out_bytes == 5 * 4 * KIB
+    assert not flow.inexact
+
+
+def slow_link(bytes_per_s: float) -> Costs:
+    return Costs(dataclasses.replace(Costs.of(CPU).rates, in_bytes_per_s=bytes_per_s))
+
+
+def test_a_loop_waits_less_for_a_copy_that_the_iteration_before_has_started():
+    costs = slow_link(4 * KIB / 1e-3)
+    behind, ahead = (swapped(ahead=ahead).bodies for ahead in (False, True))
+    (one,), (other,) = ([bodies[1] for node, bodies in all_.items() if node.name == "back"] for all_ in (behind, ahead))
+    (before_s,), (after_s,) = (costs.body_run(body).waits.values() for body in (one, other))
+    assert 0 < after_s < before_s < 1e-3  # a copy takes much longer than all kernels
+    assert costs.body_seconds(other) < costs.body_seconds(one)
 
 
 def test_what_a_loop_takes_at_once_is_not_what_all_its_iterations_take():
@@ -242,10 +327,9 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
 
 
-def optimizer(**options: Any) -> Optimizer:
-    return Optimizer(
-        parse_graph(TEXT.replace("[1024]", "[65536]").replace("(1024,)", "(65536,)")), CPU, Options(**options)
-    )
+def optimizer(costs: Costs | None = None, **options: Any) -> Optimizer:
+    graph = parse_graph(TEXT.replace("[1024]", "[65536]").replace("(1024,)", "(65536,)"))
+    return Optimizer(graph, CPU, Options(**options), costs=costs)
 
 
 def test_the_floor_is_lower_and_the_plan_says_why():
@@ -260,6 +344,24 @@ def test_the_floor_is_lower_and_the_plan_says_why():
     assert (row.name, row.nbytes, row.cost_bytes) == ("saved", 5 * 4 * 65536, 10 * 4 * 65536)
     assert "inside" in row.reason
     assert made.plan("108%", ordered=True).accumulators == ()
+
+
+def test_the_next_element_is_on_its_way_where_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch):
+    nbytes = 4 * 65536
+    how: dict[str, Any] = {"costs": slow_link(nbytes / 1e-3), "tactics": ("swap",)}
+    made = optimizer(**how)
+    floor = made.floor_bytes()
+    assert made.plan(floor).prefetched == ()
+    plan = made.plan(floor + nbytes)
+    assert plan.prefetched == plan.accumulators == ("saved",)
+    assert floor < plan.planned_peak_bytes <= floor + nbytes
+    assert plan.seconds < made.plan(floor).seconds
+    (row,) = (row for row in made.report(plan).swapped if row.op == "list")
+    assert "the iteration before" in row.reason
+    monkeypatch.setattr(Variants, "prefetched", lambda variants, stages: [])
+    without = optimizer(**how)
+    assert without.floor_bytes() == floor
+    assert without.plan(floor + nbytes).seconds > plan.seconds
 
 
 def test_more_memory_never_takes_longer():
@@ -298,6 +400,8 @@ def test_a_plan_for_another_list_is_refused():
         made.require_fit(Plan.from_json(text))
     with pytest.raises(InvalidModel, match='leaves "swap" out'):
         optimizer(tactics=("recompute",)).require_fit(made.plan(made.floor_bytes()))
+    with pytest.raises(InvalidModel, match="prefetches what loops save in 'states', and does not swap it"):
+        made.require_fit(dataclasses.replace(made.plan(made.floor_bytes()), prefetched=("states",)))
 
 
 # --- run --------------------------------------------------------------------------------------------------
@@ -319,6 +423,34 @@ def test_sixty_per_cent_of_the_unoptimised_peak(program):
     assert result["digest"] == expected["digest"]
     assert result["peak"] <= result["limit"]
     assert result["accumulators"] + result["remade"] > 0
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["while_loop", "nested", "branches", "scan", "lstm", "bidirectional", "until_small", "recurrent_micro_batches"],
+)
+def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(program):
+    pytest.importorskip("tensorflow")
+    expected = run(program, "unoptimised")
+    found = on_arena(f"import json, control_flow; print(json.dumps(control_flow.prefetched({program!r}, '80%')))")
+    assert found["digest"] == expected["digest"]
+    assert found["peak"] == found["planned"] <= found["limit"]
+    assert found["prefetched"] == found["accumulators"] > 0
+
+
+def test_a_loop_of_no_iterations_brings_nothing_back():
+    pytest.importorskip("tensorflow")
+    found = on_arena("import json, control_flow; print(json.dumps(control_flow.any_number_of_iterations()))")
+    assert found["same"]
+    assert found["prefetched"] > 0
+    assert max(found["peaks"]) == found["peaks"][-1] == found["planned"]
+
+
+def test_a_step_that_fails_going_back_lets_go_of_what_was_on_its_way():
+    pytest.importorskip("tensorflow")
+    result = on_arena("import json, control_flow; print(json.dumps(control_flow.fail_going_back()))")
+    assert result.pop("prefetched") > 0
+    assert result == {"failed": 3, "host_in_use": 0, "grown": 0}
 
 
 def test_a_step_that_fails_inside_gives_its_host_memory_back():

@@ -309,7 +309,7 @@ def test_the_last_element_of_a_list_is_on_its_way_before_it_is_popped():
 
 
 def test_an_empty_element_is_prefetched():
-    handles, handle = pop(load().ops.tfswap_prefetch(list=handles_of(tf.zeros([0, 4]))))
+    _, handle = pop(load().ops.tfswap_prefetch(list=handles_of(tf.zeros([0, 4]))))
     assert ops.await_copy(*ops.swap_in(handle, tf.float32)).shape == (0, 4)
 
 

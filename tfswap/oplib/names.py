@@ -22,8 +22,8 @@ SWAP_IN: Final = "Tfswap>SwapIn"
 # (tensor: T, ticket: variant) -> (output: T); attr T. Waits for that copy; the same buffer.
 AWAIT: Final = "Tfswap>Await"
 
-# (list: variant) -> (output: variant); attr nbytes: int (of the tensor, for plans). Does SwapIn's part for the last handle
-# of a tensor list, if there is one, and passes the list on.
+# (list: variant) -> (output: variant); attr nbytes: int (of the tensor, for plans). Does SwapIn's part for the last
+# handle of a tensor list, if there is one, and passes the list on.
 PREFETCH: Final = "Tfswap>Prefetch"
 
 ALL: Final = frozenset(

@@ -4,9 +4,13 @@ Where a body pushes a tensor on an accumulator (analysis/accumulators.py), the c
 tensor is there, what is pushed is the handle, and the iteration ends with the copy's release. Where a body pops, the
 iteration starts with the pops and with the copies back, and each is awaited just before its element is first read. So
 the list keeps handles, which are outside of the arena, and elements are in the arena for one iteration on either side.
+What is prefetched is there one iteration longer: each starts the copies back of what the next one pops, behind its own.
 
 Requires: bodies that have an order (passes/bodies.py). Ensures: they have one still, with every allocation and release
 of the copies in it; the same elements are pushed and popped in the same order. Decides nothing.
+
+Not handled: prefetching what is popped in a branch, or more than once in an iteration, and what the first iteration
+pops.
 """
 
 from __future__ import annotations
@@ -68,9 +72,9 @@ def apply_loop_swap(
 
 
 def looped_pops(graph: Graph, accumulators: Iterable[Accumulator]) -> dict[str, list[Place]]:
-    """By name of an accumulator, the pops that each iteration of a loop does once, of the list that the one before left.
+    """By name of an accumulator, the pops that each iteration does once, of the list that the one before has left.
 
-    Those of `graph` and its bodies alone; none of accumulators that have no such pops.
+    None of accumulators that have no such pops.
     """
     loops = [
         bodies[1]

@@ -20,7 +20,7 @@ REMEDY = "Plan again for this graph."
 
 
 def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
-    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists, or prefetches what it does not."""
+    """Raise InvalidModel when `plan` swaps inside of loops what is none of these lists, or prefetches what stays."""
     for name in plan.prefetched:
         if name not in plan.accumulators:
             raise InvalidModel(f"this plan prefetches what loops save in {name!r}, and does not swap it. {REMEDY}")

@@ -6,7 +6,7 @@ the limit: so more limit never gives a slower plan, here as on a ladder.
 
 What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
 saved: what takes not much longer to make again than to swap, or all that can be made again; what is saved besides is
-swapped then, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does:
+swapped then, or is not. Of what is swapped, what a loop would wait for is prefetched besides, or is not. Kernels take encodings where a tensor then goes early, or they need less memory, or none does:
 they cost next to nothing. What is encoded whole and decoded again takes time, and has stages too: first what frees most
 for its time.
 """
@@ -54,9 +54,10 @@ STAGES = 4
 """In so many steps what loops save is swapped, and tensors wait in a smaller form, each taking as much of the bytes."""
 AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
-MOST_VARIANTS = 1 + STAGES + 4 + 3 + 2 * STAGES
-"""Of a step: as it is, with what loops save swapped, with what they need not save made again, with kernels that take
-encodings, also beside the most of these, and with whole tensors in a smaller form besides, as sparse rows last."""
+MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
+"""Of a step: as it is, with what loops save swapped, with what they need not save made again, with what is swapped in
+these prefetched, with kernels that take encodings, also beside the most of these, and with whole tensors in a smaller
+form besides, as sparse rows last."""
 LONG_SHARE = 0.02
 """Of the step's time, which a tensor must wait for kernels that can take an encoding of it, and for them alone."""
 LEAST_SHARE = 0.02

@@ -7,9 +7,8 @@ the limit: so more limit never gives a slower plan, here as on a ladder.
 What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
 saved: what takes not much longer to make again than to swap, or all that can be made again; what is saved besides is
 swapped then, or is not. Of what is swapped, what a loop would wait for is prefetched besides, or is not.
-Kernels take encodings where a tensor then goes early, or they need less memory, or none does: they cost next to nothing.
-What is encoded whole and decoded again takes time, and has stages too: first what frees most
-for its time.
+Kernels take encodings where a tensor then goes early, or they need less memory, or none does: they cost next to
+nothing. What is encoded whole and decoded again takes time, and has stages too: first what frees most for its time.
 """
 
 from __future__ import annotations

@@ -82,6 +82,10 @@ def right_calls(draw: random.Random) -> list[Call]:
     pooled = tf.zeros([2, -(-rows // 2), -(-columns // 2), 3], dtype)
     handle = core.tfswap_swap_out(tensor=x)
     tensor, ticket = core.tfswap_swap_in(handle=handle, T=dtype)
+    none = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.variant
+    )
+    handles = tf.raw_ops.TensorListPushBack(input_handle=none, tensor=core.tfswap_swap_out(tensor=x))
     variable = tf.Variable(x)
     return [
         (codecs.tfswap_encode_mask, {"tensor": x, "predicate": "positive"}),
@@ -109,6 +113,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_swap_out, {"tensor": x, **CLAIM, "spill_dir": draw.choice(FOLDERS)}),
         (core.tfswap_swap_in, {"handle": handle, "T": dtype}),
         (core.tfswap_release, {"handle": handle}),
+        (core.tfswap_prefetch, {"list": handles, "nbytes": x.dtype.size * rows * columns}),
         (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),

@@ -161,18 +161,20 @@ class Deferring : public Allocator {
   }
 
   void DeallocateRaw(void* ptr) override {
+    Allocator* const allocator = allocator_;  // once this is counted, another thread may be the last, and delete it
     bool last;
     {
       std::lock_guard<std::mutex> lock(mu_);
       if (is_open_) return kept_.push_back(ptr);
       last = --alive_ == 0;
     }
-    allocator_->DeallocateRaw(ptr);
+    allocator->DeallocateRaw(ptr);
     if (last) delete this;
   }
 
   // Both have ended.
   void Close() {
+    Allocator* const allocator = allocator_;
     std::vector<void*> kept;
     bool last;
     {
@@ -182,7 +184,7 @@ class Deferring : public Allocator {
       alive_ -= kept.size();
       last = alive_ == 0;
     }
-    for (void* ptr : kept) allocator_->DeallocateRaw(ptr);
+    for (void* ptr : kept) allocator->DeallocateRaw(ptr);
     if (last) delete this;
   }
 

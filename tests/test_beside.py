@@ -431,8 +431,8 @@ from tensorflow.core.framework import node_def_pb2
 from tfswap.oplib.load import load
 ops = load().ops
 
-def kernel(op, *inputs, **attrs):
-    made = node_def_pb2.NodeDef(name=op.lower(), op=op, input=inputs)
+def kernel(op, *inputs, name="one", **attrs):
+    made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
     made.attr["T"].type = tf.float32.as_datatype_enum
     for key, value in attrs.items():
         made.attr[key].b = value
@@ -452,6 +452,7 @@ def in_use():
     return tf.config.experimental.get_memory_info("CPU:0")["current"]
 
 product = kernel("MatMul", "a", "b")
+another = kernel("MatMul", "a", "b", name="another")
 x, y = tf.random.stateless_normal([2, 300, 300], seed=(1, 2))
 wide, tall = tf.zeros([1, 40000]), tf.zeros([40000, 1])
 one, other = run(x, y, product, product)
@@ -462,7 +463,7 @@ results["shapes"] = [list(t.shape) for t in static.outputs]
 before = in_use()
 results["more awaited than made"] = [t.shape[0] for t in run(x, y, product, product, allocations=7)]
 results["first"] = refused(wide, y, product, product)
-results["second"] = refused(y, wide, product, product)
+results["second"] = refused(y, wide, product, another)
 results["types"] = refused(x, y, product, product, types=[tf.float32] * 3)
 results["not a node"] = refused(x, y, product, b"\\xff")
 results["no such op"] = refused(x, y, product, kernel("NoSuchOp", "a", "b"))
@@ -478,6 +479,8 @@ def test_a_pair_that_fails_says_why_and_keeps_nothing():
     assert found["more awaited than made"] == [300, 300]
     assert "Matrix size-incompatible" in found["first"]
     assert "Matrix size-incompatible" in found["second"]
+    assert "{{node one}}" in found["first"]
+    assert "{{node another}}" in found["second"]
     assert "Tin and Tout" in found["types"]
     assert "not a NodeDef" in found["not a node"]
     assert "NoSuchOp" in found["no such op"]

@@ -17,6 +17,7 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node
+from tfswap.oplib.names import BESIDE
 
 log = logging.getLogger("tfswap")
 
@@ -149,6 +150,13 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
     return made, bodies
 
 
+def _kernel_names(node: Any) -> list[str]:
+    """What TensorFlow calls a node that fails: by its name, or one that is part of it by its own."""
+    if node.op != BESIDE:
+        return [node.name]
+    return [type(node).FromString(kernel).name for kernel in node.attr["kernels"].list.s]
+
+
 def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any = None) -> tuple[Any, list[str]]:
     """The AtomicFunction that runs a FuncGraph, and the names of what its loops run, for `unregister`.
 
@@ -163,8 +171,9 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
 
         @property
         def graph_debug_info(self) -> Any:
-            inside = (node.name for name in body_names for node in runtime.get_function_def(name).node_def)
-            return SourceLines(original).debug_info([*(op.name for op in made.get_operations()), *inside])
+            nodes = [op.node_def for op in made.get_operations()]
+            nodes += [node for name in body_names for node in runtime.get_function_def(name).node_def]
+            return SourceLines(original).debug_info(name for node in nodes for name in _kernel_names(node))
 
     body_names = list(bodies.made)
     _register(list(bodies.made.values()))

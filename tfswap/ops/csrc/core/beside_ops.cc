@@ -265,9 +265,11 @@ class Side {
 
   void Run() { params_.op_kernel->Compute(ctx_.get()); }
 
-  // To the op's own outputs, or its status.
+  // To the op's own outputs, or its status, with the kernel's own name: the op's says nothing of the second.
   void HandOver(OpKernelContext* ctx) {
-    if (!ctx_->status().ok()) return ctx->SetStatus(ctx_->status());
+    if (!ctx_->status().ok()) {
+      return ctx->SetStatus(tensorflow::AttachDef(ctx_->status(), params_.op_kernel->def()));
+    }
     for (int i = 0; i < ctx_->num_outputs(); ++i) {
       const std::unique_ptr<Tensor> made(ctx_->release_output(i).tensor);
       ctx->set_output(output_ + i, *made);

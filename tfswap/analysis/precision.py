@@ -68,7 +68,9 @@ def _minifloat(name: str, exponent: int, mantissa: int, largest: float, values: 
 
 def _grouped(bits: int) -> Format:
     """Levels between the smallest and the largest of a group, rounded at random."""
-    error = f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours"
+    steps = 2**bits - 1
+    # A smaller step has no inverse in float32, and all values are the smallest then (csrc/codecs/codec_elements.h).
+    error = f"within 1/{steps} of the range of its {GROUP} neighbours, or {steps * 2**-126:.0e}"
     attrs = {"bits": bits, "group_size": GROUP}
     return Format(names.ENCODE_GROUPS, names.DECODE_GROUPS, attrs, GROUP, 8 + GROUP * bits // 8, error)
 

@@ -44,17 +44,11 @@ def encode_nodes(
     Args:
         running: makes the attributes by which a node runs bodies. A gate is told of them.
     """
-    from tensorflow.core.framework import node_def_pb2
-
     encode = _AttrEncoder()
     functions: dict[str, list[str]] = {}  # by device: who makes a body is there where it is run
     made: list[node_def_pb2.NodeDef] = []
     for node in graph:
-        proto = node_def_pb2.NodeDef(name=node.name, op=node.op, device=node.device)
-        proto.input.extend(i.node.name if i.index == 0 else i.name for i in node.inputs)
-        proto.input.extend("^" + c.name for c in node.controls)
-        for key, value in node.attrs.items():
-            proto.attr[key].CopyFrom(encode(value))
+        proto = encode.node(node)
         if node in graph.bodies:
             for key, value in running(node, graph.bodies[node]).items():
                 proto.attr[key].CopyFrom(value)
@@ -71,9 +65,10 @@ class _AttrEncoder:
     """Python to AttrValue, remembering what it has made: a graph repeats few distinct values."""
 
     def __init__(self) -> None:
-        from tensorflow.core.framework import attr_value_pb2
+        from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 
         self._proto = attr_value_pb2.AttrValue
+        self._node_proto = node_def_pb2.NodeDef
         self._made: dict[tuple[type, object], attr_value_pb2.AttrValue] = {}
 
     def __call__(self, value: object) -> attr_value_pb2.AttrValue:
@@ -84,6 +79,15 @@ class _AttrEncoder:
         if key not in self._made:
             self._made[key] = self._encode(value)
         return self._made[key]
+
+    def node(self, node: Node) -> node_def_pb2.NodeDef:
+        """A node without what it runs."""
+        proto = self._node_proto(name=node.name, op=node.op, device=node.device)
+        proto.input.extend(i.node.name if i.index == 0 else i.name for i in node.inputs)
+        proto.input.extend("^" + c.name for c in node.controls)
+        for key, value in node.attrs.items():
+            proto.attr[key].CopyFrom(self(value))
+        return proto
 
     def _encode(self, value: Any) -> attr_value_pb2.AttrValue:
         made = self._proto()
@@ -107,20 +111,10 @@ class _AttrEncoder:
         if item is None or isinstance(item, Dims):
             fill_shape(target.shape.add(), item)
             return
-        if isinstance(item, Node):
-            item = self._node(item)
+        if isinstance(item, Node):  # which is part of another
+            item = self.node(item).SerializeToString(deterministic=True)
         kind = self._scalar_kind(item)
         getattr(target, kind).append(enum_of(item) if kind == "type" else item)
-
-    def _node(self, node: Node) -> bytes:
-        """A node that is part of another one, serialised."""
-        from tensorflow.core.framework import node_def_pb2
-
-        proto = node_def_pb2.NodeDef(name=node.name, op=node.op, device=node.device)
-        proto.input.extend(tensor.name for tensor in node.inputs)
-        for key, value in node.attrs.items():
-            proto.attr[key].CopyFrom(self(value))
-        return proto.SerializeToString(deterministic=True)
 
     @staticmethod
     def _scalar_kind(value: object) -> str:

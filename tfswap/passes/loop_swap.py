@@ -55,9 +55,8 @@ def apply_loop_swap(
     chosen = [a for a in find_accumulators(graph) if a.name in swapped]
     order = {body: [body[name] for name in chain] for body, chain in zip(graph.all_bodies(), chains, strict=True)}
     edits = _edits(chosen)
-    looped = looped_pops(graph, chosen)
-    for accumulator in chosen:
-        for pop in looped.get(accumulator.name, ()) if accumulator.name in prefetched else ():
+    for pops in looped_pops(graph, [a for a in chosen if a.name in prefetched]).values():
+        for pop in pops:
             edits[pop.graph].ahead.add(pop)
     count = 0
     for where, edit in edits.items():

@@ -840,6 +840,7 @@ def _codecs() -> list[Case]:
         Case("Tfswap>EncodeMask", {"tensor": x}, {"predicate": "relu6"}),
         Case("Tfswap>EncodeMask", {"tensor": ["bool", [1000, 1001]]}, {"predicate": "true"}),
         Case("Tfswap>DecodeMask", {"mask": mask, "shape": _i([1_000_003])}),
+        Case("Tfswap>DecodeMask", {"mask": mask, "shape": _i([1_000_003])}, {"T": "float32"}),
         Case("Tfswap>MultiplyByMask", {"gradients": gradient, "mask": mask}),
         Case("Tfswap>LeakyReluGradFromMask", {"gradients": gradient, "mask": mask}, {"alpha": 0.2}),
         Case("Tfswap>SelectByMask", {"mask": mask, "then": x, "else": _c(0.0), "shape": _i([1_000_003])}),

@@ -90,6 +90,7 @@ def right_calls(draw: random.Random) -> list[Call]:
     return [
         (codecs.tfswap_encode_mask, {"tensor": x, "predicate": "positive"}),
         (codecs.tfswap_decode_mask, {"mask": mask, "shape": shape}),
+        (codecs.tfswap_decode_mask, {"mask": mask, "shape": shape, "T": dtype}),
         (codecs.tfswap_multiply_by_mask, {"gradients": x, "mask": mask}),
         (codecs.tfswap_leaky_relu_grad_from_mask, {"gradients": x, "mask": mask, "alpha": 0.2}),
         (codecs.tfswap_select_by_mask, {"mask": mask, "then": x, "else_": x, "shape": shape}),

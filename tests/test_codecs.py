@@ -102,6 +102,20 @@ def test_bools_are_packed_and_come_back(shape, seed):
     assert np.array_equal(back, x)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@random_tensors
+@given(shape=st.lists(st.integers(0, 9), max_size=4), seed=SEEDS)
+def test_masks_come_back_as_what_tensorflow_casts_from_bools(dtype, shape, seed):
+    x = np.random.default_rng(seed).random(shape) < 0.5
+    numbers = tf.cast(x, dtype)
+    mask = codecs.encode_mask(numbers, "positive")
+    assert bits(mask) == np.packbits(x, bitorder="little").tobytes()
+    back = codecs.decode_mask(mask, x.shape, dtype)
+    assert back.dtype == dtype
+    assert back.shape == x.shape
+    assert bits(back) == bits(numbers)
+
+
 def relu(x, g):
     return tf.raw_ops.ReluGrad(gradients=g, features=x), codecs.multiply_by_mask(g, codecs.encode_mask(x, "positive"))
 

@@ -349,6 +349,71 @@ signature = [tf.TensorSpec([None, 48, 48, 8])]
 """
 
 
+PREDICATES = """
+import json
+import tensorflow as tf
+from nets import floor_of, trained, unoptimised
+import tfswap
+
+slab = tf.raw_ops.Empty(shape=[400 << 20], dtype=tf.uint8)
+del slab
+weights = [tf.Variable(tf.random.stateless_normal([64, 64], seed=(i, 1)) * 0.2) for i in range(4)]
+start = [w.numpy() for w in weights]
+
+def train(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for w in weights:
+            h = activation(h @ w) + x
+            # Nobody needs what the activation gives.
+            h = tf.reshape(tf.reduce_sum(tf.reshape(h, [-1, 8, 8, 1]), 3, True) * 0.5, [-1, 64]) + x
+        loss = tf.reduce_mean(h * h)
+    for w, g in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.01 * g)
+    return loss
+
+def traced():
+    return tf.function(train, input_signature=[tf.TensorSpec([None, 64])])
+
+x = tf.random.stateless_normal([1 << 14, 64], seed=(3, 3))
+special = tf.concat([[[float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3e38, 0.0, 1.0] * 8], x[1:77]], 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        "tf.maximum(h, 0.0)",
+        "tf.maximum(h, 0.1 * h)",
+        "tf.minimum(1.0, h)",
+        "tf.clip_by_value(h, -1.0, 1.0)",
+        "h * tf.cast(h > 0, tf.float32)",
+        "tf.where(h > 0, h, 0.2 * h)",
+        "tf.raw_ops.Select(condition=h > 0, x=h, y=0.2 * h)",
+    ],
+)
+def test_what_depends_on_a_predicate_waits_as_a_mask(activation):
+    pytest.importorskip("tensorflow")
+    same, peak, floor, masks, map_bytes = on_arena(
+        f"activation = lambda h: {activation}"
+        + PREDICATES
+        + """
+floor = floor_of(traced(), x, tactics=("encode",))
+step = tfswap.optimize(traced(), memory_limit=floor + floor // 10, tactics=("encode",))
+calls = (x,), (special,), (x[:0],)
+expected, _ = unoptimised(lambda: trained(weights, start, traced(), *calls))
+made, peak = trained(weights, start, step, *calls)
+ops = [op.type for op in step.get_concrete_function(tf.TensorSpec(x.shape)).graph.get_operations()]
+print(json.dumps([made == expected, peak, floor, ops.count("Tfswap>EncodeMask"), 4 * tf.size(x).numpy().item()]))
+"""
+    )
+    assert same
+    assert peak <= floor + floor // 10
+    assert masks >= 4, "one for each layer"
+    # The inputs of four layers stay for their weights' gradients, and of a comparison's four maps none.
+    assert floor < 8.25 * map_bytes
+
+
 @pytest.mark.parametrize("asked", ["", ', tactics=("encode",)'])
 def test_a_step_with_encodings_keeps_its_bits_and_its_limit(asked):
     pytest.importorskip("tensorflow")

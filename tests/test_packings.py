@@ -120,6 +120,15 @@ def test_on_a_gpu_only_booleans_are_packed():
     assert smaller_form(graph["x"].out(), ranges, PLAIN) is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "form"), [("float32", "bits"), ("float16", "bits"), ("int32", "uint8"), ("int8", None)]
+)
+def test_what_is_cast_from_booleans_is_packed(dtype, form):
+    graph = parse_graph(f"{INTEGERS}%y = Cast(%flags) {{}} -> {dtype}[5,300]\nfeeds %x\nfetches %y\n")
+    found = smaller_form(graph["y"].out(), Ranges(graph), PLAIN)
+    assert (found and found.name) == form
+
+
 # --- the rewrite ------------------------------------------------------------------------------------------
 
 

@@ -14,12 +14,13 @@ import pytest
 
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.ir.graph import Graph
+from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.oplib import names
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join
+from tfswap.passes.likes import apply_likes
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -152,6 +153,38 @@ def test_split_sums():
     assert len(golden.graph) == before + 2 + 4
     golden.check()
     assert apply_split_sums(golden.graph, DeviceModel()) == 0
+
+
+def test_likes():
+    golden = Golden("likes")
+    before = len(golden.graph)
+    assert apply_likes(golden.graph) == 2
+    assert len(golden.graph) == before + 4
+    golden.check()
+    assert apply_likes(golden.graph) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_what_is_filled_with_ones_has_the_bits_of_ones(dtype):
+    tf = pytest.importorskip("tensorflow")
+    from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+    graph = parse_graph(f"""
+%x = Placeholder() {{dtype={dtype}}} -> {dtype}[3]
+%y = Neg(%x) {{T={dtype}}} -> {dtype}[3]
+%ones = OnesLike(%y) {{T={dtype}}} -> {dtype}[3]
+%zeros = ZerosLike(%y) {{T={dtype}}} -> {dtype}[3]
+feeds %x
+fetches %ones, %zeros
+""")
+    apply_likes(graph)
+    for name, expected in (("ones", 1), ("zeros", 0)):
+        value = graph[f"tfswap/{name}/value"].attrs["value"]
+        assert isinstance(value, Opaque)
+        number = tf.make_ndarray(TensorProto.FromString(value.data))
+        assert number.shape == ()
+        assert number.dtype == dtype
+        assert number == expected
 
 
 def test_split_custom_gradient():

@@ -422,6 +422,41 @@ def test_orders_are_topological_and_the_chosen_one_holds_no_more_than_the_traced
     assert live_peak(flow, chosen) <= best * ordering.PEAK_TIE
 
 
+def test_a_comparison_that_is_read_late_runs_when_it_is_the_last_to_read_what_is_larger():
+    flow = facts("""
+%x = Placeholder() {dtype=float32} -> float32[1024]
+%zero = Const() -> float32[]
+%a = Exp(%x) {T=float32} -> float32[1024]
+%b = Maximum(%a, %zero) {T=float32} -> float32[1024]
+%c = Exp(%b) {T=float32} -> float32[1024]
+%same = Neg(%b) {T=float32} -> float32[1024]
+%more = GreaterEqual(%a, %zero) {T=float32} -> bool[1024]
+%g = SelectV2(%more, %c, %same) {T=float32} -> float32[1024]
+feeds %x
+fetches %g
+""")
+    order = ordering.greedy_order(flow, ordering.traced_order(flow))
+    # Not before `b`, which reads `a` as well; and not `same`, which gains nothing.
+    assert [flow.nodes[i].name for i in order if flow.is_kernel[i]] == ["a", "b", "more", "c", "same", "g"]
+
+
+def test_what_reads_a_shape_waits_until_it_is_needed():
+    flow = facts("""
+%x = Placeholder() {dtype=float32} -> float32[1024]
+%zero = Const() -> float32[]
+%a = Exp(%x) {T=float32} -> float32[1024]
+%shape = Shape(%a) {T=float32, out_type=int32} -> int32[1]
+%fill = Fill(%shape, %zero) {T=float32} -> float32[1024]
+%b = Exp(%a) {T=float32} -> float32[1024]
+%c = Exp(%b) {T=float32} -> float32[1024]
+%g = Add(%fill, %c) {T=float32} -> float32[1024]
+feeds %x
+fetches %g
+""")
+    order = ordering.demand_order(flow, ordering.traced_order(flow))
+    assert [flow.nodes[i].name for i in order if flow.is_kernel[i]] == ["a", "shape", "b", "c", "fill", "g"]
+
+
 @slow
 @given(training_steps())
 def test_updates_come_as_soon_as_what_they_need_is_there(graph):

@@ -73,6 +73,16 @@ class Encoding(NamedTuple):
     encoded: TensorType
 
 
+_SELECT = Codec(
+    0,
+    (1, 2),
+    names.ENCODE_MASK,
+    names.SELECT_BY_MASK,
+    "true",
+    encoding_first=True,
+    wants_shape=True,
+    gpu=True,  # a choice, not a product
+)
 _WINDOW = ("ksize", "strides", "padding", "explicit_paddings")
 
 # Products and pooling: a GPU's kernels flush denormals and settle ties in their own ways, and were not compared.
@@ -89,16 +99,8 @@ _CODECS: dict[str, Codec] = {
     ),
     "Relu6Grad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "relu6"),
     "ReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "positive"),
-    "SelectV2": Codec(
-        0,
-        (1, 2),
-        names.ENCODE_MASK,
-        names.SELECT_BY_MASK,
-        "true",
-        encoding_first=True,
-        wants_shape=True,
-        gpu=True,  # a choice, not a product
-    ),
+    "Select": _SELECT,
+    "SelectV2": _SELECT,
 }
 
 

@@ -1,7 +1,8 @@
 """Whole tensors that can wait in a smaller form that gives back every bit, and what they are then.
 
 Integers whose range is known before the step runs (`analysis/ranges.py`) as the smallest unsigned integers that hold
-it, booleans as bits, floats of which many were measured to be zero as sparse rows (Jain et al., *Gist*, ISCA 2018).
+it, booleans and what is cast from them as bits, floats of which many were measured to be zero as sparse rows (Jain et
+al., *Gist*, ISCA 2018).
 
 Invariant: pure functions of the graph, the device and what was measured; what is listed decodes to the same bits,
 whatever a step is fed, and takes as many bytes. Not handled: the bodies of loops and conditionals.
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.ranges import Ranges, narrowest
-from tfswap.ir.graph import Dtype, Output
+from tfswap.ir.graph import Dtype, Node, Output
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.oplib import names
 
@@ -89,7 +90,7 @@ def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | 
     kind = tensor.type
     if kind.num_elements is None or kind.bound:
         return None
-    if kind.dtype == "bool":
+    if kind.dtype == "bool" or (kind.dtype in SPARSE_TYPES and _is_cast_from_bool(tensor.node)):
         return _bits(kind)
     if kind.dtype not in INTEGERS or device.kind != "cpu":  # a GPU would have to wait for what is out of range
         return None
@@ -100,10 +101,15 @@ def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | 
     return _integers(kind, narrow, found.low)
 
 
+def _is_cast_from_bool(node: Node) -> bool:
+    return node.op == "Cast" and node.inputs[0].type.dtype == "bool"
+
+
 def _bits(kind: TensorType) -> Form:
-    attrs = {"T": Dtype("bool"), "predicate": b"true"}
+    of = {"T": Dtype(kind.dtype)}
+    attrs = {**of, "predicate": b"true" if kind.dtype == "bool" else b"positive"}
     kept = (TensorType("uint8", (-(-(kind.num_elements or 0) // 8),)),)
-    return Form(BITS, 0, 0, names.ENCODE_MASK, names.DECODE_MASK, attrs, {"Tshape": Dtype("int32")}, kept)
+    return Form(BITS, 0, 0, names.ENCODE_MASK, names.DECODE_MASK, attrs, {**of, "Tshape": Dtype("int32")}, kept)
 
 
 def _integers(kind: TensorType, narrow: str, minimum: int) -> Form:

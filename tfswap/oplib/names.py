@@ -56,7 +56,7 @@ FREE_REST: Final = "Tfswap>FreeRest"
 # (tensor: T) -> (mask: uint8); attrs T, predicate ("positive", "relu6"; "true" for bool).
 ENCODE_MASK: Final = "Tfswap>EncodeMask"
 
-# (mask, shape) -> (tensor: bool); attr Tshape.
+# (mask, shape) -> (tensor: T); attrs T (bool, or numbers that are 1 and 0), Tshape.
 DECODE_MASK: Final = "Tfswap>DecodeMask"
 
 # (gradients: T, mask) -> (products: T); attr T. ReluGrad, Relu6Grad.

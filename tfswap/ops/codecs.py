@@ -25,9 +25,9 @@ def encode_mask(tensor: Any, predicate: str, name: str | None = None) -> Any:
     return load_codecs().ops.tfswap_encode_mask(tensor=tensor, predicate=predicate, name=name)
 
 
-def decode_mask(mask: Any, shape: Any, name: str | None = None) -> Any:
-    """The mask's bits as a bool tensor of that shape."""
-    return load_codecs().ops.tfswap_decode_mask(mask=mask, shape=shape, name=name)
+def decode_mask(mask: Any, shape: Any, dtype: Any = "bool", name: str | None = None) -> Any:
+    """The mask's bits as a tensor of that shape: bools, or ones and zeros of a floating type."""
+    return load_codecs().ops.tfswap_decode_mask(mask=mask, shape=shape, T=dtype, name=name)
 
 
 def multiply_by_mask(gradients: Any, mask: Any, name: str | None = None) -> Any:

@@ -9,7 +9,7 @@ once. These are SuperNeurons' liveness order (section 3.2) and list scheduling f
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.ops import decodes, encodes, reads_metadata_only
@@ -18,6 +18,9 @@ from tfswap.planner.simulate import simulate_memory
 
 PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
+
+NEXT_TO_NOTHING = 64
+"""What makes so many times the bytes that it reads may wait: those do no harm where they are."""
 
 
 def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
@@ -60,10 +63,14 @@ def traced_order(flow: Dataflow) -> list[int]:
 
 
 def demand_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
-    """`base`, but a node that reads nothing made in the step, or decodes, waits until something needs it."""
-    heavy_input = [any(flow.values[v].producer != PERSISTENT for v in flow.reads[i]) for i in range(len(flow.nodes))]
+    """`base`, but a node that reads next to nothing made in the step, or decodes, waits until something needs it."""
+
+    def allocates_only(i: int) -> bool:
+        read = [flow.values[v].nbytes for v in flow.reads[i] if flow.values[v].producer != PERSISTENT]
+        return not read or sum(read) * NEXT_TO_NOTHING <= sum(flow.values[v].nbytes for _, v in flow.makes[i])
+
     lazy = [
-        flow.is_kernel[i] and not flow.updates[i] and (not heavy_input[i] or decodes(flow.nodes[i].op))
+        flow.is_kernel[i] and not flow.updates[i] and (allocates_only(i) or decodes(flow.nodes[i].op))
         for i in range(len(flow.nodes))
     ]
     result: list[int] = []
@@ -106,25 +113,30 @@ def early_update_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
 
 
 def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
-    """`base`, but a ready kernel that frees at least what it allocates runs at once."""
-    unread = [0] * len(flow.values)
-    for reads in flow.reads:
+    """`base`, but a ready kernel that frees at least what it allocates runs at once.
+
+    So does one that was ready before, such as a comparison that only the backward pass reads, as soon as it is the
+    last to read something that is larger than what it makes.
+    """
+    unread: list[set[int]] = [set() for _ in flow.values]  # by value, those that have yet to read it
+    for i, reads in enumerate(flow.reads):
         for v in reads:
-            unread[v] += 1
+            unread[v].add(i)
+
+    def freed(i: int) -> int:
+        """Bytes, less those that it allocates."""
+        last = {v for v in flow.reads[i] if unread[v] == {i}} - flow.fetched
+        read = sum(flow.values[v].nbytes for v in last if flow.values[v].producer != PERSISTENT)
+        return read - sum(flow.values[v].nbytes for _, v in flow.makes[i])
 
     def shrinks(i: int) -> bool:
-        if not flow.is_kernel[i] or _lets_go(flow.nodes[i].op):
-            return True
-        freed = sum(
-            flow.values[v].nbytes
-            for v in set(flow.reads[i])
-            if flow.values[v].producer != PERSISTENT and v not in flow.fetched and unread[v] == flow.reads[i].count(v)
-        )
-        return sum(flow.values[v].nbytes for _, v in flow.makes[i]) <= freed
+        return not flow.is_kernel[i] or _lets_go(flow.nodes[i].op) or freed(i) >= 0
 
-    def ran(i: int) -> None:
+    def ran(i: int) -> list[int]:
         for v in flow.reads[i]:
-            unread[v] -= 1
+            unread[v].discard(i)
+        last = {r for v in flow.reads[i] if len(unread[v]) == 1 for r in unread[v]}
+        return [r for r in last if freed(r) > 0]
 
     return _list_schedule(flow, base, shrinks, ran)
 
@@ -164,21 +176,30 @@ def _list_schedule(
     flow: Dataflow,
     base: Sequence[int],
     urgent: Callable[[int], bool],
-    ran: Callable[[int], None] = lambda _: None,
+    ran: Callable[[int], Iterable[int]] = lambda _: (),
 ) -> list[int]:
-    """Repeatedly the ready node that comes first in `base`; those found `urgent` when they get ready first."""
+    """Repeatedly the ready node that comes first in `base`; urgent ones first.
+
+    Args:
+        urgent: asked when a node gets ready.
+        ran: told of each node as it runs; gives those that are urgent from then on.
+    """
     rank = _ranks(base)
     waiting = [len(deps) for deps in flow.deps]
     users = flow.users
-    ready: list[tuple[bool, int]] = []
-    for i, count in enumerate(waiting):
-        if not count:
-            heapq.heappush(ready, (not urgent(i), rank[i]))
+    ready = [(not urgent(i), rank[i]) for i, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    done = [False] * len(base)
     result: list[int] = []
     while ready:
         i = base[heapq.heappop(ready)[1]]
+        if done[i]:
+            continue  # it was urgent meanwhile
+        done[i] = True
         result.append(i)
-        ran(i)
+        for other in ran(i):
+            if not waiting[other]:
+                heapq.heappush(ready, (False, rank[other]))
         for user in users[i]:
             waiting[user] -= 1
             if not waiting[user]:

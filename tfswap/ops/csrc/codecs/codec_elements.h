@@ -336,6 +336,22 @@ struct DecodeMask {
   }
 };
 
+// One where the mask has a bit, else zero: a cast of bools.
+template <typename T>
+struct MaskAsNumbers {
+  const uint8_t* mask;
+  int64_t count;
+  T one;
+  T* values;
+
+  TFSWAP_HD void operator()(int64_t byte) const {
+    T* const to = values + 8 * byte;
+    const T set = one;
+    ForEachBit(mask[byte], count - 8 * byte,
+               [to, set](int k, int32_t bit) { to[k] = Choose(bit != 0, set, T{}); });
+  }
+};
+
 // gradients * cast(mask): what ReluGrad and Relu6Grad compute (relu_op_functor.h). A product, not
 // a choice: NaN * 0 is NaN, -1 * 0 is -0 and a denormal times 1 may be 0 there, and so here.
 // Which is why the bit is converted: of `bit ? 1 : 0` compilers make a choice. The output may

@@ -54,12 +54,13 @@ predicate: positive: x > 0. relu6: 0 < x < 6. true: the value itself; for bool a
 REGISTER_OP("Tfswap>DecodeMask")
     .Input("mask: uint8")
     .Input("shape: Tshape")
-    .Output("tensor: bool")
+    .Output("tensor: T")
+    .Attr("T: {bool, half, bfloat16, float, double} = DT_BOOL")
     .Attr("Tshape: {int32, int64} = DT_INT32")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return ShapeFromTensor(c, 1); })
     .Doc(R"doc(
-The bits of a mask as a bool tensor of the given shape.
+The bits of a mask as a tensor of the given shape: true and false, or 1 and 0.
 )doc");
 
 REGISTER_OP("Tfswap>MultiplyByMask")
@@ -142,7 +143,7 @@ class EncodeMaskOp : public OpKernel {
   std::string predicate_;
 };
 
-template <typename Device>
+template <typename Device, typename T>
 class DecodeMaskOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -151,10 +152,18 @@ class DecodeMaskOp : public OpKernel {
     Tensor* tensor = nullptr;
     OP_REQUIRES_OK(ctx, AllocateDecoded(
                             ctx, [](int64_t count) { return codec::CeilDiv(count, 8); }, &tensor));
-    if constexpr (std::is_same_v<Device, Cpu>) {
-      if (HasAvx512()) return Decode<true>(ctx, tensor);
+    if constexpr (!std::is_same_v<T, bool>) {
+      Device::Run(ctx, ctx->input(0).NumElements(), kCyclesPerByte,
+                  codec::MaskAsNumbers<Element<T>>{Elements<uint8_t>(ctx->input(0)),
+                                                   tensor->NumElements(),
+                                                   codec::Rounded<Element<T>>(1),
+                                                   MutableElements<T>(tensor)});
+    } else {
+      if constexpr (std::is_same_v<Device, Cpu>) {
+        if (HasAvx512()) return Decode<true>(ctx, tensor);
+      }
+      Decode<false>(ctx, tensor);
     }
-    Decode<false>(ctx, tensor);
   }
 
  private:
@@ -258,9 +267,17 @@ class SelectByMaskOp : public OpKernel {
   REGISTER_KERNEL_BUILDER(                                                             \
       Name("Tfswap>" op).Device(tensorflow::DEVICE_##device).TypeConstraint<type>("T"), \
       kernel<kind, type>)
+#define REGISTER_DECODE_MASK(type)                              \
+  REGISTER("DecodeMask", CPU, Cpu, type, DecodeMaskOp);         \
+  REGISTER_KERNEL_BUILDER(Name("Tfswap>DecodeMask")             \
+                              .Device(tensorflow::DEVICE_GPU)   \
+                              .TypeConstraint<type>("T")        \
+                              .HostMemory("shape"),             \
+                          DecodeMaskOp<Gpu, type>)
 #define REGISTER_FOR_TYPE(type)                                                           \
   REGISTER("EncodeMask", CPU, Cpu, type, EncodeMaskOp);                                   \
   REGISTER("EncodeMask", GPU, Gpu, type, EncodeMaskOp);                                   \
+  REGISTER_DECODE_MASK(type);                                                             \
   REGISTER("MultiplyByMask", CPU, Cpu, type, MultiplyByMaskOp);                           \
   REGISTER("MultiplyByMask", GPU, Gpu, type, MultiplyByMaskOp);                           \
   REGISTER("LeakyReluGradFromMask", CPU, Cpu, type, LeakyReluGradFromMaskOp);             \
@@ -274,16 +291,13 @@ class SelectByMaskOp : public OpKernel {
 
 REGISTER("EncodeMask", CPU, Cpu, bool, EncodeMaskOp);
 REGISTER("EncodeMask", GPU, Gpu, bool, EncodeMaskOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>DecodeMask").Device(tensorflow::DEVICE_CPU),
-                        DecodeMaskOp<Cpu>);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>DecodeMask").Device(tensorflow::DEVICE_GPU).HostMemory("shape"),
-    DecodeMaskOp<Gpu>);
+REGISTER_DECODE_MASK(bool);
 REGISTER_FOR_TYPE(Eigen::half);
 REGISTER_FOR_TYPE(tensorflow::bfloat16);
 REGISTER_FOR_TYPE(float);
 REGISTER_FOR_TYPE(double);
 #undef REGISTER_FOR_TYPE
+#undef REGISTER_DECODE_MASK
 #undef REGISTER
 
 }  // namespace

@@ -170,7 +170,8 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     import tfswap
     from tfswap.frontends.grappler import as_planned
     from tfswap.frontends.machine import current_device
-    from tfswap.frontends.pipeline import Optimizer, Options
+    from tfswap.frontends.options import Options
+    from tfswap.frontends.pipeline import Optimizer
     from tfswap.importers.function import import_function
 
     slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)

@@ -103,7 +103,8 @@ def staged(
     from tfswap.exporters.function import export_function
     from tfswap.frontends import machine
     from tfswap.frontends.grappler import as_planned
-    from tfswap.frontends.pipeline import Optimizer, Options
+    from tfswap.frontends.options import Options
+    from tfswap.frontends.pipeline import Optimizer
     from tfswap.importers.function import import_function
     from tfswap.planner.planner import TACTICS
 

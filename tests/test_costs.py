@@ -19,7 +19,8 @@ from tfswap.analysis.devices import NAMES, THIS, Rates, default_rates, described
 from tfswap.analysis.profile import Density, Profile, Timed, types_of
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.profile import kernel_runs
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node

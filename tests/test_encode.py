@@ -16,7 +16,8 @@ from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
 from tfswap.errors import InvalidModel
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.oplib import names
@@ -146,7 +147,7 @@ fetches %s
 def chosen(*layers: Layer) -> set[str]:
     """The tensors whose encodings gain something in a step of these layers."""
     optimizer = optimizer_of(training_step(layers, rows=512, width=128))
-    found = optimizer.variants.encoded(optimizer.planner_of)
+    found = optimizer.variants.encoded(optimizer.search.planner_of)
     kernels = found.encoded if found else ()
     return {e.tensor.name for e in find_encodings(optimizer.settled, PLAIN) if e.kernel.name in kernels}
 
@@ -217,17 +218,17 @@ def test_what_one_variant_has_made_is_not_in_the_way_of_the_others():
     optimizer = optimizer_of(residual())
     without, within = Resident(1 << 20), Resident(2 << 20, instantiated=True)
     optimizer.suppose(without)
-    rewriting = optimizer.variants.encoded(optimizer.planner_of)
+    rewriting = optimizer.variants.encoded(optimizer.search.planner_of)
     assert rewriting is not None
     plain = dataclasses.replace(optimizer.lowest(), encoded=())
     encoded = dataclasses.replace(plain, encoded=rewriting.encoded)
     optimizer.suppose_made(encoded, within)
     assert optimizer.has_made(encoded)
     assert not optimizer.has_made(plain)
-    assert optimizer.planner_of(optimizer.variant_of(encoded)).resident is within
-    assert optimizer.planner_of(optimizer.variant_of(plain)).resident is without
+    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).resident is within
+    assert optimizer.search.planner_of(optimizer.variant_of(plain)).resident is without
     optimizer.suppose_made(plain, without)
-    assert optimizer.planner_of(optimizer.variant_of(encoded)).resident is within
+    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).resident is within
 
 
 def test_what_must_stay_is_not_encoded():
@@ -247,7 +248,7 @@ def test_encodings_never_cost_anything(graph, share):
     floor = without.floor_bytes()
     assert optimizer.floor_bytes() <= floor
     limit = floor + int(max(0, without.baseline.peak_bytes - floor) * share)
-    plain, plan = without.candidate(limit), optimizer.plan(limit, ordered=True)
+    plain, plan = without.search.fastest(limit), optimizer.plan(limit, ordered=True)
     assert plain is not None
     assert plan.seconds <= plain.candidate.timing.total_s
     assert plan.planned_peak_bytes <= limit

@@ -21,7 +21,7 @@ from tfswap.frontends import cli, fit
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.fit import CONFIRMATIONS, PROBED_SHARE, PROBES, Search, axes_of, largest_that_runs, max_batch
 from tfswap.frontends.function import OptimizedFunction
-from tfswap.frontends.pipeline import Options, Spill
+from tfswap.frontends.options import Options, Spill
 from tfswap.frontends.training_step import TrainingStep
 
 CPU = DeviceModel()

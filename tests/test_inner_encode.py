@@ -15,7 +15,8 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.inner_encodings import find_inner_encodings
 from tfswap.errors import InvalidModel
 from tfswap.frontends import pipeline
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.oplib import names

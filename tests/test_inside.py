@@ -16,7 +16,8 @@ from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
 from tfswap.frontends import pipeline
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.passes.bodies import apply_bodies

@@ -14,7 +14,8 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.loop_recompute import choose_remade, find_passages
 from tfswap.errors import InvalidModel
 from tfswap.frontends import pipeline
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.passes.bodies import apply_bodies
 from tfswap.passes.loop_recompute import apply_loop_recompute

@@ -18,7 +18,8 @@ from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel
 from tfswap.frontends import pipeline
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.variants import Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph

@@ -19,7 +19,8 @@ from tfswap.analysis.profile import Density, Profile, types_of
 from tfswap.analysis.ranges import Range, Ranges, narrowest
 from tfswap.errors import InvalidModel
 from tfswap.frontends.arguments import as_rules
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
@@ -282,7 +283,7 @@ def test_a_plan_has_no_more_sparse_rows_than_its_limit_needs():
 def test_what_frees_most_for_its_time_is_sparse_first():
     shares = {f"relu{i}": 0.1 + i / 40 for i in range(1, 12, 2)}  # sparser where it begins
     optimizer = sparse_net(shares, tactics=("encode",))
-    stages = optimizer.variants.sparse(optimizer.planner_of, optimizer.variants.base)
+    stages = optimizer.variants.sparse(optimizer.search.planner_of, optimizer.variants.base)
     tensors = [[p.tensor for p in stage.packed] for stage in stages]
     assert tensors == [[f"relu{2 * i + 1}:0" for i in range(count)] for count in (1, 2, 3, 4)]
     assert len({stage.encoded for stage in stages}) == 1  # masks cost nothing

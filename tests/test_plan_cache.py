@@ -19,7 +19,8 @@ from processes import last_json, on_arena, run_together
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.frontends import plan_cache
-from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.planner.plan import Plan
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2

@@ -20,7 +20,8 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, default_rates
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import is_pure, reads_variable, writes_variable
 from tfswap.ir.text import parse_graph

@@ -17,7 +17,8 @@ import tfswap
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.frontends import cli
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.oplib import names
 
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "128", "TF_ENABLE_ONEDNN_OPTS": "0"}

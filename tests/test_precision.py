@@ -15,7 +15,8 @@ from tfswap.analysis.phases import backward_nodes
 from tfswap.analysis.precision import FORMATS, Reduction, asked_for, saved_tensors
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.arguments import as_rules
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.oplib import names

@@ -10,7 +10,8 @@ from graphs import Layer, training_step, training_steps
 from hypothesis import given, settings
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.planner.planner import promised
 from tfswap.planner.record import NOBODY, Record, record_planned

@@ -19,7 +19,8 @@ from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Machine, default_rates
 from tfswap.errors import TfswapError
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.simulate import sweep
 from tfswap.planner.baseline import record_baseline
 from tfswap.planner.record import record_planned

@@ -155,7 +155,8 @@ def test_a_disk_that_is_described_as_slow_gets_less():
         """
 import dataclasses
 from tfswap.analysis.cost import Costs
-from tfswap.frontends.pipeline import Options, Optimizer, Spill
+from tfswap.frontends.options import Options, Spill
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends import machine
 from tfswap.importers.function import import_function
 

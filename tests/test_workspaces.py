@@ -14,7 +14,8 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, described
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph

@@ -80,7 +80,7 @@ def _links() -> dict[str, Any]:
     from tfswap.analysis.cost import Costs
     from tfswap.analysis.devices import described
     from tfswap.frontends.offline import offline_optimizer
-    from tfswap.frontends.pipeline import Options
+    from tfswap.frontends.options import Options
     from tfswap.frontends.training_step import find_step
     from tfswap.planner.planner import TACTICS
 

@@ -11,8 +11,10 @@ from tfswap.analysis.precision import EVERYTHING, PRECISIONS, Rules
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
-from tfswap.frontends.pipeline import TACTICS, Optimizer, Options, Spill
+from tfswap.frontends.options import Options, Spill
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.planner.plan import Plan
+from tfswap.planner.planner import TACTICS
 from tfswap.planner.tiers import STAGING_BYTES
 from tfswap.sizes import check_limit, format_bytes, parse_limit
 

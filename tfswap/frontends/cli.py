@@ -376,7 +376,7 @@ def _batch_size(text: str) -> int:
 
 
 def _tactics(text: str) -> tuple[str, ...]:
-    from tfswap.frontends.pipeline import Options
+    from tfswap.frontends.options import Options
 
     tactics = tuple(filter(None, (t.strip() for t in text.split(","))))
     return _checked(tactics, lambda: Options(tactics))
@@ -389,7 +389,7 @@ def _spill_limit(text: str) -> str:
 def _precision(text: str) -> Any:
     """One for all, or pairs from "head/*=exact;*=fp8"."""
     from tfswap.frontends.arguments import as_rules
-    from tfswap.frontends.pipeline import Options
+    from tfswap.frontends.options import Options
 
     rules = text
     if "=" in text:

@@ -25,7 +25,8 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, whole
 from tfswap.frontends.function import OptimizedFunction, undecorated
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.profile import restored
 from tfswap.frontends.simulate import target
 from tfswap.frontends.training_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
@@ -221,7 +222,7 @@ class Search:
     def candidate(self, size: int) -> Candidate | None:
         """The plan for a size; None where none keeps the limit."""
         optimizer = self.optimizer(size)
-        found = optimizer.candidate(self.limit_bytes - optimizer.extra_margin_bytes)
+        found = optimizer.search.fastest(self.limit_bytes - optimizer.extra_margin_bytes)
         return None if found is None else found.candidate
 
     def floor_bytes(self, size: int) -> int:

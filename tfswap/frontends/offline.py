@@ -12,7 +12,8 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Request
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.ir.graph import Graph
@@ -118,7 +119,7 @@ def offline_optimizer(
         graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
     )
     largest = max((t.nbytes or 0 for t in held), default=0)
-    slack = min(largest, int(made.live_peak_bytes * SLACK_SHARE))
+    slack = min(largest, int(made.search.live_peak_bytes * SLACK_SHARE))
     made.extra_margin_bytes = max(slack, min(resident.total_bytes, SLACK_BYTES))
     return made
 

@@ -6,39 +6,28 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from tfswap import progress
 from tfswap.analysis.bodies import UnboundedLoop, overlapping_bytes
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.folding import computed_bytes, kept_constants, thrown_away
-from tfswap.analysis.inner_encodings import is_inner
 from tfswap.analysis.precision import (
-    PRECISIONS,
-    Rules,
-    asked_for,
     asked_precision,
-    find_reductions,
-    saved_tensors,
-    speaks_of,
 )
-from tfswap.analysis.profile import Profile
 from tfswap.collector import without_collector
-from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.frontends.backward import trains
 from tfswap.frontends.grappler import MOST_NODES, as_executed
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
-from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.options import Options
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
+from tfswap.frontends.search import Search
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
-from tfswap.ir.views import origin
 from tfswap.oplib.names import OUTSIDE
-from tfswap.passes.claim import Claim
 from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.devices import apply_carriers
@@ -57,17 +46,13 @@ from tfswap.passes.verify import require_stock, verify
 from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
-from tfswap.planner.inside import Rung, least_around
-from tfswap.planner.ordering import choose_order
 from tfswap.planner.plan import Plan, fingerprint
-from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, SOLVERS, TACTICS, Candidate, Planner, promised
-from tfswap.planner.problem import smallest_bytes
+from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, TACTICS, Planner, promised
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
 from tfswap.planner.reuse import largest_working_set
-from tfswap.planner.schedule import build_schedule, planned_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory, simulate_memory
-from tfswap.planner.tiers import STAGING_BYTES, Tiers
+from tfswap.planner.schedule import planned_schedule
+from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
 from tfswap.report.report import Report, make_report
 from tfswap.report.timeline import Timeline
 from tfswap.sizes import format_bytes, parse_limit
@@ -82,106 +67,10 @@ HELD_SPREAD = 1.3
 """The same where gradients are taken outside: what TensorFlow's tape holds besides is not all known. A transformer came
 to 1.26 of what was predicted."""
 
-OTHER_SHARE = 0.3
-"""Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
-tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
-
 RECALLED_NOTE = (
     "this plan was made before, for the same step and limit, and comes from the plan cache on disk. It was simulated "
     "again in the arena that is there now, and its peak is of that. TFSWAP_PLAN_CACHE=off plans anew"
 )
-
-
-@dataclass(frozen=True)
-class Spill:
-    """A folder for swapped tensors.
-
-    Attributes:
-        folder: its path.
-        limit_bytes: the most that they may take there; None for no limit.
-    """
-
-    folder: str
-    limit_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user may ask for, besides the limit.
-
-    Attributes:
-        tactics: subset of TACTICS; ordering is always on.
-        host_limit_bytes: the most host memory for swapped tensors; None for no limit.
-        spill: where they go that find no room there; None where they may go nowhere else.
-        keep: names of tensors that must stay ("node:0").
-        solver: who chooses what is swapped, of SOLVERS: the baselines are there to be compared with.
-        profile: measured times to plan with.
-        precision: what waits for the backward pass in fewer bits; nothing by default.
-        limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
-        portable: use TensorFlow's own ops alone.
-    """
-
-    tactics: tuple[str, ...] = TACTICS
-    host_limit_bytes: int | None = None
-    spill: Spill | None = None
-    keep: frozenset[str] = frozenset()
-    solver: str = "default"
-    profile: Profile | None = None
-    precision: Rules = ()
-    limit_workspaces: bool = False
-    portable: bool = False
-
-    @property
-    def tiers(self) -> Tiers:
-        """What there is for swapped tensors."""
-        if self.spill is None:
-            return Tiers(self.host_limit_bytes)
-        host = None if self.host_limit_bytes is None else self.host_limit_bytes - STAGING_BYTES
-        return Tiers(host, self.spill.limit_bytes)
-
-    def claim(self, owner: int, plan: Plan) -> Claim:
-        """What a step of `owner` takes with `plan`, and may take."""
-        spill = self.spill
-        if spill is None:
-            return Claim(owner, plan.host_bytes, self.host_limit_bytes)
-        return Claim(
-            owner,
-            plan.host_bytes,
-            self.host_limit_bytes,
-            spill.folder,
-            plan.disk_bytes,
-            spill.limit_bytes,
-            plan.saved_disk_bytes,
-        )
-
-    def names(self, node: str) -> bool:
-        """Whether something is asked of the node of this name, and not of all."""
-        return speaks_of(node, self.precision) or any(tensor.partition(":")[0] == node for tensor in self.keep)
-
-    def __post_init__(self) -> None:
-        unknown = [t for t in self.tactics if t not in TACTICS]
-        if unknown:
-            raise TfswapError(f"tactics names {unknown[0]!r}; known are {', '.join(map(repr, TACTICS))}")
-        chosen = SOLVERS.get(self.solver)
-        if chosen is None:
-            raise TfswapError(f"solver is {self.solver!r}; known are {', '.join(map(repr, SOLVERS))}")
-        if frozenset(self.tactics) - {"encode"} not in chosen:
-            takes = "; or ".join(" and ".join(map(repr, sorted(moves))) for moves in chosen)
-            raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
-        strange = [p for _, p in self.precision if p not in PRECISIONS]
-        if strange:
-            raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")
-        if self.portable and (self.precision or self.spill):
-            raise TfswapError(
-                f"{'precision' if self.precision else 'spill_dir'} is given and portable too: it takes tfswap's ops, "
-                "and a portable model has none. Leave one of the two out."
-            )
-
-    def on(self, device: DeviceModel) -> Options:
-        """What of this can be done on a device: TensorFlow's own copies to the host leave a CPU's tensors in place."""
-        if not self.portable or device.kind != "cpu":
-            return self
-        return dataclasses.replace(self, tactics=tuple(tactic for tactic in self.tactics if tactic != "swap"))
 
 
 class Optimizer:
@@ -249,35 +138,12 @@ class Optimizer:
         apply_share(settled)
         settled.prune()
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.variants = Variants(settled, self._facts, device, self.costs, portable=portable)
+        self.search = Search(settled, self._facts, device, self.options, self.costs, resident)
         self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
-        if self.options.precision:
-            self.variants.base = self._in_precision()
-        self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
-        self.suppose(resident)
+        self._suppose_bytes(resident)
         self._first_resident = self._baseline_resident = resident
         self._first_bytes = self.resident_bytes
         self._baseline_known = False
-
-    def _in_precision(self) -> Rewriting:
-        """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
-
-        Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
-        """
-        graph, flow = self.settled, self.flow
-        cost_s = self.costs.of_step(flow)
-        order = choose_order(flow, cost_s)
-        live = simulate_memory(flow, build_schedule(order, ()), live=True)
-        kept = {origin(graph.tensor(name)).name for name in (*self.options.keep, *marked_to_keep(graph))}
-        saved = {name: s for name, s in saved_tensors(graph).items() if name not in kept}
-        asked = asked_for(saved, self.options.precision, smallest_bytes(live.peak_bytes))
-        exact = tuple(
-            e.kernel.name
-            for e in find_encodings(graph, self.device, same_bits=False)
-            if any(origin(t).name in asked for p, t in enumerate(e.kernel.inputs) if p not in e.codec.kept)
-        )
-        reductions = find_reductions(flow, order, cost_s, self.costs.rates, saved, asked, exact)
-        return Rewriting(encoded=exact, reduced=tuple(reductions)) if reductions else PLAIN
 
     def renew_baseline(self) -> None:
         """Let the unoptimised peak be that in the arena as it is supposed to be now.
@@ -285,7 +151,7 @@ class Optimizer:
         What another process has found out is of an arena with the step's constants in it, and stays.
         """
         if not self._baseline_known:
-            self._baseline_resident = self._resident_of(PLAIN)
+            self._baseline_resident = self.search.resident_of(PLAIN)
             self.__dict__.pop("baseline", None)
 
     @functools.cached_property
@@ -339,29 +205,25 @@ class Optimizer:
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
-        self._resident = resident
-        self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
-        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
-        self._planners: dict[Rewriting, Planner] = {}
+        self.search.suppose(resident)
+        self._suppose_bytes(resident)
 
     def suppose_made(self, plan: Plan, resident: Resident) -> None:
-        """Plan from now on for an arena with this content, which is that of `suppose` and what `plan` has made there.
+        """Plan from now on for an arena with this content: that of `suppose`, and what `plan` has made there."""
+        self.search.suppose_made(Rewriting.of(plan), resident)
+        self._suppose_bytes(resident)
 
-        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
-        other's.
-        """
-        made = _rewriting(plan).outside
-        self._made[made] = resident
-        for rewriting in [r for r in self._planners if r.outside == made]:
-            del self._planners[rewriting]
+    def _suppose_bytes(self, resident: Resident) -> None:
         self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
-        return _rewriting(plan).outside in self._made
+        return self.search.has_made(Rewriting.of(plan))
 
-    def _resident_of(self, rewriting: Rewriting) -> Resident:
-        return self._made.get(rewriting.outside, self._resident)
+    @property
+    def variants(self) -> Variants:
+        """The step's variants."""
+        return self.search.variants
 
     @property
     def settled(self) -> Graph:
@@ -376,157 +238,7 @@ class Optimizer:
     @property
     def planner(self) -> Planner:
         """The planner for `settled`, in the arena as it is supposed to be."""
-        return self.planner_of(self.variants.plain)
-
-    def planner_of(self, variant: Variant) -> Planner:
-        """The planner for a variant, in the arena as it is supposed to be."""
-        if variant.rewriting not in self._planners:
-            graph, flow = variant.graph, variant.flow
-            kept = map(graph.tensor, (*self.options.keep, *marked_to_keep(graph)))
-            self._planners[variant.rewriting] = Planner(
-                flow,
-                self.device,
-                resident=self._resident_of(variant.rewriting),
-                keep=flow.values_of(kept),
-                tiers=self.options.tiers,
-                tactics=self.options.tactics,
-                solver=self.options.solver,
-                costs=self.costs,
-                portable=self.options.portable,
-                share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
-            )
-        return self._planners[variant.rewriting]
-
-    @functools.cached_property
-    def _rewritings(self) -> list[Rewriting]:
-        """What a plan may choose among, the step as it is first."""
-        stages = [*self._stages, *self.variants.prefetched(self._stages)]
-        if not self._may_encode:
-            return stages
-        variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
-        found = [] if encoded is None else [encoded]
-        found += variants.packed(planner_of, encoded or variants.base)
-        found += variants.sparse(planner_of, found[-1] if found else variants.base)
-        return [*stages, *found, *self._encoded_inside]
-
-    @property
-    def _may_encode(self) -> bool:
-        options = self.options
-        return "encode" in options.tactics and options.solver == "default" and not options.portable
-
-    @functools.cached_property
-    def _encoded(self) -> Rewriting | None:
-        """The step with all encodings that gain something, where it may have some."""
-        return self.variants.encoded(self.planner_of) if self._may_encode else None
-
-    @functools.cached_property
-    def _encoded_inside(self) -> list[Rewriting]:
-        """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
-        if self._encoded is None or len(self._stages) == 1:
-            return []
-        swapped = [stage for stage in self._stages if not stage.remade]
-        found = (self.variants.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
-        return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
-
-    @functools.cached_property
-    def _stages(self) -> list[Rewriting]:
-        """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
-        tactics = self.options.tactics
-        if self.options.solver != "default" or self.options.portable or not self.variants.accumulators:
-            return [self.variants.base]
-        smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
-        found = self.variants.stages(smallest) if swap else [self.variants.base]
-        if "recompute" in tactics:
-            found += self.variants.remade(smallest, self.costs, swap=swap)
-        return found
-
-    @functools.cached_property
-    def live_peak_bytes(self) -> int:
-        """What is live at once in the step's best order, with nothing moved."""
-        order = choose_order(self.flow, self.costs.of_step(self.flow))
-        return simulate_memory(self.flow, build_schedule(order, ()), live=True).peak_bytes
-
-    def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
-        """Each variant that may be chosen, with its planner, made as they are asked for."""
-        for rewriting in self._rewritings:
-            variant = self.variants[rewriting]
-            if self._has_room(variant):
-                yield variant, self.planner_of(variant)
-
-    def _has_room(self, variant: Variant) -> bool:
-        """Whether there is room for what is swapped inside of bodies."""
-        tiers = self.options.tiers
-        if None in (tiers.host_bytes, tiers.disk_bytes):
-            return True
-        return variant.flow.inner_host_bytes <= (tiers.host_bytes or 0) + (tiers.disk_bytes or 0)
-
-    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
-        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be
-        met so. What adds least time comes first.
-
-        Of the step as it is, and with the most of what loops save moved or made again; both without encodings in
-        bodies and with them.
-        """
-        found: list[tuple[Rewriting, Rung]] = []
-        if self.options.solver != "default" or self.options.portable or not self.graph.bodies:
-            return found
-        forms = [self._stages[0], self._stages[-1]]
-        if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
-            forms += [self._encoded, *self._encoded_inside[-1:]]
-        for rewriting in dict.fromkeys(forms):
-            variant = self.variants[rewriting]
-            planner = self.planner_of(variant)
-            around_bytes = least_around(variant.graph, planner.problems[0])
-            if around_bytes is None or self._there_bytes(variant) + around_bytes > limit_bytes:
-                continue
-            if planner.unmoved_candidate(limit_bytes) is None:
-                found += self._rungs(rewriting)
-        return sorted(found, key=lambda entry: self._least_s(*entry))
-
-    def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
-        """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
-        if rewriting not in self._rungs_found:
-            options, problem = self.options, self.planner_of(self.variants[rewriting]).problems[0]
-            rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
-            self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
-        return self._rungs_found[rewriting]
-
-    def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
-        """What no plan with these bodies is faster than."""
-        outer = self.planner_of(self.variants[rewriting.outside])
-        return min(judged.draft.timing.total_s for judged in outer.unmoved) + rung.more_s
-
-    def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
-        """What no plan with these bodies peaks below."""
-        return self._there_bytes(self.variants[rewriting.outside]) + rung.least_bytes
-
-    def _there_bytes(self, variant: Variant) -> int:
-        """What is in the arena throughout a variant."""
-        return max(self._resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
-
-    def candidate(self, limit_bytes: int | None) -> Found | None:
-        """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
-        if limit_bytes is None:
-            unmoved = self.planner.candidate(None)
-            return None if unmoved is None else Found(self.variants.plain, unmoved)
-        best: Found | None = None
-        # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
-        for candidate in (Planner.unmoved_candidate, Planner.candidate):
-            for variant, planner in self._planners_used():
-                best = _faster(best, variant, candidate, planner, limit_bytes)
-        unmoved_s = min(judged.draft.timing.total_s for judged in self.planner.unmoved)
-        if best is not None and best.candidate.timing.total_s <= unmoved_s:
-            return best  # nothing has to be moved
-        inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
-        few = [entry for entry in inner if entry[1].stands_for_others]
-        for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
-            for rewriting, rung in entries:
-                if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
-                    break
-                variant = self.variants[rewriting]
-                if self._has_room(variant):
-                    best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
-        return best
+        return self.search.planner_of(self.variants.plain)
 
     def _facts(self, graph: Graph) -> Dataflow:
         try:
@@ -573,7 +285,7 @@ class Optimizer:
         Args:
             aim: what it may peak at.
         """
-        found = self.candidate(aim)
+        found = self.search.fastest(aim)
         return None if found is None else self._freeze(limit_bytes, found)
 
     def recall(self, limit_bytes: int | None, *, ordered: bool = False) -> Plan | None:
@@ -597,7 +309,7 @@ class Optimizer:
             log.warning("tfswap: a plan in the plan cache does not fit its step, and is made anew: %s", error)
             return None
         variant = self.variant_of(plan)
-        resident = self._resident_of(variant.rewriting)
+        resident = self.search.resident_of(variant.rewriting)
         memory = judge_memory(variant.flow, planned_schedule(variant.flow, plan), resident)
         peak = promised(memory.peak_bytes) + self.extra_margin_bytes
         if peak > limit_bytes:
@@ -622,8 +334,8 @@ class Optimizer:
 
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
-        variant = self._lowest().variant
-        candidate = self.planner_of(variant).candidate(None)
+        variant = self.search.lowest().variant
+        candidate = self.search.planner_of(variant).candidate(None)
         assert candidate is not None, "without a limit the first candidate fits"
         return self._freeze(None, Found(variant, candidate))
 
@@ -643,7 +355,8 @@ class Optimizer:
         if plan.changes_nothing:
             peak = self.baseline.peak_bytes
         else:
-            peak = promised(self.peak_bytes(plan, self._resident_of(_rewriting(plan)))) + self.extra_margin_bytes
+            resident = self.search.resident_of(Rewriting.of(plan))
+            peak = promised(self.peak_bytes(plan, resident)) + self.extra_margin_bytes
         return dataclasses.replace(
             plan,
             limit_bytes=plan.limit_bytes if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes),
@@ -697,33 +410,18 @@ class Optimizer:
 
     @progress.task("looking for the smallest limit")
     def floor_bytes(self) -> int:
-        return self._lowest().candidate.peak_bytes + self.extra_margin_bytes
+        return self.search.lowest().candidate.peak_bytes + self.extra_margin_bytes
 
     @property
     def unplaced_bytes(self) -> int:
         """What the floor may be too low by while its variant has not been made: where its constants will lie is not
         known then, and each may take what lies beside it too.
         """
-        variant = self._lowest().variant
+        variant = self.search.lowest().variant
         if variant.rewriting.outside in self._made:
             return 0
         parts = (variant.graph, *variant.graph.all_bodies())
         return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))
-
-    def _lowest(self) -> Found:
-        """Of what `candidate` chooses among, what needs least."""
-        used = (Found(variant, planner.lowest) for variant, planner in self._planners_used())
-        least = min(used, key=lambda found: found.candidate.peak_bytes)
-        inner = self._inner(least.candidate.peak_bytes - 1)
-        for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
-            if self._least_bytes(rewriting, rung) >= least.candidate.peak_bytes:
-                break
-            variant = self.variants[rewriting]
-            if self._has_room(variant):
-                planner = self.planner_of(variant)
-                lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
-                least = min(least, Found(variant, lowest), key=lambda found: found.candidate.peak_bytes)
-        return least
 
     def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
         """The refusal of a limit, with the floor."""
@@ -758,7 +456,7 @@ class Optimizer:
         Args:
             alone: whether that limit is for what a kernel needs itself, and not for what waits beside it.
         """
-        lowest = self._lowest()
+        lowest = self.search.lowest()
         flow = lowest.variant.flow
         i = largest_working_set(flow)[0] if alone else lowest.candidate.largest_kernel()
         node, sizes = flow.nodes[i], flow.values
@@ -777,7 +475,7 @@ class Optimizer:
 
     def _largest_working_set(self) -> tuple[str, int]:
         """The kernel that needs most at once, of the variant that can be brought down to the least, and its bytes."""
-        flow = self._lowest().variant.flow
+        flow = self.search.lowest().variant.flow
         kernel, nbytes = largest_working_set(flow)
         return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)
 
@@ -809,14 +507,8 @@ class Optimizer:
             solver=self.options.solver,
             beside=choice.beside,
             splits=choice.splits,
-            accumulators=variant.rewriting.accumulators,
-            prefetched=variant.rewriting.prefetched,
-            inside=variant.rewriting.inside,
-            encoded=variant.rewriting.encoded,
-            reduced=variant.rewriting.reduced,
-            packed=variant.rewriting.packed,
-            remade=variant.rewriting.remade,
             disk_bytes=candidate.memory.disk_peak_bytes,
+            **variant.rewriting._asdict(),
         )
 
     def peak_bytes(self, plan: Plan, resident: Resident) -> int:
@@ -831,7 +523,7 @@ class Optimizer:
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""
-        return self.variants[_rewriting(plan)]
+        return self.variants[Rewriting.of(plan)]
 
     def written_variables(self) -> list[int]:
         """Which feeds, by position, are variables that the step writes."""
@@ -883,7 +575,7 @@ class Optimizer:
                 "allow it more, or plan again"
             )
         require_accumulators(plan, self.variants.accumulators)
-        require_fit(plan, self.planner_of(self.variant_of(plan)).problems[0])
+        require_fit(plan, self.search.planner_of(self.variant_of(plan)).problems[0])
 
     @progress.task("rewriting")
     @without_collector
@@ -914,8 +606,8 @@ class Optimizer:
             resident: what is in the arena before the step; by default what is supposed to be.
         """
         variant = self.variant_of(plan)
-        there = self._resident_of(variant.rewriting) if resident is None else resident
-        planner = self.planner_of(variant)
+        there = self.search.resident_of(variant.rewriting) if resident is None else resident
+        planner = self.search.planner_of(variant)
         made = make_report(
             variant.flow,
             planner,
@@ -936,29 +628,6 @@ class Optimizer:
         if plan.actions in self._recalled:
             made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
         return made
-
-
-def _rewriting(plan: Plan) -> Rewriting:
-    return Rewriting(
-        plan.accumulators, plan.encoded, plan.reduced, plan.remade, plan.inside, plan.packed, plan.prefetched
-    )
-
-
-def _faster(
-    best: Found | None,
-    variant: Variant,
-    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
-    planner: Planner,
-    limit_bytes: int,
-) -> Found | None:
-    """`best`, or what a planner has within the limit that is faster.
-
-    Args:
-        candidate: how it is asked.
-    """
-    faster_than = None if best is None else best.candidate
-    found = candidate(planner, limit_bytes, faster_than)
-    return best if found is None or found is faster_than else Found(variant, found)
 
 
 def _computed_for_nothing(graph: Graph, device: DeviceModel) -> int:

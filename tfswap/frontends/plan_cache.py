@@ -39,7 +39,7 @@ from tfswap.planner.decode import decode
 from tfswap.planner.plan import Plan
 
 if TYPE_CHECKING:
-    from tfswap.frontends.pipeline import Options
+    from tfswap.frontends.options import Options
 
 log = logging.getLogger("tfswap")
 

@@ -33,7 +33,8 @@ from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction, bind_call, stand_ins, undecorated
 from tfswap.frontends.grappler import as_planned
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.planner.plan import Plan
 from tfswap.sizes import parse_limit

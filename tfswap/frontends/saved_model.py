@@ -24,7 +24,8 @@ from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape

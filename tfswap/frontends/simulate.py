@@ -15,7 +15,8 @@ from tfswap.errors import TfswapError
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.pipeline import Optimizer, Options
+from tfswap.frontends.options import Options
+from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.training_step import find_step
 from tfswap.planner.planner import TACTICS, promised
 from tfswap.report.curve import Curve, Point
@@ -136,7 +137,7 @@ def sweep(optimizer: Optimizer, step: str, on: Machine, limits: int) -> Curve:
 def _point(optimizer: Optimizer, limit_bytes: int) -> Point:
     """What `optimize` would do at this limit."""
     extra = optimizer.extra_margin_bytes
-    found = optimizer.candidate(limit_bytes - extra)
+    found = optimizer.search.fastest(limit_bytes - extra)
     assert found is not None, "the floor is what the planner reaches"
     candidate = found.candidate
     made = candidate.computed

@@ -45,7 +45,7 @@ from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
 from tfswap.planner.fit import REMEDY, require_fit
 from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
-from tfswap.planner.plan import Inside
+from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.planner import Candidate, Planner
 from tfswap.planner.problem import Problem, make_problem
 from tfswap.planner.tiers import Tiers
@@ -88,6 +88,11 @@ class Rewriting(NamedTuple):
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Rewriting:
+        """That of the step that `plan` is of: its fields are called the same."""
+        return cls(*(getattr(plan, field) for field in cls._fields))
 
     @property
     def outside(self) -> Rewriting:

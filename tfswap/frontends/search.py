@@ -1,0 +1,295 @@
+"""What the plans of one step are looked for among, and found: its variants, with a planner for each.
+
+A step may be rewritten in several ways before its kernels are ordered (`variants.py`): each is a step of its own to the
+planner. The fastest plan of all within a limit is the plan; the lowest of all names the floor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.encodings import find_encodings
+from tfswap.analysis.inner_encodings import is_inner
+from tfswap.analysis.precision import asked_for, find_reductions, saved_tensors
+from tfswap.frontends.marks import marked_to_keep
+from tfswap.frontends.options import Options
+from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
+from tfswap.ir.graph import Graph
+from tfswap.ir.views import origin
+from tfswap.planner.inside import Rung, least_around
+from tfswap.planner.ordering import choose_order
+from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.problem import smallest_bytes
+from tfswap.planner.schedule import build_schedule
+from tfswap.planner.simulate import Resident, simulate_memory
+
+OTHER_SHARE = 0.3
+"""Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
+tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
+
+
+class Search:
+    """The plans that one step may have, in the arena as it is supposed to be.
+
+    Args:
+        graph: the step, with settled variables; it is changed.
+        facts: from a step with settled variables and ordered bodies to its facts.
+        device: where the step runs.
+        options: what the user asks for.
+        costs: what kernels and copies take.
+        resident: what is in the arena before the step.
+
+    Attributes:
+        variants: the step's, each made when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Callable[[Graph], Dataflow],
+        device: DeviceModel,
+        options: Options,
+        costs: Costs,
+        resident: Resident,
+    ):
+        self._device = device
+        self._options = options
+        self._costs = costs
+        self.variants = Variants(graph, facts, device, costs, portable=options.portable)
+        if options.precision:
+            self.variants.base = self._in_precision()
+        self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
+        self.suppose(resident)
+
+    def _in_precision(self) -> Rewriting:
+        """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
+
+        Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
+        """
+        graph, flow = self.variants.plain.graph, self.variants.plain.flow
+        cost_s = self._costs.of_step(flow)
+        order = choose_order(flow, cost_s)
+        live = simulate_memory(flow, build_schedule(order, ()), live=True)
+        kept = {origin(graph.tensor(name)).name for name in (*self._options.keep, *marked_to_keep(graph))}
+        saved = {name: s for name, s in saved_tensors(graph).items() if name not in kept}
+        asked = asked_for(saved, self._options.precision, smallest_bytes(live.peak_bytes))
+        exact = tuple(
+            e.kernel.name
+            for e in find_encodings(graph, self._device, same_bits=False)
+            if any(origin(t).name in asked for p, t in enumerate(e.kernel.inputs) if p not in e.codec.kept)
+        )
+        reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
+        return Rewriting(encoded=exact, reduced=tuple(reductions)) if reductions else PLAIN
+
+    def suppose(self, resident: Resident) -> None:
+        """Look from now on for plans in an arena with this content."""
+        self._resident = resident
+        self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
+        self._planners: dict[Rewriting, Planner] = {}
+
+    def suppose_made(self, rewriting: Rewriting, resident: Resident) -> None:
+        """Look from now on for plans in an arena with this content: that of `suppose`, and what this variant has made.
+
+        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
+        other's.
+        """
+        made = rewriting.outside
+        self._made[made] = resident
+        for planned in [r for r in self._planners if r.outside == made]:
+            del self._planners[planned]
+
+    def has_made(self, rewriting: Rewriting) -> bool:
+        """Whether it is known what a variant makes in the arena."""
+        return rewriting.outside in self._made
+
+    def resident_of(self, rewriting: Rewriting) -> Resident:
+        """What is in the arena before a variant runs."""
+        return self._made.get(rewriting.outside, self._resident)
+
+    def planner_of(self, variant: Variant) -> Planner:
+        """The planner for a variant, in the arena as it is supposed to be."""
+        if variant.rewriting not in self._planners:
+            graph, flow = variant.graph, variant.flow
+            kept = map(graph.tensor, (*self._options.keep, *marked_to_keep(graph)))
+            self._planners[variant.rewriting] = Planner(
+                flow,
+                self._device,
+                resident=self.resident_of(variant.rewriting),
+                keep=flow.values_of(kept),
+                tiers=self._options.tiers,
+                tactics=self._options.tactics,
+                solver=self._options.solver,
+                costs=self._costs,
+                portable=self._options.portable,
+                share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
+            )
+        return self._planners[variant.rewriting]
+
+    @functools.cached_property
+    def _rewritings(self) -> list[Rewriting]:
+        """What a plan may choose among, the step as it is first."""
+        stages = [*self._stages, *self.variants.prefetched(self._stages)]
+        if not self._may_encode:
+            return stages
+        variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
+        found = [] if encoded is None else [encoded]
+        found += variants.packed(planner_of, encoded or variants.base)
+        found += variants.sparse(planner_of, found[-1] if found else variants.base)
+        return [*stages, *found, *self._encoded_inside]
+
+    @property
+    def _may_encode(self) -> bool:
+        options = self._options
+        return "encode" in options.tactics and options.solver == "default" and not options.portable
+
+    @functools.cached_property
+    def _encoded(self) -> Rewriting | None:
+        """The step with all encodings that gain something, where it may have some."""
+        return self.variants.encoded(self.planner_of) if self._may_encode else None
+
+    @functools.cached_property
+    def _encoded_inside(self) -> list[Rewriting]:
+        """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
+        if self._encoded is None or len(self._stages) == 1:
+            return []
+        swapped = [stage for stage in self._stages if not stage.remade]
+        found = (self.variants.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
+        return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
+
+    @functools.cached_property
+    def _stages(self) -> list[Rewriting]:
+        """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
+        tactics = self._options.tactics
+        if self._options.solver != "default" or self._options.portable or not self.variants.accumulators:
+            return [self.variants.base]
+        smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
+        found = self.variants.stages(smallest) if swap else [self.variants.base]
+        if "recompute" in tactics:
+            found += self.variants.remade(smallest, self._costs, swap=swap)
+        return found
+
+    @functools.cached_property
+    def live_peak_bytes(self) -> int:
+        """What is live at once in the step's best order, with nothing moved."""
+        flow = self.variants.plain.flow
+        order = choose_order(flow, self._costs.of_step(flow))
+        return simulate_memory(flow, build_schedule(order, ()), live=True).peak_bytes
+
+    def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
+        """Each variant that may be chosen, with its planner, made as they are asked for."""
+        for rewriting in self._rewritings:
+            variant = self.variants[rewriting]
+            if self._has_room(variant):
+                yield variant, self.planner_of(variant)
+
+    def _has_room(self, variant: Variant) -> bool:
+        """Whether there is room for what is swapped inside of bodies."""
+        tiers = self._options.tiers
+        if None in (tiers.host_bytes, tiers.disk_bytes):
+            return True
+        return variant.flow.inner_host_bytes <= (tiers.host_bytes or 0) + (tiers.disk_bytes or 0)
+
+    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be
+        met so. What adds least time comes first.
+
+        Of the step as it is, and with the most of what loops save moved or made again; both without encodings in
+        bodies and with them.
+        """
+        found: list[tuple[Rewriting, Rung]] = []
+        if self._options.solver != "default" or self._options.portable or not self.variants.plain.graph.bodies:
+            return found
+        forms = [self._stages[0], self._stages[-1]]
+        if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
+            forms += [self._encoded, *self._encoded_inside[-1:]]
+        for rewriting in dict.fromkeys(forms):
+            variant = self.variants[rewriting]
+            planner = self.planner_of(variant)
+            around_bytes = least_around(variant.graph, planner.problems[0])
+            if around_bytes is None or self._there_bytes(variant) + around_bytes > limit_bytes:
+                continue
+            if planner.unmoved_candidate(limit_bytes) is None:
+                found += self._rungs(rewriting)
+        return sorted(found, key=lambda entry: self._least_s(*entry))
+
+    def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
+        if rewriting not in self._rungs_found:
+            options, problem = self._options, self.planner_of(self.variants[rewriting]).problems[0]
+            rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
+            self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
+        return self._rungs_found[rewriting]
+
+    def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
+        """What no plan with these bodies is faster than."""
+        outer = self.planner_of(self.variants[rewriting.outside])
+        return min(judged.draft.timing.total_s for judged in outer.unmoved) + rung.more_s
+
+    def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
+        """What no plan with these bodies peaks below."""
+        return self._there_bytes(self.variants[rewriting.outside]) + rung.least_bytes
+
+    def _there_bytes(self, variant: Variant) -> int:
+        """What is in the arena throughout a variant."""
+        return max(self.resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+
+    def fastest(self, limit_bytes: int | None) -> Found | None:
+        """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
+        plain = self.planner_of(self.variants.plain)
+        if limit_bytes is None:
+            unmoved = plain.candidate(None)
+            return None if unmoved is None else Found(self.variants.plain, unmoved)
+        best: Found | None = None
+        # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
+        for candidate in (Planner.unmoved_candidate, Planner.candidate):
+            for variant, planner in self._planners_used():
+                best = _faster(best, variant, candidate, planner, limit_bytes)
+        unmoved_s = min(judged.draft.timing.total_s for judged in plain.unmoved)
+        if best is not None and best.candidate.timing.total_s <= unmoved_s:
+            return best  # nothing has to be moved
+        inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
+        few = [entry for entry in inner if entry[1].stands_for_others]
+        for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
+            for rewriting, rung in entries:
+                if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
+                    break
+                variant = self.variants[rewriting]
+                if self._has_room(variant):
+                    best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
+        return best
+
+    def lowest(self) -> Found:
+        """Of what `fastest` chooses among, what needs least."""
+        used = (Found(variant, planner.lowest) for variant, planner in self._planners_used())
+        least = min(used, key=lambda found: found.candidate.peak_bytes)
+        inner = self._inner(least.candidate.peak_bytes - 1)
+        for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
+            if self._least_bytes(rewriting, rung) >= least.candidate.peak_bytes:
+                break
+            variant = self.variants[rewriting]
+            if self._has_room(variant):
+                planner = self.planner_of(variant)
+                lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
+                least = min(least, Found(variant, lowest), key=lambda found: found.candidate.peak_bytes)
+        return least
+
+
+def _faster(
+    best: Found | None,
+    variant: Variant,
+    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
+    planner: Planner,
+    limit_bytes: int,
+) -> Found | None:
+    """`best`, or what a planner has within the limit that is faster.
+
+    Args:
+        candidate: how it is asked.
+    """
+    faster_than = None if best is None else best.candidate
+    found = candidate(planner, limit_bytes, faster_than)
+    return best if found is None or found is faster_than else Found(variant, found)

@@ -14,6 +14,7 @@ import ctypes
 import os
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +26,7 @@ if os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0":
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 import tfswap.ops.codecs as codecs  # noqa: E402
+from tfswap.analysis import precision  # noqa: E402
 from tfswap.oplib import names  # noqa: E402
 from tfswap.oplib.load import load_codecs  # noqa: E402
 
@@ -555,27 +557,54 @@ def test_groups_are_levels_with_random_rounding(width, length, group_size, seed)
     codes = encoded[8 * groups :]
     if width == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=1)
-    codes = codes.reshape(-1)[:length].astype(np.float32)
+    codes = codes.reshape(-1)[:length]
 
     padded = np.pad(x, (0, groups * group_size - length), "edge").reshape(groups, group_size)
     low, high = padded.min(axis=1), padded.max(axis=1)
-    step = (high - low) / np.float32(2**width - 1)
-    assert np.array_equal(ranges[:, 0], low)
-    assert np.array_equal(ranges[:, 1], step)
+    assert np.array_equal(ranges, np.stack([low, high], axis=1))
+    first = low.astype(np.float64)
+    step = (high - first) / (2**width - 1)
     with np.errstate(divide="ignore"):
-        per_step = np.where(step > 0, np.float32(1) / step, np.float32(0))
+        per_step = np.where(step > 0, 1 / step, 0)
     key = np.uint64(seed % 2**64) ^ (high.view(np.uint32).astype(np.uint64) << 32 | low.view(np.uint32))
     key = np.repeat(key, group_size // 4)
     random = philox(key, np.arange(len(key), dtype=np.uint64)).reshape(-1)
-    chance = (random >> 8).astype(np.float32)[: groups * group_size].reshape(padded.shape) * np.float32(2**-24)
-    level = (padded - low[:, None]) * per_step[:, None] + chance
+    chance = ((random >> 8)[: groups * group_size].reshape(padded.shape) + 0.5) * 2**-24
+    level = (padded - first[:, None]) * per_step[:, None] + chance
     expected = np.minimum(np.floor(level), 2**width - 1).reshape(-1)[:length]
     assert np.array_equal(codes, expected)
 
     back = codecs.decode_groups(encoded, [length], tf.float32, width, group_size)
-    spread = np.repeat(ranges, group_size, axis=0)[:length]
-    assert np.array_equal(back, spread[:, 0] + codes * spread[:, 1])
-    assert np.all(np.abs(back - x) <= spread[:, 1] * 1.001)
+    first, step = (np.repeat(each, group_size)[:length] for each in (first, step))
+    assert np.array_equal(back, (first + codes * step).astype(np.float32))
+
+
+def spread_groups(dtype: Any, seed: int) -> np.ndarray:
+    """Groups of every range that the type has, and as far from 0 as they still are more than one value."""
+    random = np.random.default_rng(seed)
+    info = ml_dtypes.finfo(dtype.as_numpy_dtype)
+    largest, fraction = float(info.max), int(np.log2(float(info.eps)))
+    ranges = np.exp2(random.uniform(np.log2(float(info.tiny)) - 4, np.log2(largest) + 1, (300, 1)))
+    middles = random.choice([-1, 0, 1], ranges.shape) * ranges * np.exp2(random.uniform(-2, -fraction, ranges.shape))
+    x = middles + ranges * random.uniform(-0.5, 0.5, (300, precision.GROUP))
+    return np.clip(x, -largest, largest).astype(dtype.as_numpy_dtype).reshape(-1)
+
+
+@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("dtype", FLOATS[:3], ids=name_of)
+@random_tensors
+@given(seed=SEEDS)
+def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, seed):
+    said = "within 1/{} of the range of its 256 neighbours, plus a unit in the last place of the largest and 1.3e-38"
+    assert precision.FORMATS[f"int{width}"].error == said.format(2**width - 1)
+    x = spread_groups(dtype, seed)
+    back = codecs.decode_groups(codecs.encode_groups(x, seed, width), x.shape, dtype, width)
+    kept, back = (np.asarray(each).astype(np.float64).reshape(-1, precision.GROUP) for each in (x, back))
+    info = ml_dtypes.finfo(dtype.as_numpy_dtype)
+    largest = np.maximum(np.abs(kept).max(axis=1), float(info.tiny))
+    unit = np.exp2(np.floor(np.log2(largest))) * float(info.eps)
+    bound = (kept.max(axis=1) - kept.min(axis=1)) / (2**width - 1) + unit + 1.3e-38
+    assert np.all(np.abs(back - kept) <= bound[:, None])
 
 
 def test_the_mean_of_many_roundings_is_right():

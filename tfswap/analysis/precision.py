@@ -68,9 +68,12 @@ def _minifloat(name: str, exponent: int, mantissa: int, largest: float, values: 
 
 def _grouped(bits: int) -> Format:
     """Levels between the smallest and the largest of a group, rounded at random."""
-    steps = 2**bits - 1
-    # A smaller step has no inverse in float32, and all values are the smallest then (csrc/codecs/codec_elements.h).
-    error = f"within 1/{steps} of the range of its {GROUP} neighbours, or {steps * 2**-126:.0e}"
+    # What is decoded is rounded to the tensor's type, and no larger than the largest. TensorFlow takes what is below
+    # 2^-126 for 0: a value, the smallest or largest of the group, or what is decoded.
+    error = (
+        f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours, "
+        "plus a unit in the last place of the largest and 1.3e-38"
+    )
     attrs = {"bits": bits, "group_size": GROUP}
     return Format(names.ENCODE_GROUPS, names.DECODE_GROUPS, attrs, GROUP, 8 + GROUP * bits // 8, error)
 

@@ -701,22 +701,35 @@ struct Philox {
   }
 };
 
-// Groups of neighbours, each with its own smallest value and step, as unsigned integers
+// A group's levels, from its smallest value to its largest. In doubles, which hold the range of any two floats and what
+// is left of a float's last place when it is cut into 255: floats hold neither.
+template <int kBits>
+struct Levels {
+  static constexpr int kTop = (1 << kBits) - 1;
+
+  double low, step;
+
+  TFSWAP_HD Levels(float smallest, float largest)
+      : low(smallest), step((static_cast<double>(largest) - static_cast<double>(smallest)) / kTop) {}
+
+  TFSWAP_HD float At(int32_t code) const { return static_cast<float>(low + code * step); }
+};
+
+// Groups of neighbours, each with its own smallest and largest value, as unsigned integers
 // (ActNN, Chen et al., ICML 2021). Rounding is stochastic: up with a probability that makes the
 // expected value right. What is random follows from the seed, the place and the group's range,
 // which is another one in the next step: a value is not rounded the same way for ever, and the
-// same tensor always is. A group that holds a NaN or infinity, or whose range is not finite,
-// decodes to NaN altogether, so that it can't pass unnoticed. One piece of work is one group.
+// same tensor always is. A group that holds a NaN or infinity decodes to NaN altogether, so that
+// it can't pass unnoticed. One piece of work is one group.
 template <typename T, int kBits>
 struct EncodeGroups {
   static constexpr int kPerByte = 8 / kBits;
-  static constexpr int kLevels = (1 << kBits) - 1;
 
   const T* values;
   int64_t count;
   int64_t group_size;  // a multiple of 4
   uint64_t seed;
-  float* ranges;  // each group's smallest value and step
+  float* ranges;  // each group's smallest and largest value
   uint8_t* codes;
 
   TFSWAP_HD void operator()(int64_t group) const {
@@ -728,17 +741,15 @@ struct EncodeGroups {
       low = value < low ? value : low;
       high = value > high ? value : high;
     }
-    bool finite = high - low <= 3.40282347e38f;
+    bool finite = low >= -3.40282347e38f && high <= 3.40282347e38f;
     // A NaN inside loses every comparison above.
     for (int64_t i = begin; i < end; ++i) finite &= Value(values[i]) <= high;
-    float step = (high - low) / kLevels;
-    // Below the smallest normal number 1 / step is not finite: the values are all alike.
-    const float per_step = step >= 1.17549435e-38f ? 1 / step : 0;
-    if (!finite) low = step = BitCast<float>(0x7FC00000u);
-    if (per_step == 0 && finite) step = 0;
+    if (!finite) low = high = BitCast<float>(0x7FC00000u);
     ranges[2 * group] = low;
-    ranges[2 * group + 1] = step;
+    ranges[2 * group + 1] = high;
 
+    const Levels<kBits> levels(low, high);
+    const double per_step = levels.step > 0 ? 1 / levels.step : 0;
     const uint64_t key =
         seed ^ (static_cast<uint64_t>(BitCast<uint32_t>(high)) << 32 | BitCast<uint32_t>(low));
     uint8_t* const to = codes + begin / kPerByte;
@@ -749,11 +760,12 @@ struct EncodeGroups {
         for (int j = 0; j < kPerByte; ++j) {
           const int64_t at = begin + i + k + j;
           const float value = at < end && finite ? Value(values[at]) : low;
-          const float chance = static_cast<float>(static_cast<int32_t>(random.word[k + j] >> 8)) *
-                               5.9604644775390625e-8f;  // 2^-24
-          const float level = finite ? (value - low) * per_step + chance : 0;
+          // Of 2^24 places between 0 and 1 the middle: so far from both that a level which is off by a double's last
+          // place goes to no other code than its neighbours'.
+          const double chance = (static_cast<int32_t>(random.word[k + j] >> 8) + 0.5) / (1 << 24);
+          const double level = finite ? (value - levels.low) * per_step + chance : 0;
           const int32_t code = static_cast<int32_t>(level);  // not negative: rounds down
-          byte |= static_cast<uint32_t>(code < kLevels ? code : kLevels) << (j * kBits);
+          byte |= static_cast<uint32_t>(code < levels.kTop ? code : levels.kTop) << (j * kBits);
         }
         to[(i + k) / kPerByte] = static_cast<uint8_t>(byte);
       }
@@ -774,12 +786,10 @@ struct DecodeGroups {
   TFSWAP_HD void operator()(int64_t group) const {
     const int64_t begin = group * group_size;
     const int64_t end = Min(begin + group_size, count);
-    const float low = ranges[2 * group], step = ranges[2 * group + 1];
+    const Levels<kBits> levels(ranges[2 * group], ranges[2 * group + 1]);
     for (int64_t i = begin; i < end; ++i) {
-      const uint32_t byte = codes[i / kPerByte];
-      const uint32_t code =
-          byte >> (i % kPerByte * kBits) & static_cast<uint32_t>((1 << kBits) - 1);
-      values[i] = Rounded<T>(low + static_cast<float>(static_cast<int32_t>(code)) * step);
+      const uint32_t code = codes[i / kPerByte] >> (i % kPerByte * kBits) & levels.kTop;
+      values[i] = Rounded<T>(levels.At(static_cast<int32_t>(code)));
     }
   }
 };

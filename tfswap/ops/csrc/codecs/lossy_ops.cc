@@ -157,8 +157,8 @@ class DecodeFloatsOp : public FloatsOp {
 // ---------------------------------------------------------------------------
 // Integers with a scale per group
 
-// Attributes of both ops, checked, and where things lie: for each group its smallest value and
-// its step, then the codes of all groups, the last one padded.
+// Attributes of both ops, checked, and where things lie: for each group its smallest and
+// its largest value, then the codes of all groups, the last one padded.
 struct Grouping {
   static constexpr int64_t kLargest = 1 << 20;
 

@@ -439,6 +439,82 @@ print(json.dumps([made == expected, peak, limit, len(step.plan().encoded), sorte
     assert set(ops) >= names.FROM_ENCODED | {names.ENCODE_MASK, names.ENCODE_MAX_POOL}
 
 
+# Whose maps only signs are asked of, and whose maps products read.
+SWAPPED = """
+import json
+import tensorflow as tf
+import tfswap
+from nets import bits, floor_of, trained, unoptimised
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+shapes = {"masks": [1024], "floats": [128, 128]}
+weights = {name: [tf.Variable(tf.random.stateless_normal(shape, seed=(i, 1)) * 0.1) for i in range(12)]
+           for name, shape in shapes.items()}
+start = {name: [w.numpy() for w in each] for name, each in weights.items()}
+layers = {"masks": lambda h, w: h + tf.nn.relu(tf.roll(h, 1, 1) + w), "floats": lambda h, w: tf.tanh(h @ w)}
+
+def made(name):
+    def train(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights[name]:
+                h = layers[name](h, w)
+            loss = tf.reduce_mean(h)
+        for w, g in zip(weights[name], tape.gradient(loss, weights[name])):
+            w.assign_sub(g)
+        return loss
+    return tf.function(train)
+
+def run(name, limit=None, **options):
+    x = tf.random.stateless_normal([512, 1024] if name == "masks" else [4096, 128], seed=(3, 3))
+    step = made(name)
+    if limit is None:
+        return unoptimised(lambda: trained(weights[name], start[name], step, (x,), (x,)))[0]
+    if limit == "floor":
+        floor = floor_of(step, x, **options)
+        return floor + floor // 50
+    step = tfswap.optimize(step, memory_limit=limit, **options)
+    found, peak = trained(weights[name], start[name], step, (x,), (x,))
+    stays, stats = step.plan().absences, step.stats()
+    assert stats.out_bytes == sum(s.nbytes for s in stays if s.out is not None)
+    assert stats.in_bytes == sum(s.nbytes for s in stays)
+    assert peak <= limit
+    return found, {s.tensor: s.nbytes for s in stays}
+"""
+
+
+def test_what_is_encoded_travels_so():
+    """Masks in place of maps, to the same bits; and rounded floats, to the bits of those that stay."""
+    pytest.importorskip("tensorflow")
+    found = on_arena(
+        SWAPPED
+        + """
+both = ("swap", "encode")
+limit = run("masks", "floor", tactics=both)
+plain, maps = run("masks", limit, tactics=("swap",))
+same, masks = run("masks", limit, tactics=both)
+assert same == plain == run("masks")
+both, alone = ({"tactics": tactics, "precision": "fp8"} for tactics in (both, ("encode",)))
+rounded, floats = run("floats", run("floats", "floor", **both), **both)
+stayed, nothing = run("floats", run("floats", "floor", **alone), **alone)
+assert rounded == stayed
+assert not nothing
+print(json.dumps([maps, masks, floats]))
+"""
+    )
+    maps, masks, floats = (
+        {name: nbytes for name, nbytes in each.items() if kind in name and not name.startswith("gradient")}
+        for each, kind in zip(found, ("Relu", "Relu", "Tanh_"), strict=True)
+    )
+    assert {name.partition("_")[0] for name in maps} == {"Relu:0", "Relu"}
+    assert set(maps.values()) == {512 * 1024 * 4}
+    assert {name.rpartition("/")[2] for name in masks} == {"EncodeMask:0"}
+    assert set(masks.values()) == {512 * 1024 // 8}
+    assert {name.rpartition("/")[2] for name in floats} == {"EncodeFloats:0"}
+    assert set(floats.values()) == {4096 * 128}
+
+
 def test_a_saved_model_with_encodings_says_what_to_import(tmp_path):
     pytest.importorskip("tensorflow")
     found = on_arena(

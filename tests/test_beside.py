@@ -61,7 +61,7 @@ def costs(flow: Dataflow) -> list[float]:
 
 
 def together(flow: Dataflow, order: str) -> str:
-    return words(flow, bring_together(flow, named(flow, order), costs(flow), RATES))
+    return words(flow, bring_together(flow, named(flow, order), costs(flow), RATES)[0])
 
 
 def beside(flow: Dataflow, order: str, intervals: tuple[Interval, ...] = ()) -> tuple[int, ...]:
@@ -80,6 +80,15 @@ def test_kernels_of_one_core_come_together():
     assert together(flow, "a q s k t r") == "a q k s t r"
     assert beside(flow, "a q k s t r") == (2,)
     assert beside(flow, "a q s k t r") == ()
+
+
+def test_those_that_are_to_stay_where_they_are_do():
+    flow = facts(HEADS)
+    order = named(flow, "a q s k t r")
+    found, pairs = bring_together(flow, order, costs(flow), RATES)
+    assert pairs == [tuple(named(flow, "q k"))]
+    assert found != order
+    assert bring_together(flow, order, costs(flow), RATES, pairs) == (order, [])
 
 
 def test_the_first_waits_where_the_second_cannot_come_sooner():

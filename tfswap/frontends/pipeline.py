@@ -418,7 +418,7 @@ class Optimizer:
         known then, and each may take what lies beside it too.
         """
         variant = self.search.lowest().variant
-        if variant.rewriting.outside in self._made:
+        if self.search.has_made(variant.rewriting):
             return 0
         parts = (variant.graph, *variant.graph.all_bodies())
         return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tfswap.analysis.cost import spread_over
@@ -31,18 +31,36 @@ WINDOW = 32
 """So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
 
 
-def bring_together(flow: Dataflow, order: Sequence[int], cost_s: Sequence[float], rates: Rates) -> list[int]:
-    """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later."""
+def bring_together(
+    flow: Dataflow,
+    order: Sequence[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    apart: Collection[tuple[int, int]] = (),
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later.
+
+    Args:
+        apart: those that stay where they are.
+
+    Returns:
+        The order, and who is next to whom; the one that came first first.
+    """
 
     @functools.cache
     def waits_for(i: int) -> frozenset[int]:
         return frozenset(_waits_for(flow, i))
 
     made = list(order)
-    paired: set[int] = set()
+    pairs: list[tuple[int, int]] = []
     for share in GOOD_SHARES:
-        made = _paired(flow, made, cost_s, gains(flow, cost_s, rates, share), waits_for, paired)
-    return made
+        gain = gains(flow, cost_s, rates, share)
+
+        def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
+            return 0.0 if (first, second) in apart else gain(first, second)
+
+        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs)
+    return made, pairs
 
 
 def _paired(
@@ -51,9 +69,10 @@ def _paired(
     cost_s: Sequence[float],
     gain: Callable[[int, int], float],
     waits_for: Callable[[int], frozenset[int]],
-    paired: set[int],
+    pairs: list[tuple[int, int]],
 ) -> list[int]:
-    """`order`, with more kernels next to each other, which join those that are `paired`."""
+    """`order`, with more kernels next to each other, which join `pairs`."""
+    paired = {i for pair in pairs for i in pair}
     made: list[int] = []
     ran: set[int] = set()
     later: dict[int, int] = {}  # by kernel, the one that waits to run with it
@@ -80,6 +99,7 @@ def _paired(
                 held_up = held_up or first in needs
         if best >= 0:
             paired.update((first, best))
+            pairs.append((first, best))
         if best >= 0 and not sooner:
             later[best] = first
             waiting.add(first)

@@ -95,7 +95,7 @@ REQUESTS_OF_A_KERNEL = 3
 """At most, outside of loops."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 BISECTIONS = 8
-BESIDE_TRIES = 6
+BESIDE_TRIES = 8
 COARSE_KERNELS, SLOWER = 200, 1.02
 """How far a rung's time may lie off what its place on the ladder says: the fewer kernels, the farther."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
@@ -218,14 +218,31 @@ class Planner:
         self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
 
     def _brought_together(self, order: list[int]) -> list[int]:
-        """`order`, with kernels next to each other that gain side by side, unless it holds more so."""
+        """`order`, with kernels next to each other that gain side by side, but for those by which it holds more."""
         if not self._runs_beside:
             return order
-        made = bring_together(self.flow, order, self.cost_s, self.rates)
-        if made == order:
-            return order
-        peaks = (simulate_memory(self.flow, build_schedule(o, ()), live=True).peak_bytes for o in (order, made))
-        return made if next(peaks) * PEAK_TIE >= next(peaks) else order
+        most_bytes = 0.0
+        place = {i: position for position, i in enumerate(order)}
+        apart: set[tuple[int, int]] = set()
+        for _ in range(BESIDE_TRIES):
+            made, pairs = bring_together(self.flow, order, self.cost_s, self.rates, apart)
+            if made == order:
+                break
+            most_bytes = most_bytes or self._live(order).peak_bytes * PEAK_TIE
+            memory = self._live(made)
+            if memory.peak_bytes <= most_bytes:
+                return made
+            # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
+            high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
+            spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
+            parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
+            if not parted:
+                break
+            apart |= parted
+        return order
+
+    def _live(self, order: list[int]) -> Memory:
+        return simulate_memory(self.flow, build_schedule(order, ()), live=True)
 
     @property
     def live_peak_bytes(self) -> int:
@@ -396,7 +413,7 @@ class Judged:
 
     def _beside(self, most_bytes: float, share: float | None = None) -> Candidate | None:
         """The draft with those side by side that peak at no more; in chunks as they come, or exact ones (`share`)."""
-        choice = self.draft.choice
+        choice, count = self.draft.choice, 1
         for _ in range(BESIDE_TRIES):
             if not choice.beside:
                 break
@@ -404,8 +421,12 @@ class Judged:
             memory = self._memory(tried)
             if memory.peak_bytes <= most_bytes:
                 return self._candidate(tried)
-            kept = _kept(tried, memory, most_bytes).beside
-            choice = choice._replace(beside=kept if kept != choice.beside else ())
+            kept = _kept(tried, memory, most_bytes)
+            if len(kept) == len(choice.beside):
+                # None is at the peak, and what came before has left other chunks: without the last of them, then more.
+                kept = _without_last(tried, memory.peak_step, count)
+                count *= 2
+            choice = choice._replace(beside=kept)
         return None
 
     def _candidate(self, choice: Choice) -> Candidate:
@@ -467,15 +488,24 @@ class Judged:
         )
 
 
-def _kept(choice: Choice, memory: Memory, most_bytes: float) -> Choice:
-    """`choice`, with those one after another that hold more than `most_bytes` side by side."""
-    leads = (n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD)
-    kept = tuple(
+def _kept(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
+    """Those side by side that hold no more than `most_bytes` so."""
+    return tuple(
         position
-        for position, n in zip(choice.beside, leads, strict=True)
+        for position, n in zip(choice.beside, _leads(choice), strict=True)
         if max(memory.during_bytes[n : n + 2]) <= most_bytes
     )
-    return choice._replace(beside=kept)
+
+
+def _without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
+    """Those side by side without the last so many that come before a step of the schedule."""
+    before = sum(n < step for n in _leads(choice))
+    return (*choice.beside[: max(0, before - count)], *choice.beside[before:]) if before else ()
+
+
+def _leads(choice: Choice) -> list[int]:
+    """The steps of the schedule at which kernels side by side begin."""
+    return [n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD]
 
 
 class _Ladder:

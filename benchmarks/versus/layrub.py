@@ -1,10 +1,10 @@
 """Layrub's kind of networks (Liu et al., TACO 2018): how far memory falls, and at what cost in time.
 
 Each net runs as it is, under limits that cost little, and at the floor, in turns. The classics have Keras' or
-benchmarks/gist.py's layers on smaller images than ImageNet's, though on images that are large enough for feature maps to
-take more than variables do, as they do at ImageNet's size; AlexNet, most of which is variables, has that very size. The
-ResNets of more than 152 layers are bottleneck blocks on images of 32x32 (benchmarks/planning_time.py), as in
-SuperNeurons' and Layrub's tables by their number of layers.
+benchmarks/gist.py's layers on smaller images than ImageNet's, but large enough for feature maps to take more than
+variables do, as they do at ImageNet's size; AlexNet, most of which is variables, has that very size. The ResNets of
+more than 152 layers are bottleneck blocks on images of 32x32 (benchmarks/planning_time.py), as in SuperNeurons' and
+Layrub's tables by their number of layers.
 """
 
 from __future__ import annotations

@@ -197,12 +197,12 @@ def nmt(batch: int, length: int, layers: int = 8, width: int = 64, words: int = 
     variables = [direction, *(v for part in parts for v in part.trainable_variables)]
 
     def logits(source: Any, target: Any) -> Any:
-        memory = embed(source)
+        memory, rows = embed(source), source.shape[0]
         for reader in readers:
             memory = reader(memory)
         keys, embedded = answer(memory), tf.transpose(embed(target), [1, 0, 2])
-        table = tf.TensorArray(tf.float32, length, element_shape=[batch, width]).unstack(embedded)
-        made = tf.TensorArray(tf.float32, length, element_shape=[batch, width])
+        table = tf.TensorArray(tf.float32, length, element_shape=[rows, width]).unstack(embedded)
+        made = tf.TensorArray(tf.float32, length, element_shape=[rows, width])
 
         def body(i: Any, made: Any, *states: Any) -> tuple[Any, ...]:
             scores = tf.reduce_sum(direction * tf.tanh(keys + ask(states[-1])[:, None]), -1)
@@ -213,7 +213,7 @@ def nmt(batch: int, length: int, layers: int = 8, width: int = 64, words: int = 
                 after += tf.nest.flatten(new)
             return i + 1, made.write(i, h), *after
 
-        begin = (0, made, *(tf.zeros([batch, width]) for _ in cells))
+        begin = (0, made, *(tf.zeros([rows, width]) for _ in cells))
         made = tf.while_loop(lambda i, *_: i < length, body, begin, maximum_iterations=length)[1]
         return output(tf.transpose(made.stack(), [1, 0, 2]))
 

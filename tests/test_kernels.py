@@ -46,6 +46,12 @@ def test_max_pool_grad_pools_again_before_its_output():
     assert memory.temp_forward == ((0, (1,)),)
 
 
+def test_only_plain_max_pool_grad_writes_over_the_image():
+    given = "MaxPoolGrad", {}, (IMAGE, POOLED, POOLED), (IMAGE,)
+    assert kernel_memory(*given, CPU).forward == ((0, (0,)),)
+    assert kernel_memory(*given, CPU._replace(onednn=True)).forward == ()
+
+
 def test_forwarding_needs_the_same_dtype_and_size():
     row, flag = TensorType("float32", (64,)), TensorType("bool", IMAGE.shape)
     assert kernel_memory("AddV2", {}, (IMAGE, IMAGE), (IMAGE,), CPU).forward == ((0, (0, 1)),)

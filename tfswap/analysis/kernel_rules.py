@@ -269,8 +269,14 @@ def sparse_add(facts: Facts) -> KernelMemory:
 
 
 def max_pool_grad(facts: Facts) -> KernelMemory:
-    """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image."""
+    """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image.
+
+    oneDNN's (mkl_maxpooling_op.cc), which takes its place where the pooled tensor comes straight from its MaxPool, does
+    not write over the image.
+    """
     events, exact = workspace.max_pool_grad(facts)
+    if facts.device.onednn:
+        return with_events(events, exact=exact)
     memory = with_events(events, forward=candidates(facts, 0, (0,)), exact=exact)
     return memory._replace(temp_forward=((0, (1,)),) if events[0][0] == "temp" else ())
 

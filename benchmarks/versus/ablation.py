@@ -45,8 +45,8 @@ STEPWISE = {
 
 
 def _edited(change: Callable[[Absence], Absence]) -> Callable[[Plan], Plan]:
-    def edit(plan: Plan) -> Plan:
-        return dataclasses.replace(plan, absences=tuple(map(change, plan.absences)))
+    def edit(plan: Plan) -> Plan:  # its splits are for steps of the schedule, which is another then
+        return dataclasses.replace(plan, absences=tuple(map(change, plan.absences)), splits=())
 
     return edit
 

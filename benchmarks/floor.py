@@ -182,7 +182,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
     chunks = ((0, there, True), (there, ARENA_BYTES, False))
     optimizer.suppose(Resident(there, chunks, instantiated=True))
     started = time.process_time()
-    lowest = optimizer.candidate(optimizer.floor_bytes())
+    lowest = optimizer.search.fastest(optimizer.floor_bytes())
     took_s = time.process_time() - started
     assert lowest is not None, "at the floor there is a plan"
     flow, found = lowest.variant.flow, lowest.candidate
@@ -191,7 +191,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
         p: max(working_set_bytes(flow, i, in_place=p == "in place") for i in kernels) for p in ("in place", "fresh")
     }
     steps = build_schedule(*found.choice)
-    resident = optimizer.planner_of(lowest.variant).resident
+    resident = optimizer.search.planner_of(lowest.variant).resident
     live = simulate_memory(flow, steps, resident=resident, live=True, detail=True)
     floor = found.peak_bytes
     row = {

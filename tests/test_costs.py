@@ -45,11 +45,11 @@ def step_graph() -> Graph:
 
 
 def test_a_contraction_takes_its_multiply_adds():
-    matmul = "%a = Placeholder() -> float32[30,40]\n%b = Placeholder() -> float32[40,50]\n%c = MatMul(%a, %b)"
-    assert work_seconds(node_of(f"{matmul} -> float32[30,50]"), RATES) == 2 * 30 * 40 * 50 / 1e9
-    turned = "%a = Placeholder() -> float32[40,30]\n%b = Placeholder() -> float32[40,50]\n"
-    turned += "%c = MatMul(%a, %b) {transpose_a=true} -> float32[30,50]"
-    assert work_seconds(node_of(turned), RATES) == 2 * 30 * 40 * 50 / 1e9
+    matmul = "%a = Placeholder() -> float32[300,400]\n%b = Placeholder() -> float32[400,500]\n%c = MatMul(%a, %b)"
+    assert work_seconds(node_of(f"{matmul} -> float32[300,500]"), RATES) == 2 * 300 * 400 * 500 / 1e9
+    turned = "%a = Placeholder() -> float32[400,300]\n%b = Placeholder() -> float32[400,500]\n"
+    turned += "%c = MatMul(%a, %b) {transpose_a=true} -> float32[300,500]"
+    assert work_seconds(node_of(turned), RATES) == 2 * 300 * 400 * 500 / 1e9
 
 
 def test_a_convolution_and_its_gradients_count_the_same_multiply_adds():
@@ -150,6 +150,18 @@ def test_a_batch_of_products_is_shared_among_cores_where_the_products_are_large_
     assert 1 < cores("16,512,512", plain) < 4
     assert cores("16,128,128", onednn) == cores("16,512,512", onednn) > 1
     assert plain.copy_share == 0.25 < onednn.copy_share < 1
+
+
+def test_a_small_product_of_two_matrices_takes_one_core():
+    def cores(shape: str, rates: Rates) -> float:
+        text = f"%x = Placeholder() {{dtype=float32}} -> float32[{shape}]\n"
+        return spread_over(
+            parse_graph(f"{text}%y = MatMul(%x, %x) -> float32[{shape}]\nfeeds %x\nfetches %y\n")["y"], rates
+        )
+
+    plain, onednn = (default_rates(DeviceModel("cpu", on, 4, 4)) for on in (False, True))
+    assert cores("256,256", plain) == 1
+    assert cores("512,512", plain) == cores("256,256", onednn) == 4
 
 
 # --- profiles ----------------------------------------------------------------------------------------------------

@@ -823,7 +823,7 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     assert meaning(made, known) == meaning(form.graph, known)
     assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in optimizer.graph.fetches}
     # Without fragmentation, too, the order and the absences give what the planner judged.
-    assert optimizer.candidate(plan.limit_bytes) is not None
+    assert optimizer.search.fastest(plan.limit_bytes) is not None
 
 
 def a_plan_survives_json_and_is_refused_on_another_graph(optimizer: Optimizer) -> None:

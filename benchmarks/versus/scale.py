@@ -95,7 +95,7 @@ def _links() -> dict[str, Any]:
             made = offline_optimizer(found.graph(), on.device, options, found.variables, Costs(rates))
             peak, ratios = made.baseline.peak_bytes, []
             for share in SHARES:
-                candidate = made.candidate(int(share * peak) - made.extra_margin_bytes)
+                candidate = made.search.fastest(int(share * peak) - made.extra_margin_bytes)
                 ratios.append(candidate and made.baseline.time_ratio(candidate.candidate.timing.total_s))
             rows.append({"tactics": tactics, "rate": rate, "ratios": ratios, "peak_bytes": peak})
     return {"machine": on.title, "layers": DEPTH, "batch": BATCH, "rows": rows}

@@ -271,6 +271,7 @@ class Machine:
         self._log: list[tuple[int, int]] = []
         self._count = 0
         self._prepared: dict[Graph, _Prepared] = {}
+        self._kept: list[Buffer] | None = None  # what the first of two kernels side by side lets go of
         self._iterations: list[int] = []  # that are running, of loops one inside of the other
 
     # --- buffers ---------------------------------------------------------------------------------------------
@@ -315,6 +316,9 @@ class Machine:
 
     def drop(self, buffer: Buffer) -> None:
         """Somebody lets go of a buffer."""
+        if self._kept is not None:
+            self._kept.append(buffer)
+            return
         buffer.refs -= 1
         given = buffer.number is None and buffer.source is not None
         if buffer.refs or (given and not self.lowered):
@@ -331,6 +335,12 @@ class Machine:
             return
         self._log.append((buffer.number, FREED))
         self.live_bytes -= round_up(buffer.nbytes)
+
+    def _let_go(self) -> None:
+        """Two kernels side by side have both ended."""
+        kept, self._kept = self._kept or [], None
+        for buffer in kept:
+            self.drop(buffer)
 
     def is_dying(self, buffer: Buffer) -> bool:
         """Whether nobody but the running kernel holds it."""
@@ -405,8 +415,13 @@ class Machine:
                 decides = node.inputs[0].node, node.inputs[0].index
                 if decides not in known:
                     known = made.integers.follow({**known, decides: _deciding(node, self._chosen(body.bodies[node]))})
+        seconds = set(body.beside.values())
         for node in made.order:
+            if node in body.beside:
+                self._kept = []
             self._node(body, made, node, there, known)
+            if node in seconds:
+                self._let_go()
         results = [(f.node, f.index) for f in body.fetches]
         return [there[r] for r in results], [known.get(r) for r in results]
 

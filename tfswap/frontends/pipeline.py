@@ -28,6 +28,7 @@ from tfswap.frontends.search import Search
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.oplib.names import OUTSIDE
+from tfswap.passes.beside import join_in_bodies
 from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.devices import apply_carriers
@@ -593,6 +594,7 @@ class Optimizer:
         apply_order(made, chain, gate)
         expand_together(made)
         apply_carriers(made)
+        join_in_bodies(made, self.device)
         made.prune()
         verify(made)
         if self.options.portable:

@@ -43,6 +43,7 @@ from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap, looped_pops
 from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
+from tfswap.planner.beside import keep_apart
 from tfswap.planner.fit import REMEDY, require_fit
 from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.plan import Inside, Plan
@@ -160,6 +161,7 @@ class Variants:
         self._chains = apply_bodies(graph, device, portable=portable)
         self._graph = graph
         self._facts = facts
+        self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
@@ -175,10 +177,17 @@ class Variants:
             apply_packings(graph, rewriting.packed, self._device)
             planned = self._carry_out(graph, rewriting.inside)
             graph.prune()
+            self._keep_apart(graph)
             flow = self._facts(graph)
             bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in planned)
             self._made[rewriting] = Variant(rewriting, graph, flow, encodings, inner, bodies)
         return self._made[rewriting]
+
+    def _keep_apart(self, graph: Graph) -> None:
+        """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""
+        for body in graph.all_bodies():
+            if body.beside:
+                keep_apart(body, analyse_dataflow(body, self._device, strict=False))
 
     @property
     def plain(self) -> Variant:

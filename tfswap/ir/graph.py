@@ -100,6 +100,7 @@ class Graph:
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
+        beside: in a body, kernels that run beside the next one of its order, with that one.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
     """
 
@@ -111,6 +112,7 @@ class Graph:
         self.library: Opaque | None = None
         self.small_constants: dict[Node, tuple[int, ...]] = {}
         self.bodies: dict[Node, tuple[Graph, ...]] = {}
+        self.beside: dict[Node, Node] = {}
         self.traced: Graph | None = None
 
     def __len__(self) -> int:
@@ -250,6 +252,7 @@ class Graph:
         del self._nodes[node.name]
         self.small_constants.pop(node, None)
         self.bodies.pop(node, None)
+        self.beside.pop(node, None)
 
     def copy(self) -> Graph:
         """A graph of fresh nodes; attributes and types, which never change, are shared."""
@@ -266,6 +269,7 @@ class Graph:
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
+        twin.beside = {twins[first]: twins[second] for first, second in self.beside.items()}
         twin.bodies = {twins[n]: tuple(body.copy() for body in bodies) for n, bodies in self.bodies.items()}
         return twin
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.oplib.names import BESIDE
+from tfswap.planner.beside import allocations
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
@@ -24,6 +27,15 @@ def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -
     graph.join(joint)
     stands_for = {member: node for node, members in joint.items() for member in members}
     return list(dict.fromkeys(stands_for.get(node, node) for node in chain))
+
+
+def join_in_bodies(graph: Graph, device: DeviceModel) -> None:
+    """Join the kernels of bodies that run beside the next one of their order, in place."""
+    for body in graph.all_bodies():
+        if body.beside:
+            flow = analyse_dataflow(body, device, strict=False)
+            leads = {first: allocations(flow, flow.place[first.name]) for first in body.beside}
+            join_leads(body, [node for pair in body.beside.items() for node in pair], leads)
 
 
 def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:

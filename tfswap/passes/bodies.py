@@ -1,10 +1,13 @@
 """Gives every body of a loop or a conditional an order of its own, so that what it asks of the allocator is known.
 
 Ensures: the kernels of each body form one chain, as those of the step do (passes/order.py); variables that a body
-assigns keep their buffers.
+assigns keep their buffers. Kernels that would leave cores idle alone are next to each other, and the body says which
+(`Graph.beside`).
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
@@ -16,7 +19,9 @@ from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
 from tfswap.passes.split_views import apply_split_views
+from tfswap.planner.beside import brought_together, gains, runs_beside, side_by_side
 from tfswap.planner.ordering import choose_order
+from tfswap.planner.problem import Choice
 
 
 def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -> list[list[str]]:
@@ -36,7 +41,13 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_dataflow(body, device, strict=False)
-        order = choose_order(flow, costs.of_step(flow))
+        cost_s = costs.of_step(flow)
+        order = choose_order(flow, cost_s)
+        if runs_beside(device) and not portable:
+            unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
+            order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow)
+            at = side_by_side(unnamed, Choice(order, []), cost_s, gains(flow, cost_s, costs.rates))
+            body.beside = {flow.nodes[order[p - 1]]: flow.nodes[order[p]] for p in at}
         chain = [flow.nodes[i] for i in order]
         if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))

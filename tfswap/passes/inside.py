@@ -7,6 +7,7 @@ and release of the copies in it. Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
@@ -27,6 +28,7 @@ def apply_inside(body: Graph, flow: Dataflow, inside: Inside) -> None:
     chained = set(chain)
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in chained)
+    body.beside = {first: second for first, second in pairwise(chain) if body.beside.get(first) is second}
     # The gate that makes what the body's own loops run stays the first.
     apply_order(body, [*(node for node in body if node.op == names.GATE), *chain])
     body.prune()

@@ -106,11 +106,12 @@ def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
 def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     """Put the copies of one body into it and into its order."""
     place = {node: i for i, node in enumerate(chain)}
+    starts = {**place, **{second: place[first] for first, second in body.beside.items()}}
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in place)
     releases = [_push_handle(push) for push in sorted(edit.pushes, key=lambda push: place[push.node])]
     readers = _readers(body)
-    first_read = {pop: _first_reader(pop.popped, readers, place, len(chain)) for pop in edit.pops}
+    first_read = {pop: _first_reader(pop.popped, readers, starts, len(chain)) for pop in edit.pops}
     kinds = {pop: pop.popped.type for pop in edit.pops}
     begin: list[Node] = []
     begin_next: list[Node] = []

@@ -13,14 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.cost import spread_over
+from tfswap.analysis.cost import beside_seconds, spread_over
 from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
+from tfswap.ir.graph import Graph
 from tfswap.ir.ops import is_pure
+from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.plan import Absence
 from tfswap.planner.problem import Choice
-from tfswap.planner.schedule import Interval
-from tfswap.planner.simulate import beside_seconds
+from tfswap.planner.schedule import LEAD, Interval, build_schedule
+from tfswap.planner.simulate import Memory, simulate_memory
 
 LEAST_GAIN_S = 150e-6
 """What two kernels side by side must save: three more nodes and a change of threads take a third of it."""
@@ -29,6 +32,85 @@ GOOD_SHARES = (1.8, 0.6)
 are paired first."""
 WINDOW = 32
 """So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
+ORDERS_TRIED = 6
+"""Of those whose pairs hold more some are taken apart in each."""
+
+
+def runs_beside(device: DeviceModel) -> bool:
+    """Whether there are threads for two, and kernels that the node of two can run."""
+    return device.inter_op_threads > 1 and not device.onednn
+
+
+def keep_apart(body: Graph, flow: Dataflow) -> None:
+    """Leave those of a body's kernels one after another, in place, that would raise its peak side by side.
+
+    Args:
+        flow: the facts of the body, which has an order.
+    """
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    seconds = {flow.place[second.name]: first.name for first, second in body.beside.items()}
+    names = [flow.nodes[i].name for i in order]
+    at = tuple(p for p, i in enumerate(order) if i in seconds and p and seconds[i] == names[p - 1])
+    apart, together = (simulate_memory(flow, build_schedule(order, (), leads), live=True) for leads in ((), at))
+    kept = kept_beside(Choice(order, [], at), together, apart.peak_bytes)
+    body.beside = {body[names[p - 1]]: body[names[p]] for p in kept}
+
+
+def kept_beside(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
+    """Those side by side that hold no more than `most_bytes` so.
+
+    Args:
+        memory: of `choice`.
+    """
+    return tuple(
+        position
+        for position, n in zip(choice.beside, _leads(choice), strict=True)
+        if max(memory.during_bytes[n : n + 2]) <= most_bytes
+    )
+
+
+def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
+    """Those side by side without the last so many that come before a step of the schedule."""
+    before = sum(n < step for n in _leads(choice))
+    return (*choice.beside[: max(0, before - count)], *choice.beside[before:]) if before else ()
+
+
+def _leads(choice: Choice) -> list[int]:
+    """The steps of the schedule at which kernels side by side begin."""
+    return [n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD]
+
+
+def brought_together(
+    flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates, whole: Dataflow | None = None
+) -> list[int]:
+    """`order`, with kernels next to each other that gain side by side, but for those by which it holds more.
+
+    Args:
+        whole: of the same nodes, what memory is told of; by default `flow`.
+    """
+    place = {i: position for position, i in enumerate(order)}
+    apart: set[tuple[int, int]] = set()
+    most_bytes = 0.0
+
+    def live(order: list[int]) -> Memory:
+        return simulate_memory(whole or flow, build_schedule(order, ()), live=True)
+
+    for _ in range(ORDERS_TRIED):
+        made, pairs = bring_together(flow, order, cost_s, rates, apart)
+        if made == order:
+            break
+        most_bytes = most_bytes or live(order).peak_bytes * PEAK_TIE
+        memory = live(made)
+        if memory.peak_bytes <= most_bytes:
+            return made
+        # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
+        high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
+        spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
+        parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
+        if not parted:
+            break
+        apart |= parted
+    return order
 
 
 def bring_together(
@@ -191,7 +273,8 @@ def gains(
         idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
         if first == second or not idle_s:
             return 0.0
-        saved_s = cost_s[first] + cost_s[second] - beside_seconds(flow, first, second, cost_s, rates)
+        pair = [(flow.nodes[i], cost_s[i]) for i in (first, second)]
+        saved_s = cost_s[first] + cost_s[second] - beside_seconds(pair, rates)
         return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
 
     return gain

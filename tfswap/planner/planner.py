@@ -21,18 +21,17 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.planner import classics, evict, exact, furthest, meng
-from tfswap.planner.beside import bring_together, gains, side_by_side
-from tfswap.planner.ordering import PEAK_TIE, rank_orders
+from tfswap.planner.beside import brought_together, gains, kept_beside, runs_beside, side_by_side, without_last
+from tfswap.planner.ordering import rank_orders
 from tfswap.planner.plan import Split
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
-from tfswap.planner.schedule import KERNELS, LEAD, build_schedule, on_disk
+from tfswap.planner.schedule import KERNELS, build_schedule, on_disk
 from tfswap.planner.simulate import (
     NOTHING_KNOWN,
     Memory,
     Resident,
     Timing,
     judge_memory,
-    simulate_memory,
     simulate_time,
 )
 from tfswap.planner.splits import LEAST_SHARES, choose_splits
@@ -186,7 +185,7 @@ class Planner:
         self.resident = resident
         self.portable = portable
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
-        self._runs_beside = device.inter_op_threads > 1 and not (portable or device.onednn)
+        self._runs_beside = runs_beside(device) and not portable
         self.takes_workspaces = device.kind == "gpu" and has_convolutions(flow)
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
@@ -205,7 +204,8 @@ class Planner:
         solvers = solvers[: max(1, sweeps // MIN_SWEEPS)]
         count = max(MIN_SWEEPS, min(int(share * MAX_RUNGS), sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
-        orders = [self._brought_together(order) for order in orders]
+        if self._runs_beside:
+            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep, tiers=self.tiers)
             for order in orders
@@ -216,33 +216,6 @@ class Planner:
         spare = sweeps // count - len(self.ladders)
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
-
-    def _brought_together(self, order: list[int]) -> list[int]:
-        """`order`, with kernels next to each other that gain side by side, but for those by which it holds more."""
-        if not self._runs_beside:
-            return order
-        most_bytes = 0.0
-        place = {i: position for position, i in enumerate(order)}
-        apart: set[tuple[int, int]] = set()
-        for _ in range(BESIDE_TRIES):
-            made, pairs = bring_together(self.flow, order, self.cost_s, self.rates, apart)
-            if made == order:
-                break
-            most_bytes = most_bytes or self._live(order).peak_bytes * PEAK_TIE
-            memory = self._live(made)
-            if memory.peak_bytes <= most_bytes:
-                return made
-            # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
-            high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
-            spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
-            parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
-            if not parted:
-                break
-            apart |= parted
-        return order
-
-    def _live(self, order: list[int]) -> Memory:
-        return simulate_memory(self.flow, build_schedule(order, ()), live=True)
 
     @property
     def live_peak_bytes(self) -> int:
@@ -421,10 +394,10 @@ class Judged:
             memory = self._memory(tried)
             if memory.peak_bytes <= most_bytes:
                 return self._candidate(tried)
-            kept = _kept(tried, memory, most_bytes)
+            kept = kept_beside(tried, memory, most_bytes)
             if len(kept) == len(choice.beside):
                 # None is at the peak, and what came before has left other chunks: without the last of them, then more.
-                kept = _without_last(tried, memory.peak_step, count)
+                kept = without_last(tried, memory.peak_step, count)
                 count *= 2
             choice = choice._replace(beside=kept)
         return None
@@ -486,26 +459,6 @@ class Judged:
             planner.rates,
             on_disk(choice.intervals),
         )
-
-
-def _kept(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
-    """Those side by side that hold no more than `most_bytes` so."""
-    return tuple(
-        position
-        for position, n in zip(choice.beside, _leads(choice), strict=True)
-        if max(memory.during_bytes[n : n + 2]) <= most_bytes
-    )
-
-
-def _without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
-    """Those side by side without the last so many that come before a step of the schedule."""
-    before = sum(n < step for n in _leads(choice))
-    return (*choice.beside[: max(0, before - count)], *choice.beside[before:]) if before else ()
-
-
-def _leads(choice: Choice) -> list[int]:
-    """The steps of the schedule at which kernels side by side begin."""
-    return [n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD]
 
 
 class _Ladder:

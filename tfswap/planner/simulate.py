@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
-from tfswap.analysis.cost import spread_over
+from tfswap.analysis.cost import beside_seconds
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
 from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, Chunk, round_up
@@ -590,12 +590,6 @@ class Timing:
     lost_s: float
 
 
-def beside_seconds(flow: Dataflow, first: int, second: int, cost_s: Sequence[float], rates: Rates) -> float:
-    """Seconds of two kernels side by side: of their work on all cores, and no less than the longer takes alone."""
-    work_s = sum(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
-    return max(work_s / rates.cores, cost_s[first], cost_s[second])
-
-
 class Span(NamedTuple):
     """When a step of a schedule runs: a kernel, a copy on its own lane, or the wait for one. Seconds from the start."""
 
@@ -632,7 +626,8 @@ def simulate_time(
         if kind == RUN:
             seconds = cost_s[subject]
             if lead >= 0:
-                seconds = beside_seconds(flow, lead, subject, cost_s, rates)
+                pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
+                seconds = beside_seconds(pair, rates)
                 lead = -1
             now += seconds
             compute += seconds

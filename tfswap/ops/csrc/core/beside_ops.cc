@@ -4,7 +4,8 @@
 // What the allocator is asked for, and when what it gave comes back, must not depend on which of the two is faster. So
 // one op runs both of TensorFlow's kernels:
 //
-//   - the second starts when the first has made all of its allocations;
+//   - the second starts when the first has made all of its allocations, on another thread where one is free by the time
+//     that the first ends;
 //   - what the first lets go of meanwhile, its temporaries, goes back to the allocator when both have ended;
 //   - and what either reads is held until then.
 
@@ -18,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "lane.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -286,11 +288,11 @@ class Side {
 };
 
 // One run of both.
-class Pair {
+class Pair : public std::enable_shared_from_this<Pair> {
  public:
   Pair(OpKernelContext* ctx, OpKernel* first, OpKernel* second, int64_t allocations, AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
-        allocator_(new Deferring(ctx->device()->GetAllocator({}), allocations, [this] { StartSecond(); })),
+        allocator_(new Deferring(ctx->device()->GetAllocator({}), allocations, [this] { OfferSecond(); })),
         device_(ctx->device(), allocator_),
         first_(std::make_unique<Side>(ctx, first, &device_, 0, 0)),
         second_(std::make_unique<Side>(ctx, second, ctx->device(), first->num_inputs(), first->num_outputs())),
@@ -298,18 +300,18 @@ class Pair {
 
   void Run() {
     first_->Run();
-    if (!is_started_) RunSecond();  // it has made fewer, or failed
+    RunSecond();  // no thread was free so far, or the first has made fewer allocations, or failed
     End();
   }
 
  private:
-  // Within an allocation of the first's.
-  void StartSecond() {
-    is_started_ = true;
-    (*ctx_->runner())([this] { RunSecond(); });
+  // Within an allocation of the first's. Whoever comes to it later finds it taken.
+  void OfferSecond() {
+    Behind(*ctx_->runner())([pair = shared_from_this()] { pair->RunSecond(); });
   }
 
   void RunSecond() {
+    if (is_taken_.exchange(true)) return;
     second_->Run();
     End();
   }
@@ -323,7 +325,6 @@ class Pair {
     second_.reset();
     allocator_->Close();
     const AsyncOpKernel::DoneCallback done = std::move(done_);
-    delete this;
     done();
   }
 
@@ -331,7 +332,7 @@ class Pair {
   Deferring* const allocator_;  // its own, once closed
   DeferringDevice device_;
   std::unique_ptr<Side> first_, second_;
-  bool is_started_ = false;  // the first's thread alone asks
+  std::atomic<bool> is_taken_{false};
   std::atomic<int> running_{2};
   AsyncOpKernel::DoneCallback done_;
 };
@@ -356,7 +357,7 @@ class BesideOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    (new Pair(ctx, kernels_[0].get(), kernels_[1].get(), allocations_, std::move(done)))->Run();
+    std::make_shared<Pair>(ctx, kernels_[0].get(), kernels_[1].get(), allocations_, std::move(done))->Run();
   }
 
  private:

@@ -7,10 +7,10 @@
 // label (OWN_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
 // over the values of the iteration before. TensorFlow's If and Case let go first.
 //
-// Bodies have an order, so nothing in them runs side by side, and to hand a kernel to another
-// thread takes longer than most kernels: all of a loop runs on one.
+// Bodies have an order, so nothing in them runs side by side but what is one node
+// (beside_ops.cc), and to hand a kernel to another thread takes longer than most kernels: all
+// of a loop runs on one at a time.
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "lane.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/function.h"
@@ -38,8 +39,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using Function = FunctionLibraryRuntime::Handle;
 using Values = std::vector<Tensor>;
-using Task = std::function<void()>;
-using Runner = std::function<void(Task)>;
 
 // What a body is given, which it may take over, and what it gives back.
 class Frame : public tensorflow::CallFrameInterface {
@@ -98,42 +97,6 @@ absl::Status IsTrue(const Tensor& value, bool* is_true) {
   }
 }
 
-// Runs tasks one after the other on a thread of another runner, as long as there are any.
-class Lane : public std::enable_shared_from_this<Lane> {
- public:
-  explicit Lane(Runner runner) : runner_(std::move(runner)) {}
-
-  void Push(Task task) {
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      tasks_.push_back(std::move(task));
-      if (is_busy_) return;
-      is_busy_ = true;
-    }
-    runner_([lane = shared_from_this()] { lane->Drain(); });
-  }
-
- private:
-  void Drain() {
-    for (;;) {
-      Task task;
-      {
-        std::lock_guard<std::mutex> lock(mu_);
-        is_busy_ = !tasks_.empty();
-        if (!is_busy_) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      task();
-    }
-  }
-
-  const Runner runner_;
-  std::mutex mu_;
-  std::deque<Task> tasks_;
-  bool is_busy_ = false;
-};
-
 // One run of a loop.
 class Loop {
  public:
@@ -152,7 +115,7 @@ class Loop {
         condition_(condition),
         body_(body),
         lane_(std::move(lane)),
-        runner_([lane = lane_](Task task) { lane->Push(std::move(task)); }),
+        runner_(OnLane{lane_}),
         options_(ctx->step_id()),
         done_(std::move(done)) {
     options_.rendezvous = ctx->rendezvous();

@@ -1,0 +1,305 @@
+"""Kernels side by side in the bodies of loops: which, what they do to memory, and who runs the second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+from test_beside import TWO_THREADS
+
+from tfswap.analysis.bodies import Record, record
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.oplib import names
+from tfswap.passes.beside import join_in_bodies
+from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.verify import verify
+from tfswap.planner.beside import keep_apart
+
+TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
+MIB = 1 << 20
+
+# A state's two products, of which each iteration keeps the sum: 1 MiB each.
+LOOP = """\
+%i = Placeholder() {dtype=int32} -> int32[]
+%h = Placeholder() {dtype=float32} -> float32[4,256,256]
+%w = Placeholder() {dtype=float32} -> float32[4,256,256]
+%loop = While(%i, %h, %w) -> int32[], float32[4,256,256], float32[4,256,256]
+feeds %i, %h, %w
+fetches %loop:1
+body %loop
+  %i = Placeholder() -> int32[]
+  %h = Placeholder() -> float32[4,256,256]
+  %w = Placeholder() -> float32[4,256,256]
+  %five = Const() -> int32[] = (5,)
+  %less = Less(%i, %five) -> bool[]
+  feeds %i, %h, %w
+  fetches %less
+body %loop
+  %i = Placeholder() -> int32[]
+  %h = Placeholder() -> float32[4,256,256]
+  %w = Placeholder() -> float32[4,256,256]
+  %one = Const() -> int32[] = (1,)
+  %next = AddV2(%i, %one) -> int32[]
+  %a = BatchMatMulV2(%h, %w) -> float32[4,256,256]
+  %b = BatchMatMulV2(%w, %h) -> float32[4,256,256]
+  %sum = AddV2(%a, %b) -> float32[4,256,256]
+  feeds %i, %h, %w
+  fetches %next, %sum, %w
+"""
+# The second could have the place of what the first alone reads: side by side they hold more.
+TIGHT = LOOP.replace("%a = BatchMatMulV2(%h, %w)", "%s = Exp(%h) -> float32[4,256,256]\n  %a = BatchMatMulV2(%s, %w)")
+
+
+def body_of(graph: Graph) -> Graph:
+    return graph.bodies[graph["loop"]][1]
+
+
+def ordered(text: str = LOOP, device: DeviceModel = TWO_CORES, *, portable: bool = False) -> Graph:
+    graph = parse_graph(text)
+    apply_bodies(graph, device, portable=portable)
+    return graph
+
+
+def paired(body: Graph) -> dict[str, str]:
+    return {first.name: second.name for first, second in body.beside.items()}
+
+
+def recorded(graph: Graph) -> Record:
+    node = graph["loop"]
+    return record(node, graph.bodies[node], TWO_CORES, [None] * 3, [(0,), None, None])
+
+
+def peak_bytes(made: Record) -> int:
+    """Of all that the loop asks for."""
+    sizes: list[int] = []
+    live = most = 0
+    for kind, amount in made.events:
+        if kind == "free":
+            live -= sizes[amount]
+            continue
+        nbytes = amount if kind == "temp" else 0
+        sizes += [nbytes] if kind == "temp" else []
+        live += nbytes
+        most = max(most, live)
+    return most
+
+
+def test_neighbours_of_one_core_run_side_by_side():
+    assert paired(body_of(ordered())) == {"a": "b"}
+    assert paired(body_of(ordered(portable=True))) == {}
+    assert paired(body_of(ordered(device=TWO_CORES._replace(inter_op_threads=1)))) == {}
+    assert paired(body_of(ordered(device=TWO_CORES._replace(onednn=True)))) == {}
+
+
+def test_what_a_body_returns_may_be_of_a_pair():
+    returned = LOOP.replace("fetches %next, %sum, %w", "fetches %next, %a, %b").replace(
+        "  %sum = AddV2(%a, %b) -> float32[4,256,256]\n", ""
+    )
+    assert paired(body_of(ordered(returned))) == {"a": "b"}
+
+
+def test_a_copy_of_a_graph_has_its_own_pairs():
+    graph = ordered()
+    twin = graph.copy()
+    body_of(graph).beside.clear()
+    assert paired(body_of(twin)) == {"a": "b"}
+    assert all(node in set(body_of(twin)) for pair in body_of(twin).beside.items() for node in pair)
+
+
+def test_on_paper_both_hold_their_memory_until_both_have_ended():
+    """The state that the first is the last to read stays for the second, which could have had its place."""
+    graph = ordered(LOOP.replace("BatchMatMulV2(%w, %h)", "BatchMatMulV2(%w, %w)"))
+    assert paired(body_of(graph)) == {"a": "b"}
+    together = recorded(graph)
+    body_of(graph).beside.clear()
+    apart = recorded(graph)
+    assert (peak_bytes(together) - peak_bytes(apart)) == MIB
+    assert [e for e in together.events if e[0] == "temp"] == [e for e in apart.events if e[0] == "temp"]
+
+
+@pytest.mark.parametrize(("text", "pairs"), [(LOOP, {"a": "b"}), (TIGHT, {})])
+def test_those_stay_apart_that_would_raise_the_peak_of_the_body(text, pairs):
+    body = body_of(ordered(text))
+    assert paired(body) == {"a": "b"}
+    keep_apart(body, analyse_dataflow(body, TWO_CORES, strict=False))
+    assert paired(body) == pairs
+
+
+def test_a_pair_takes_as_long_as_the_longer():
+    body, costs = body_of(ordered()), Costs.of(TWO_CORES)
+    together_s = costs.body_seconds(body)
+    body.beside = {}
+    assert costs.body_seconds(body) - together_s == pytest.approx(costs.seconds(body["a"]))
+
+
+def test_one_node_runs_the_two():
+    graph = ordered()
+    join_in_bodies(graph, TWO_CORES)
+    verify(graph)
+    body = body_of(graph)
+    (both,) = (node for node in body if node.op == names.BESIDE)
+    assert [kernel.name for kernel in both.attrs["kernels"]] == ["a", "b"]
+    assert both.attrs["allocations"] == 1
+    assert body["sum"].inputs == (both.out(0), both.out(1))
+    assert not body.beside
+
+
+PROGRAM = """
+import json
+import numpy as np
+import tensorflow as tf
+import tfswap, tfswap.exporters.function
+from tfswap.oplib.names import BESIDE
+
+slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
+del slab
+
+def made():
+    w = [tf.Variable(tf.random.stateless_normal([256, 1024], seed=(i, 7)) * 0.05) for i in range(2)]
+    b = tf.Variable(tf.zeros([1024]))
+
+    def step(xs):
+        def cell(i, h, c):
+            z = xs[i] @ w[0] + h @ w[1] + b
+            i_, f, g, o = tf.split(z, 4, 1)
+            c = tf.sigmoid(f) * c + tf.sigmoid(i_) * tf.tanh(g)
+            return i + 1, tf.sigmoid(o) * tf.tanh(c), c
+        with tf.GradientTape() as tape:
+            zero = tf.zeros([64, 256])
+            h = tf.while_loop(lambda i, *_: i < 12, cell, (0, zero, zero), maximum_iterations=12)[1]
+            loss = tf.reduce_mean(h * h)
+        for v, g in zip([*w, b], tape.gradient(loss, [*w, b])):
+            v.assign_sub(0.1 * tf.convert_to_tensor(g))
+        return loss
+    return [*w, b], step
+
+xs = tf.random.stateless_normal([12, 64, 256], seed=(1, 2))
+variables, step = made()
+reference = tf.function(step)
+with tfswap.exporters.function.grappler_off():
+    expected = [float(reference(xs)) for _ in range(5)]
+mine, step = made()
+step = tfswap.optimize(tf.function(step), memory_limit=LIMIT)
+losses, measured = [], []
+for _ in range(5):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses.append(float(step(xs)))
+    measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+plan = step.plan()
+from tensorflow.python.eager import context
+functions = [context.context().get_function_def(name) for name in context.context().list_function_names()]
+pairs = {f.signature.name.split("_tfswap")[0]: sum(n.op == BESIDE for n in f.node_def) for f in functions}
+print(json.dumps({"pairs": sorted(filter(None, pairs.values())), "planned": plan.planned_peak_bytes,
+                  "measured": measured, "lists": len(plan.accumulators),
+                  "same": losses == expected and all(np.array_equal(a, b) for a, b in zip(variables, mine))}))
+"""
+
+
+@pytest.mark.parametrize("limit", ["100%", "60%"])
+def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
+    found = on_arena(PROGRAM.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
+    assert found["pairs"], found
+    assert bool(found["lists"]) == (limit == "60%")
+    assert found["same"]
+    assert set(found["measured"]) == {found["planned"]}
+
+
+# A loop in a loop, in whose body a product runs beside a function of Python's that says which thread it is on.
+THREADS = """
+import json, threading
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.ops import script_ops
+from tfswap.importers.inline import LOWERING
+from tfswap.oplib.load import load
+from tfswap.oplib.names import KERNEL, OWN_KERNEL
+tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+ops, seen = load().ops, []
+
+def told():
+    seen.append(threading.get_ident())
+    return np.float32(0)
+
+def failing():
+    raise ValueError("on purpose")
+
+def kernel(op, name, *inputs, **attrs):
+    made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+    for key, value in attrs.items():
+        made.attr[key].CopyFrom(value)
+    return made.SerializeToString()
+
+Value = attr_value_pb2.AttrValue
+floats = Value(type=tf.float32.as_datatype_enum)
+product = kernel("MatMul", "product", "a", "b", T=floats)
+function = {"true": failing, "false": told}["FAILS".lower()]
+token = script_ops._py_funcs.insert(function)
+python = kernel("PyFunc", "python", token=Value(s=token.encode()), Tin=Value(list={}),
+                Tout=Value(list={"type": [floats.type]}))
+x = tf.random.stateless_normal([700, 700], seed=(1, 2))
+
+def inner(n, x):
+    where = tf.numpy_function(told, [], tf.float32)
+    with tf.control_dependencies([where]):
+        y, said = ops.tfswap_beside(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
+    return n + 1, x + 0 * y + said
+
+def outer(n, x):
+    return n + 1, tf.while_loop(lambda n, x: n < 4, inner, (0, x))[1]
+
+@tf.function
+def run(x):
+    y = tf.while_loop(lambda n, x: n < 5, outer, (0, x))[1]
+    return y
+
+def label(graph):
+    for op in graph.get_operations():
+        if "While" in op.type:
+            op._set_attr(KERNEL, Value(s=OWN_KERNEL.encode()))
+            op._set_attr(LOWERING, Value(b=False))
+
+def labelled(loop):
+    def made(*args, **kwargs):
+        result = loop(*args, **kwargs)
+        label(tf.compat.v1.get_default_graph())
+        return result
+    return made
+
+tf.while_loop = labelled(tf.while_loop)
+error = ""
+try:
+    same = bool(tf.reduce_all(run(x) == x))
+except tf.errors.OpError as caught:
+    same, error = False, str(caught)
+elsewhere = sum(a != b for a, b in zip(seen[::2], seen[1::2]))
+print(json.dumps({"same": same, "elsewhere": elsewhere, "seen": len(seen), "error": error,
+                  "in_use": tf.config.experimental.get_memory_info("CPU:0")["current"] - x.shape[0] ** 2 * 4}))
+"""
+
+
+def in_loops(threads: int, *, fails: bool = False) -> Any:
+    return on_arena(THREADS.replace("THREADS", str(threads)).replace("FAILS", str(fails)), TF_NUM_INTRAOP_THREADS="2")
+
+
+def test_in_loops_the_second_runs_on_another_thread():
+    found = in_loops(3)
+    assert (found["same"], found["seen"]) == (True, 40)
+    assert found["elsewhere"]
+
+
+def test_where_there_is_one_thread_it_runs_both():
+    found = in_loops(1)
+    assert (found["same"], found["seen"]) == (True, 40)
+    assert not found["elsewhere"]
+
+
+def test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name():
+    found = in_loops(3, fails=True)
+    assert "on purpose" in found["error"]
+    assert "{{node python}}" in found["error"]

@@ -120,7 +120,8 @@ def test_each_step_of_a_schedule_has_its_time() -> None:
     assert now + record.timing.lost_s == pytest.approx(record.timing.total_s)
     assert record.timing == simulate_time(optimizer.flow, planned.steps, costs, slow)
     assert planned.timing.total_s / optimizer.baseline.seconds == pytest.approx(
-        optimizer.baseline.time_ratio(optimizer.search.fastest(optimizer.floor_bytes()).candidate.timing.total_s), rel=1e-5
+        optimizer.baseline.time_ratio(optimizer.search.fastest(optimizer.floor_bytes()).candidate.timing.total_s),
+        rel=1e-5,
     )
 
 

@@ -9,7 +9,7 @@ from processes import on_arena
 from test_beside import TWO_THREADS
 
 from tfswap.analysis.bodies import Record, record
-from tfswap.analysis.cost import Costs
+from tfswap.analysis.cost import Costs, beside_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
@@ -130,11 +130,16 @@ def test_those_stay_apart_that_would_raise_the_peak_of_the_body(text, pairs):
     assert paired(body) == pairs
 
 
-def test_a_pair_takes_as_long_as_the_longer():
-    body, costs = body_of(ordered()), Costs.of(TWO_CORES)
-    together_s = costs.body_seconds(body)
-    body.beside = {}
-    assert costs.body_seconds(body) - together_s == pytest.approx(costs.seconds(body["a"]))
+def test_a_pair_takes_as_long_as_cores_take_for_both():
+    body, costs = body_of(ordered(LOOP.replace("%b = BatchMatMulV2(%w, %h)", "%b = Exp(%h)"))), Costs.of(TWO_CORES)
+    assert not body.beside
+    apart_s = costs.body_seconds(body)
+    pair = body["a"], body["b"]
+    body.beside = dict([pair])
+    seconds = [(node, costs.seconds(node)) for node in pair]
+    saved_s = sum(s for _, s in seconds) - beside_seconds(seconds, costs.rates)
+    assert 0 < saved_s < costs.seconds(body["a"]), "else it would do to leave the first out"
+    assert apart_s - costs.body_seconds(body) == pytest.approx(saved_s)
 
 
 def test_one_node_runs_the_two():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.encodings import FLOATS
 from tfswap.analysis.ranges import Ranges, narrowest
 from tfswap.ir.graph import Dtype, Node, Output
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
@@ -90,7 +91,7 @@ def smaller_form(tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | 
     kind = tensor.type
     if kind.num_elements is None or kind.bound:
         return None
-    if kind.dtype == "bool" or (kind.dtype in SPARSE_TYPES and _is_cast_from_bool(tensor.node)):
+    if kind.dtype == "bool" or (kind.dtype in FLOATS and _is_cast_from_bool(tensor.node)):
         return _bits(kind)
     if kind.dtype not in INTEGERS or device.kind != "cpu":  # a GPU would have to wait for what is out of range
         return None

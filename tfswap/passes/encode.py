@@ -14,21 +14,18 @@ from collections.abc import Iterable
 
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.types import TensorType
 from tfswap.oplib import names
-
-SHAPE = "Shape"
-"""TensorFlow's op for the shape of what was encoded: a file's batch may be of another size than was planned for."""
+from tfswap.passes.nodes import add_shape
 
 
-def add_shape(graph: Graph, tensor: Output, device: str) -> Output:
-    """The shape of `tensor` as it is when the step runs, for what decodes on `device`: one for all."""
-    name = f"{names.ENCODED}{tensor.node.name}_{tensor.index}/{SHAPE}"
-    if name in graph and graph[name].device == device:
-        return graph[name].out()
-    attrs = {"T": Dtype(tensor.type.dtype), "out_type": Dtype("int32")}
-    kind = TensorType("int32", (len(tensor.type.shape or ()),))
-    return graph.add(SHAPE, graph.unique_name(name), (tensor,), attrs=attrs, outputs=(kind,), device=device).out()
+def shape_of(graph: Graph, tensor: Output, device: str) -> Output:
+    """The shape of what was encoded, for what decodes on `device`: one for all.
+
+    As it is when the step runs: a file's batch may be of another size than was planned for.
+    """
+    name = f"{names.ENCODED}{tensor.node.name}_{tensor.index}/Shape"
+    there = name in graph and graph[name].device == device
+    return (graph[name] if there else add_shape(graph, name, tensor, device)).out()
 
 
 def apply_encodings(graph: Graph, encodings: Iterable[Encoding]) -> int:
@@ -72,7 +69,7 @@ def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Outpu
     inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
     attrs = _copied(node, codec.copied)
     if codec.wants_shape:
-        inputs += (add_shape(graph, like, node.device),)
+        inputs += (shape_of(graph, like, node.device),)
         attrs["Tshape"] = Dtype("int32")
     node.op, node.inputs, node.attrs = codec.take, inputs, attrs
 

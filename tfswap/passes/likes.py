@@ -15,6 +15,7 @@ from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import is_const, is_feed, reads_variable
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
+from tfswap.passes.nodes import add_shape
 
 _TENSOR_PROTOS = {
     "bfloat16": (14, "803f"),
@@ -35,7 +36,8 @@ def apply_likes(graph: Graph) -> int:
             continue
         dtype = Dtype(node.outputs[0].dtype)
         node.op = "Fill"
-        node.inputs = (_shape(graph, node), _number(graph, node, ones=ones))
+        shape = add_shape(graph, f"tfswap/{node.name}/shape", node.inputs[0], node.device)
+        node.inputs = (shape.out(), _number(graph, node, ones=ones))
         node.attrs = {"T": dtype, "index_type": Dtype("int32")}
         count += 1
     return count
@@ -45,18 +47,6 @@ def _is_made(tensor: Output) -> bool:
     """Whether the step makes it."""
     source = origin(tensor).node
     return not (is_const(source.op) or is_feed(source.op) or reads_variable(source.op))
-
-
-def _shape(graph: Graph, node: Node) -> Output:
-    (like,) = node.inputs
-    return graph.add(
-        "Shape",
-        graph.unique_name(f"tfswap/{node.name}/shape"),
-        (like,),
-        attrs={"T": Dtype(like.type.dtype), "out_type": Dtype("int32")},
-        outputs=(TensorType("int32", (len(like.type.shape or ()),)),),
-        device=node.device,
-    ).out()
 
 
 def _number(graph: Graph, node: Node, *, ones: bool) -> Output:

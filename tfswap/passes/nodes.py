@@ -68,6 +68,18 @@ def add_prefetch(graph: Graph, stem: str, handles: Output, kind: TensorType) -> 
     )
 
 
+def add_shape(graph: Graph, name: str, tensor: Output, device: str) -> Node:
+    """What gives the shape of `tensor` as it is when the step runs."""
+    return graph.add(
+        "Shape",
+        graph.unique_name(name),
+        (tensor,),
+        attrs={"T": Dtype(tensor.type.dtype), "out_type": Dtype("int32")},
+        outputs=(TensorType("int32", (len(tensor.type.shape or ()),)),),
+        device=device,
+    )
+
+
 def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
     """An Identity that TensorFlow's optimizers leave where it is."""
     return graph.add(

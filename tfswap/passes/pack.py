@@ -22,7 +22,7 @@ from tfswap.ir.ops import is_const, is_feed, is_view, passes_on, reads_metadata_
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.oplib import names
-from tfswap.passes.encode import add_shape
+from tfswap.passes.encode import shape_of
 
 
 def apply_packings(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> int:
@@ -135,7 +135,7 @@ def decode_for(
     decode = graph.add(
         op,
         graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
-        (*kept, add_shape(graph, tensor, on)) if wants_shape else tuple(kept),
+        (*kept, shape_of(graph, tensor, on)) if wants_shape else tuple(kept),
         controls=dict.fromkeys(read.node for read in readers[0].inputs if origin(read) != tensor and awaits(read.node)),
         attrs=attrs,
         outputs=(tensor.type,),

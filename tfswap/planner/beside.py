@@ -48,12 +48,11 @@ def keep_apart(body: Graph, flow: Dataflow) -> None:
         flow: the facts of the body, which has an order.
     """
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
-    seconds = {flow.place[second.name]: first.name for first, second in body.beside.items()}
-    names = [flow.nodes[i].name for i in order]
-    at = tuple(p for p, i in enumerate(order) if i in seconds and p and seconds[i] == names[p - 1])
+    nodes = [flow.nodes[i] for i in order]
+    at = tuple(p for p, (first, second) in enumerate(pairwise(nodes), 1) if body.beside.get(first) is second)
     apart, together = (simulate_memory(flow, build_schedule(order, (), leads), live=True) for leads in ((), at))
     kept = kept_beside(Choice(order, [], at), together, apart.peak_bytes)
-    body.beside = {body[names[p - 1]]: body[names[p]] for p in kept}
+    body.beside = {nodes[p - 1]: nodes[p] for p in kept}
 
 
 def kept_beside(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:

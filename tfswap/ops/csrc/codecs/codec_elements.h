@@ -701,26 +701,48 @@ struct Philox {
   }
 };
 
-// A group's levels, from its smallest value to its largest. In doubles, which hold the range of any two floats and what
-// is left of a float's last place when it is cut into 255: floats hold neither.
+// A group's levels, from its smallest finite value to its largest. In doubles, which hold the range of any two floats and
+// what is left of a float's last place when it is cut into 255: floats hold neither.
+//
+// A group in which all is finite keeps the smallest first and has all codes for levels. One that holds infinities or NaNs
+// keeps the largest first, which tells it apart, and has three codes less for levels: those stand for what is not finite.
 template <int kBits>
 struct Levels {
-  static constexpr int kTop = (1 << kBits) - 1;
+  static constexpr int kCodes = 1 << kBits;
+  enum Special { kMinusInfinity = kCodes - 3, kPlusInfinity, kNan };
 
+  bool all_finite;
+  int top;
   double low, step;
 
-  TFSWAP_HD Levels(float smallest, float largest)
-      : low(smallest), step((static_cast<double>(largest) - static_cast<double>(smallest)) / kTop) {}
+  TFSWAP_HD Levels(float first, float second)
+      : all_finite(!(second < first)),
+        top(all_finite ? kCodes - 1 : kMinusInfinity - 1),
+        low(all_finite ? first : second),
+        step(((all_finite ? second : first) - low) / top) {}
 
-  TFSWAP_HD float At(int32_t code) const { return static_cast<float>(low + code * step); }
+  TFSWAP_HD float At(int code) const { return static_cast<float>(low + code * step); }
+
+  TFSWAP_HD static int CodeOf(float not_finite) {
+    return not_finite > 0 ? kPlusInfinity : not_finite < 0 ? kMinusInfinity : kNan;
+  }
+
+  TFSWAP_HD static float Meant(int special) {
+    const uint32_t infinity = 0x7F800000u;
+    if (special == kNan) return BitCast<float>(infinity | 0x400000u);
+    return BitCast<float>(special == kPlusInfinity ? infinity : infinity | 0x80000000u);
+  }
 };
+
+TFSWAP_HD bool IsFinite(float value) {
+  return value >= -3.40282347e38f && value <= 3.40282347e38f;
+}
 
 // Groups of neighbours, each with its own smallest and largest value, as unsigned integers
 // (ActNN, Chen et al., ICML 2021). Rounding is stochastic: up with a probability that makes the
 // expected value right. What is random follows from the seed, the place and the group's range,
 // which is another one in the next step: a value is not rounded the same way for ever, and the
-// same tensor always is. A group that holds a NaN or infinity decodes to NaN altogether, so that
-// it can't pass unnoticed. One piece of work is one group.
+// same tensor always is. One piece of work is one group.
 template <typename T, int kBits>
 struct EncodeGroups {
   static constexpr int kPerByte = 8 / kBits;
@@ -741,14 +763,41 @@ struct EncodeGroups {
       low = value < low ? value : low;
       high = value > high ? value : high;
     }
-    bool finite = low >= -3.40282347e38f && high <= 3.40282347e38f;
+    bool all_finite = IsFinite(low) && IsFinite(high);
     // A NaN inside loses every comparison above.
-    for (int64_t i = begin; i < end; ++i) finite &= Value(values[i]) <= high;
-    if (!finite) low = high = BitCast<float>(0x7FC00000u);
-    ranges[2 * group] = low;
-    ranges[2 * group + 1] = high;
+    for (int64_t i = begin; i < end; ++i) all_finite &= Value(values[i]) <= high;
+    if (all_finite) {
+      Encode<true>(begin, end, low, high);
+    } else {
+      FiniteRange(begin, end, &low, &high);
+      Encode<false>(begin, end, low, high);
+    }
+  }
 
-    const Levels<kBits> levels(low, high);
+ private:
+  // Of what is finite, and wide enough for the largest to be told from the smallest where numbers below 2^-126 are 0.
+  TFSWAP_HD void FiniteRange(int64_t begin, int64_t end, float* low, float* high) const {
+    bool none = true;
+    *low = *high = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = Value(values[i]);
+      if (!IsFinite(value)) continue;
+      *low = none || value < *low ? value : *low;
+      *high = none || value > *high ? value : *high;
+      none = false;
+    }
+    if (*high - *low >= 1.17549435e-38f) return;
+    // All are the smallest, or what can't be told from it; or, where floats are further apart than that, the largest.
+    *(*high < 1 ? high : low) = *high < 1 ? 1.0f : 0.0f;
+  }
+
+  template <bool kAllFinite>
+  TFSWAP_HD void Encode(int64_t begin, int64_t end, float low, float high) const {
+    const int64_t group = begin / group_size;
+    ranges[2 * group] = kAllFinite ? low : high;
+    ranges[2 * group + 1] = kAllFinite ? high : low;
+
+    const Levels<kBits> levels(ranges[2 * group], ranges[2 * group + 1]);
     const double per_step = levels.step > 0 ? 1 / levels.step : 0;
     const uint64_t key =
         seed ^ (static_cast<uint64_t>(BitCast<uint32_t>(high)) << 32 | BitCast<uint32_t>(low));
@@ -759,13 +808,16 @@ struct EncodeGroups {
         uint32_t byte = 0;
         for (int j = 0; j < kPerByte; ++j) {
           const int64_t at = begin + i + k + j;
-          const float value = at < end && finite ? Value(values[at]) : low;
+          const float value = at < end ? Value(values[at]) : low;
           // Of 2^24 places between 0 and 1 the middle: so far from both that a level which is off by a double's last
           // place goes to no other code than its neighbours'.
           const double chance = (static_cast<int32_t>(random.word[k + j] >> 8) + 0.5) / (1 << 24);
-          const double level = finite ? (value - levels.low) * per_step + chance : 0;
-          const int32_t code = static_cast<int32_t>(level);  // not negative: rounds down
-          byte |= static_cast<uint32_t>(code < levels.kTop ? code : levels.kTop) << (j * kBits);
+          const bool finite = kAllFinite || IsFinite(value);
+          const double level = ((finite ? value : low) - levels.low) * per_step + chance;
+          int code = static_cast<int>(level);  // not negative: rounds down
+          code = code < levels.top ? code : levels.top;
+          if (!finite) code = Levels<kBits>::CodeOf(value);
+          byte |= static_cast<uint32_t>(code) << (j * kBits);
         }
         to[(i + k) / kPerByte] = static_cast<uint8_t>(byte);
       }
@@ -787,10 +839,16 @@ struct DecodeGroups {
     const int64_t begin = group * group_size;
     const int64_t end = Min(begin + group_size, count);
     const Levels<kBits> levels(ranges[2 * group], ranges[2 * group + 1]);
+    for (int64_t i = begin; i < end; ++i) values[i] = Rounded<T>(levels.At(Code(i)));
+    if (levels.all_finite) return;
     for (int64_t i = begin; i < end; ++i) {
-      const uint32_t code = codes[i / kPerByte] >> (i % kPerByte * kBits) & levels.kTop;
-      values[i] = Rounded<T>(levels.At(static_cast<int32_t>(code)));
+      if (Code(i) > levels.top) values[i] = Rounded<T>(Levels<kBits>::Meant(Code(i)));
     }
+  }
+
+ private:
+  TFSWAP_HD int Code(int64_t i) const {
+    return codes[i / kPerByte] >> (i % kPerByte * kBits) & (Levels<kBits>::kCodes - 1);
   }
 };
 

@@ -209,7 +209,8 @@ Each value as one of 2^bits levels between the smallest and the largest of its g
 neighbours. Lossy.
 
 Rounds up or down at random, so that the expected value is right. The same seed and the same
-values give the same codes. A group with a NaN or an infinity in it decodes to NaNs.
+values give the same codes. Infinities and NaNs stay; a group that holds some has three
+levels less.
 bits: 4 or 8.
 group_size: A multiple of 4, up to 2^20.
 )doc");

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import logging
+import os
 import zlib
 
 import pytest
@@ -19,7 +20,7 @@ from tfswap.frontends import grappler
 from tfswap.frontends.grappler import as_executed, as_planned
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.importers.function import import_function
-from tfswap.importers.grappler import run_grappler
+from tfswap.importers.grappler import NO_GPU_KERNEL, run_grappler, unsaid
 from tfswap.ir.graph import Graph
 
 ENDS = {"_Arg", "_Retval", "Placeholder", "NoOp"}
@@ -272,3 +273,18 @@ def test_a_graph_that_is_very_large_is_planned_as_it_was_traced(monkeypatch):
     monkeypatch.setattr(grappler, "MOST_NODES", len(graph) - 1)
     assert as_planned(graph, concrete, device) is graph
     assert as_executed(graph, device) is graph
+
+
+def test_kernels_that_an_absent_gpu_would_have_are_not_missed_in_print(capfd):
+    first = b"W0000 00:00:1795551201.588416   31944 graph_view.cc:837] No registered '%s' OpKernel for GPU devices\n"
+    lines = [
+        b"another thread's\n",
+        first % b"Conv2D" + b"\t.  Registered:  device='CPU'; T in [DT_FLOAT]\n  device='CPU'; T in [DT_HALF]\n\n",
+        first % b"Mean" + b"\t.  Registered:  device='CPU'\n",
+        b"W0000 00:00:1795551201.590729   31944 meta_optimizer.cc:1] something else\n  of two lines\n",
+        b"2026-11-24 20:00:00.000000: " + first % b"Mul" + b"  device='CPU'\n",
+        b"2026-11-24 20:00:00.000000: E another\n",
+    ]
+    with unsaid(NO_GPU_KERNEL):
+        os.write(2, b"".join(lines))
+    assert capfd.readouterr().err.encode() == b"".join(line for line in lines if b"No registered" not in line)

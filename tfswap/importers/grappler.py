@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +17,10 @@ if TYPE_CHECKING:
 
 LARGE = 10_000
 """Nodes from which on it counts what the optimizers leave behind: some 8 KiB for each node."""
+NO_GPU_KERNEL = re.compile(
+    rb"^[^\n]*No registered '[^\n]*' OpKernel for GPU .*?(?=^[IWEF]\d{4} |^\d{4}-\d\d-\d\d |\Z)", re.M | re.S
+)
+"""What a TensorFlow built without GPUs prints of a node that is on one: the node, and each kernel that there is."""
 
 
 def run_grappler(
@@ -37,10 +45,37 @@ def run_grappler(
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.CopyFrom(options)
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    made = tf_optimizer.OptimizeGraph(config, meta, cluster=cluster)
+    with unsaid(NO_GPU_KERNEL) if _has_absent_gpu(cluster) else contextlib.nullcontext():
+        made = tf_optimizer.OptimizeGraph(config, meta, cluster=cluster)
     if len(graph_def.node) > LARGE:
         _give_back()
     return made
+
+
+def _has_absent_gpu(cluster: Any) -> bool:
+    import tensorflow as tf
+
+    kinds = {device.properties.type for device in cluster.ListDevices()} if cluster else ()
+    return "GPU" in kinds and not tf.config.list_physical_devices("GPU")
+
+
+@contextlib.contextmanager
+def unsaid(pattern: re.Pattern[bytes]) -> Iterator[None]:
+    """Leave out of what is printed to the standard error file what fits `pattern`; all else follows when this ends.
+
+    TensorFlow reads how much it is to print once, when it is loaded.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as printed:
+        before = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            printed.seek(0)
+            os.write(2, pattern.sub(b"", printed.read()))
 
 
 def _give_back() -> None:

@@ -47,6 +47,9 @@ TESTS = (
     "test_spill.py",
     "test_fuzz_ops.py",
     "test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
+    "test_inner_beside.py::test_in_loops_the_second_runs_on_another_thread",
+    "test_inner_beside.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",
+    "test_inner_beside.py::test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing",
 )
 CALLS = 5000
 # It compiles for GPUs, by a library that finds its parts only where AddressSanitizer does not open it.

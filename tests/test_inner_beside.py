@@ -220,12 +220,13 @@ import json, threading
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+from tensorflow.python.eager import cancellation
 from tensorflow.python.ops import script_ops
 from tfswap.importers.inline import LOWERING
 from tfswap.oplib.load import load
 from tfswap.oplib.names import KERNEL, OWN_KERNEL
 tf.config.threading.set_inter_op_parallelism_threads(THREADS)
-ops, seen = load().ops, []
+ops, seen, manager = load().ops, [], cancellation.CancellationManager()
 
 def told():
     seen.append(threading.get_ident())
@@ -233,6 +234,11 @@ def told():
 
 def failing():
     raise ValueError("on purpose")
+
+def cancelling():
+    if len(seen) == 7:
+        manager.start_cancel()
+    return told()
 
 def kernel(op, name, *inputs, **attrs):
     made = node_def_pb2.NodeDef(name=name, op=op, input=inputs)
@@ -243,8 +249,7 @@ def kernel(op, name, *inputs, **attrs):
 Value = attr_value_pb2.AttrValue
 floats = Value(type=tf.float32.as_datatype_enum)
 product = kernel("MatMul", "product", "a", "b", T=floats)
-function = {"true": failing, "false": told}["FAILS".lower()]
-token = script_ops._py_funcs.insert(function)
+token = script_ops._py_funcs.insert(FUNCTION)
 python = kernel("PyFunc", "python", token=Value(s=token.encode()), Tin=Value(list={}),
                 Tout=Value(list={"type": [floats.type]}))
 x = tf.random.stateless_normal([700, 700], seed=(1, 2))
@@ -277,19 +282,23 @@ def labelled(loop):
     return made
 
 tf.while_loop = labelled(tf.while_loop)
-error = ""
+def in_use():
+    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+error, before = "", in_use()
 try:
-    same = bool(tf.reduce_all(run(x) == x))
+    step = manager.get_cancelable_function(run.get_concrete_function(x))
+    same = bool(tf.reduce_all(step(x) == x))
 except tf.errors.OpError as caught:
     same, error = False, str(caught)
 elsewhere = sum(a != b for a, b in zip(seen[::2], seen[1::2]))
 print(json.dumps({"same": same, "elsewhere": elsewhere, "seen": len(seen), "error": error,
-                  "in_use": tf.config.experimental.get_memory_info("CPU:0")["current"] - x.shape[0] ** 2 * 4}))
+                  "in_use": in_use() - before}))
 """
 
 
-def in_loops(threads: int, *, fails: bool = False) -> Any:
-    return on_arena(THREADS.replace("THREADS", str(threads)).replace("FAILS", str(fails)), TF_NUM_INTRAOP_THREADS="2")
+def in_loops(threads: int, function: str = "told") -> Any:
+    return on_arena(THREADS.replace("THREADS", str(threads)).replace("FUNCTION", function), TF_NUM_INTRAOP_THREADS="2")
 
 
 def test_in_loops_the_second_runs_on_another_thread():
@@ -305,6 +314,14 @@ def test_where_there_is_one_thread_it_runs_both():
 
 
 def test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name():
-    found = in_loops(3, fails=True)
+    found = in_loops(3, "failing")
     assert "on purpose" in found["error"]
     assert "{{node python}}" in found["error"]
+    assert not found["in_use"]
+
+
+def test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing():
+    found = in_loops(3, "cancelling")
+    assert "ancelled" in found["error"], found
+    assert found["seen"] < 40
+    assert not found["in_use"]

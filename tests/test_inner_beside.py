@@ -297,6 +297,9 @@ print(json.dumps({"same": same, "elsewhere": elsewhere, "seen": len(seen), "erro
 """
 
 
+PRODUCT_BYTES = 4 * 700**2
+
+
 def in_loops(threads: int, function: str = "told") -> Any:
     return on_arena(THREADS.replace("THREADS", str(threads)).replace("FUNCTION", function), TF_NUM_INTRAOP_THREADS="2")
 
@@ -317,11 +320,11 @@ def test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name():
     found = in_loops(3, "failing")
     assert "on purpose" in found["error"]
     assert "{{node python}}" in found["error"]
-    assert not found["in_use"]
+    assert found["in_use"] < PRODUCT_BYTES  # constants of the loops stay
 
 
 def test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing():
     found = in_loops(3, "cancelling")
     assert "ancelled" in found["error"], found
     assert found["seen"] < 40
-    assert not found["in_use"]
+    assert found["in_use"] < PRODUCT_BYTES  # constants of the loops stay

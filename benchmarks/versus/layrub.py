@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import planning_time
 from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines
-from versus.turns import UNOPTIMISED, Form, compare
+from versus.turns import REFERENCE, UNOPTIMISED, Form, compare
 
 SLOWER = 1.12
 """What the average may cost."""
@@ -51,7 +51,11 @@ ONEDNN = True
 
 def measure(part: str) -> dict[str, Any]:
     case = CASES[part]
-    forms = [UNOPTIMISED, *(Form(f"tfswap, {share:.0%}", limit=share) for share in case.shares)]
+    forms = [
+        UNOPTIMISED,
+        *([] if case.alone else [REFERENCE]),
+        *(Form(f"tfswap, {share:.0%}", limit=share) for share in case.shares),
+    ]
     forms.append(Form("tfswap, its floor"))
     how = {"rounds": case.rounds, "arena_mib": case.arena_mib, "alone": case.alone, "onednn": ONEDNN}
     return {"case": case._asdict(), "onednn": ONEDNN, "lines": compare(case.net, case.size, forms, **how)}
@@ -74,8 +78,9 @@ def present(found: dict[str, Any]) -> Section:
         size = net["case"]["size"]
         title = f"{name}, {_images(size)}" + ", plain kernels" * (not net["onednn"])
         lines += [[title, *line] for line in form_lines(measured)]
-        ours = [line for line in measured[1:] if line["fits"]]
-        refused += [f"{name} at {line['label']}" for line in measured[1:] if not line["fits"]]
+        planned = [line for line in measured if line["how"] == "tfswap"]
+        ours = [line for line in planned if line["fits"]]
+        refused += [f"{name} at {line['label']}" for line in planned if not line["fits"]]
         figures = {
             line["label"]: (cut(line["peak_bytes"], base), line["cpu_ratio"], line["clock_ratio"]) for line in ours
         }

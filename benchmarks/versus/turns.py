@@ -178,7 +178,8 @@ def compare(
         finally:
             for one in lines:
                 one.close()
-    made = [_line(one, lines[0], asked) for one, asked in zip(lines, forms, strict=True)]
+    right = next((one for one in lines if one.form.how == REFERENCE.how and one.fits), lines[0])
+    made = [_line(one, lines[0], right, asked) for one, asked in zip(lines, forms, strict=True)]
     for line, one in zip(made, lines, strict=True):
         others = (other for other in lines if other is not one and other.fits and one.fits)
         line["same_losses_as"] = [other.form.label for other in others if _same(one, other)]
@@ -187,9 +188,13 @@ def compare(
 
 def _same(one: Running, other: Running) -> bool:
     """Whether all steps that both told of have the same losses, to the bit."""
+    return all(map(float.__eq__, *_of_same_steps(one, other)))
+
+
+def _of_same_steps(one: Running, other: Running) -> tuple[list[float], list[float]]:
+    """The losses of each, from the first step that both told of."""
     ahead = other.told["steps"] - one.told["steps"]
-    a, b = one.losses[max(0, ahead) :], other.losses[max(0, -ahead) :]
-    return all(map(float.__eq__, a, b))
+    return one.losses[max(0, ahead) :], other.losses[max(0, -ahead) :]
 
 
 def told_by(spec: dict[str, Any], arena_mib: int = 8000, *, onednn: bool = False) -> Any:
@@ -224,7 +229,8 @@ def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: i
     return told | {n: statistics.median(getattr(t, n) for t in one.took) for n in Took._fields if one.took}
 
 
-def _line(one: Running, base: Running, asked: Form) -> dict[str, Any]:
+def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str, Any]:
+    """Of one form: its times over those of `base`, its losses against those of `right`."""
     line = asked._asdict() | one.told | {"peak_bytes": one.peak_bytes, "kept": kept(one)}
     if not one.fits or not base.fits:
         return line
@@ -234,8 +240,7 @@ def _line(one: Running, base: Running, asked: Form) -> dict[str, Any]:
         line[f"{clock[:-2]}_ratio"] = statistics.median(ratios)
         line[f"{clock[:-2]}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
     line["clock_s"] = statistics.median(t.clock_s for t in one.took)
-    ahead = one.told["steps"] - base.told["steps"]
-    losses = zip(one.losses, base.losses[ahead:], strict=False)
+    losses = zip(*_of_same_steps(one, right), strict=False)
     line["loss_off"] = max(abs(a - b) / (abs(b) or 1.0) for a, b in losses)
     return line
 

@@ -209,6 +209,20 @@ def test_positions_that_wait_long_wait_as_bytes():
     assert row.reason.startswith("512.0 KiB as uint8 for then")
 
 
+@pytest.mark.parametrize("ready", ["", "^loss "])
+def test_who_asks_for_the_shape_alone_reads_nothing_that_is_decoded(ready):
+    """At the end of the step, as where a gradient reads a view; there the whole tensor waits for it, and no form helps."""
+    late = f"""
+%size = Shape(%at) {{T=int64, out_type=int32}} {ready}-> int32[2]
+%then = Cast(%at) {{SrcT=int64, DstT=float32}} ^size ^loss -> float32[ROWS,16]
+"""
+    made = "%at = ArgMax(%x, %axis) {T=float32, Tidx=int32, output_type=int64} -> int64[ROWS,16]"
+    optimizer = Optimizer(read_late(made, late.strip(), "(0, 1)"), PLAIN, Options(tactics=("encode",)))
+    plan = floor_plan(optimizer)
+    assert plan.packed == (() if ready else (Packing("at:0", "uint8", (("then",),)),))
+    verify(optimizer.rewrite(plan))
+
+
 def test_what_no_codec_takes_is_kept_with_the_reason():
     complex_map = "%at = Cast(%x) {SrcT=float32, DstT=complex64} -> complex64[ROWS,16,4]"
     graph = read_late(complex_map, "%then = Abs(%at) {T=complex64} ^loss -> float32[ROWS,16,4]", "(0, 1, 2)")

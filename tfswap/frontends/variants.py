@@ -33,6 +33,7 @@ from tfswap.analysis.ranges import Ranges
 from tfswap.errors import InvalidModel
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.ops import reads_metadata_only
 from tfswap.ir.views import origin, passed_on
 from tfswap.oplib import names
 from tfswap.passes.bodies import apply_bodies
@@ -517,7 +518,8 @@ def _worth_packing(
         form = None if v in problem.refusals else form_of(tensor)
         if form is None:
             continue
-        called = {p: flow.nodes[problem.order[p]].name for p in positions[1:]}
+        kernels = ((p, flow.nodes[problem.order[p]]) for p in positions[1:])
+        called = {p: node.name for p, node in kernels if not reads_metadata_only(node.op)}
         if not readers_of(graph, tensor).keys() <= {*called.values()}:
             continue  # of some it is not known when they run
         groups = _late(problem, v, [positions[0], *(p for p in called if called[p] not in encoded)])

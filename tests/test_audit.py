@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 import control_flow
 import tensorflow as tf
 from nets import Net, batch, called
+from processes import on_arena
 
 import tfswap
 from tfswap.frontends import audit as module
@@ -62,6 +63,29 @@ def node_of(library, op):
 
 def test_what_was_planned_is_what_runs(audited):
     assert audit(*audited) > len(audited[0].kernels)
+
+
+def test_a_result_s_kernel_keeps_its_name():
+    """Grappler leaves no Identity behind it: TensorFlow calls the result as the node, and renames that."""
+    assert on_arena("""
+import json
+import tensorflow as tf
+import tfswap
+from nets import batch, bits, unoptimised
+
+@tf.function(autograph=False)
+def step(x):
+    last = tf.multiply(tf.sigmoid(x), tf.roll(x, 1, 0), name="last")
+    return tf.reduce_sum(last), last
+
+slab = tf.raw_ops.Empty(shape=[400 << 20], dtype=tf.uint8)
+del slab
+x = batch()
+optimized = tfswap.optimize(step, memory_limit="110%")
+optimized(x)
+made = tfswap.optimize(step, memory_limit=optimized.report().planned_peak_bytes + (64 << 10))
+print(json.dumps(bits(made(x)) == bits(unoptimised(step, x)) and len(made.plan().order) > 0))
+""")
 
 
 @pytest.mark.parametrize("op", [names.RELEASE, "Cos", "Mean"])

@@ -211,7 +211,7 @@ def test_positions_that_wait_long_wait_as_bytes():
 
 @pytest.mark.parametrize("ready", ["", "^loss "])
 def test_who_asks_for_the_shape_alone_reads_nothing_that_is_decoded(ready):
-    """At the end of the step, as where a gradient reads a view; there the whole tensor waits for it, and no form helps."""
+    """Where that comes late, the whole tensor waits for it, and no form helps."""
     late = f"""
 %size = Shape(%at) {{T=int64, out_type=int32}} {ready}-> int32[2]
 %then = Cast(%at) {{SrcT=int64, DstT=float32}} ^size ^loss -> float32[ROWS,16]

@@ -146,6 +146,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
         )
     made.inputs = placeholders
     made.outputs = list(returned[: len(graph.fetches)])
+    made._output_names = _result_names(graph, made.outputs)
     made.control_outputs = list(returned[len(graph.fetches) :])
     return made, bodies
 
@@ -239,6 +240,17 @@ def _argument_names(graph: Graph) -> dict[Node, str]:
         taken.add(name)
         names[feed] = name
     return names
+
+
+def _result_names(graph: Graph, results: Sequence[Any]) -> dict[Any, str]:
+    """What to call the results. TensorFlow calls them as the nodes that make them, and then renames nodes called so."""
+    from tensorflow.python.framework.ops import tensor_id
+
+    taken = {node.name for node in graph}
+    prefix = "result"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    return {tensor_id(result): f"{prefix}{number}" for number, result in enumerate(results)}
 
 
 def _scopes(name: str) -> list[str]:

@@ -68,11 +68,35 @@ def step(dtype: str = "float32") -> Graph:
 def test_only_feature_maps_of_the_forward_pass_are_saved_ones():
     """Not weights and what is made of them, statistics, results, or what only the forward pass reads."""
     graph = step()
-    assert {n.name for n in backward_nodes(graph)} == {"begun", "late", "change", "norm"}
+    assert {n.name for n in backward_nodes(graph)} == {"begun", "tall2", "late", "change", "norm"}
     saved = saved_tensors(graph)
     assert set(saved) == {"map:0"}
     assert {n.name for n in saved["map:0"].backward} == {"begun", "late"}  # one of them through two views
     assert {n.name for n in saved["map:0"].forward} == {"means", "told", "skip"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_backward"),
+    [
+        ("Cos(%map) {T=float32} -> float32[8,4]", True),
+        ("Square(%map) {T=float32} -> float32[8,4]", True),
+        ("Sign(%map) {T=float32} -> float32[8,4]", False),  # of what is rounded to 0 it would be another
+    ],
+)
+def test_what_makes_factors_for_gradients_is_of_the_backward_pass(factor, is_backward):
+    """But not the forward pass where no loss is fetched, which gradients alone read as well."""
+    graph = parse_graph(f"""
+%x = Placeholder() {{dtype=float32}} -> float32[8,4]
+%map = Tanh(%x) {{T=float32}} -> float32[8,4]
+%out = Sin(%map) {{T=float32}} -> float32[8,4]
+%seed = SigmoidGrad(%out, %out) {{T=float32}} -> float32[8,4]
+%factor = {factor}
+%change = Mul(%seed, %factor) {{T=float32}} -> float32[8,4]
+feeds %x
+fetches %change
+""")
+    assert {n.name for n in backward_nodes(graph)} == {"seed", "change"} | ({"factor"} if is_backward else set())
+    assert set(saved_tensors(graph)) == {"out:0", "map:0" if is_backward else "factor:0"}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32"])

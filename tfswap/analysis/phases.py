@@ -1,16 +1,19 @@
 """Which nodes are of the backward pass.
 
 Found by what they are and read, not by their names: some kernels exist for gradients alone, some of the others have
-gradients among their outputs, and what reads a gradient is of the backward pass too. The first products behind a loss
-that has no such kernel (a mean of squares) are not found: what is said to be backward is, and more may be.
+gradients among their outputs, and what reads a gradient is of the backward pass too. So is what makes factors for those
+alone, as 2 * x for the gradient of x * x. The first products behind a loss that has no such kernel (a mean of squares)
+are not found: what is said to be backward is, and more may be.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
+from tfswap.analysis.encodings import FLOATS
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import is_view, writes_variable
+from tfswap.ir.ops import is_pure, is_view, writes_variable
 
 MARKS = ("Backprop", "Grad")
 """Parts of the names of kernels that only gradients need."""
@@ -27,7 +30,26 @@ _GRADIENTS: dict[str, int] = {
 
 def backward_nodes(graph: Graph) -> set[Node]:
     """The nodes of `graph` that certainly are of the backward pass; optimizers' arithmetic is counted to it."""
-    return backward_among(graph.topological())
+    nodes = graph.topological()
+    found = backward_among(nodes)
+    readers: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for read in node.inputs:
+            readers.setdefault(read.node, []).append(node)
+    fetched = {fetch.node for fetch in graph.fetches}
+    # Where no loss is fetched, nothing but gradients reads the forward pass: that was traced before any of them.
+    traced_later = set(itertools.dropwhile(lambda node: node not in found, graph))
+    for node in reversed(nodes):
+        alone = node in readers and found.issuperset(readers[node])
+        if alone and node in traced_later and node not in fetched and _makes_factors(node):
+            found.add(node)
+    return found
+
+
+def _makes_factors(node: Node) -> bool:
+    """Whether a node computes floats from floats. Predicates, and what is drawn at random, are the forward pass's."""
+    read = any(t.type.dtype in FLOATS for t in node.inputs) and node.op != "Sign"
+    return read and is_pure(node.op) and all(kind.dtype in FLOATS for kind in node.outputs)
 
 
 def backward_among(nodes: Iterable[Node]) -> set[Node]:

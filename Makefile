@@ -8,8 +8,8 @@
 #   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
-# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested. Two tests run at a
-# time; PYTEST_ARGS="-n 0" has one.
+# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested; "-m long" tests what takes
+# minutes and is left out by default. Two files of tests run at a time; PYTEST_ARGS="-n 0" has one.
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
@@ -27,7 +27,7 @@ demo: $(VENV)/plot
 	$(BIN)/python examples/train_under_cap.py --plot train_under_cap.png
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .

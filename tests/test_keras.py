@@ -21,13 +21,10 @@ import tfswap  # noqa: E402 needs TensorFlow to be worth it
 # of which a fifth is room for batches that are made beside its tiny step.
 LIMITS = {"lstm": "100%", "told_much": "75%", "vae": "75%"}
 PROGRAMS = (
-    "mobilenet",
+    *(pytest.param(program, marks=pytest.mark.long) for program in ("mobilenet", "vae", "convnet", "gan")),
     "transformer",
-    "vae",
     "lstm",
-    "convnet",
     "unet",
-    "gan",
     "told_much",
     "accumulated",
     "mixed",

@@ -15,7 +15,7 @@ from processes import on_arena
 pytest.importorskip("tensorflow")
 
 SLOW_COPIES = {"TFSWAP_COPY_BANDWIDTH": "200e6", "TFSWAP_COPY_LATENCY_US": "2000"}
-MODELS = ("vgg", "mobilenet", "transformer")
+MODELS = ("vgg", pytest.param("mobilenet", marks=pytest.mark.long), "transformer")
 PREDICTED = (
     *MODELS,
     "messages",  # gradients ask for the same masks and zeros anew, layer by layer

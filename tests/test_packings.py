@@ -294,6 +294,14 @@ def test_a_plan_has_no_more_sparse_rows_than_its_limit_needs():
     assert len({plan.seconds for plan in plans}) == 5
 
 
+def test_the_host_has_room_for_all_that_denser_maps_spill():
+    """Where its limit is known: a step must not end by its data."""
+    spilled_bytes = 5 * (512 * 128 - math.ceil(0.3 * 1.1 * 512 * 128))  # of one map
+    for room in (0, 1, 2, 4):
+        optimizer = sparse_net(0.3, tactics=("encode",), host_limit_bytes=room * spilled_bytes)
+        assert len(optimizer.plan(optimizer.floor_bytes()).packed) == room
+
+
 def test_what_frees_most_for_its_time_is_sparse_first():
     shares = {f"relu{i}": 0.1 + i / 40 for i in range(1, 12, 2)}  # sparser where it begins
     optimizer = sparse_net(shares, tactics=("encode",))

@@ -145,6 +145,13 @@ def sparse_bytes(kind: TensorType, capacity: int) -> int:
     return -(-4 * (rows + 1) // 16) * 16 + capacity * (ELEMENT_BYTES[kind.dtype] + 1)
 
 
+def most_spilled_bytes(packing: Packing, kind: TensorType) -> int:
+    """Host memory that values beyond the room of sparse rows take, where none is zero."""
+    if packing.form != SPARSE:
+        return 0
+    return ((kind.num_elements or 0) - packing.capacity) * (ELEMENT_BYTES[kind.dtype] + 1)
+
+
 def form_of(packing: Packing, tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:
     """The form that `packing` names, or None where `tensor` has no such."""
     if packing.form == SPARSE:

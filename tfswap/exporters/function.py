@@ -123,7 +123,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
     from tensorflow.python.framework import func_graph as func_graph_module
     from tensorflow.python.framework import importer
     from tensorflow.python.framework.ops import is_symbolic_tensor
-    from tensorflow.python.ops import handle_data_util
+    from tensorflow.python.ops import array_ops, handle_data_util
 
     from tfswap.oplib.load import load_for
 
@@ -144,8 +144,14 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
             return_elements=[f.name for f in graph.fetches] + [t.name for t in graph.targets],
             name="",
         )
+        results = list(returned[: len(graph.fetches)])
+        named: set[int] = set()
+        for number, result in enumerate(results):
+            if id(result) in named:  # TensorFlow takes no names where two are the same
+                results[number] = array_ops.identity(result)
+            named.add(id(result))
     made.inputs = placeholders
-    made.outputs = list(returned[: len(graph.fetches)])
+    made.outputs = results
     made._output_names = _result_names(graph, made.outputs)
     made.control_outputs = list(returned[len(graph.fetches) :])
     return made, bodies

@@ -6,6 +6,7 @@ planner. The fastest plan of all within a limit is the plan; the lowest of all n
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.inner_encodings import is_inner
+from tfswap.analysis.packings import most_spilled_bytes
 from tfswap.analysis.precision import asked_for, find_reductions, saved_tensors
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.options import Options
@@ -26,6 +28,7 @@ from tfswap.planner.planner import Candidate, Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.planner.tiers import Tiers
 
 OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
@@ -120,7 +123,7 @@ class Search:
                 self._device,
                 resident=self.resident_of(variant.rewriting),
                 keep=flow.values_of(kept),
-                tiers=self._options.tiers,
+                tiers=self._tiers_of(variant),
                 tactics=self._options.tactics,
                 solver=self._options.solver,
                 costs=self._costs,
@@ -187,11 +190,19 @@ class Search:
                 yield variant, self.planner_of(variant)
 
     def _has_room(self, variant: Variant) -> bool:
-        """Whether there is room for what is swapped inside of bodies."""
-        tiers = self._options.tiers
-        if None in (tiers.host_bytes, tiers.disk_bytes):
-            return True
-        return variant.flow.inner_host_bytes <= (tiers.host_bytes or 0) + (tiers.disk_bytes or 0)
+        """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
+        tiers = self._tiers_of(variant)
+        if tiers.host_bytes is None or tiers.disk_bytes is None:
+            return tiers.host_bytes is None or tiers.host_bytes >= 0
+        return tiers.host_bytes >= 0 and variant.flow.inner_host_bytes <= tiers.host_bytes + tiers.disk_bytes
+
+    def _tiers_of(self, variant: Variant) -> Tiers:
+        """What there is for swapped tensors, beside room for maps that are denser than was measured."""
+        tiers, packed = self._options.tiers, variant.rewriting.packed
+        if tiers.host_bytes is None or not packed:
+            return tiers
+        spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
+        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
 
     def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
         """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be

@@ -40,7 +40,7 @@ CASES = {
     "ResNet-152": Case("application", {"name": "ResNet152", "batch": 16, "size": 128}, (0.40,)),
     "ResNet of 302 layers": Case("deep_resnet", {"layers": 302}, (0.40, 0.20)),
     "ResNet of 1,517 layers": Case(
-        "deep_resnet", {"layers": 1517, "batch": 16}, (0.20,), rounds=2, arena_mib=12000, alone=True
+        "deep_resnet", {"layers": 1517, "batch": 32}, (0.20,), rounds=2, arena_mib=15000, alone=True
     ),
 }
 

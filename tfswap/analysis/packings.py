@@ -142,14 +142,19 @@ def sparse_form(tensor: Output, capacity: int, device: DeviceModel) -> Form | No
 def sparse_bytes(kind: TensorType, capacity: int) -> int:
     """Of sparse rows: where each begins, then values with their columns (csrc/codecs/sparse_ops.cc, `Layout`)."""
     rows = -(-(kind.num_elements or 0) // SPARSE_ROW)
-    return -(-4 * (rows + 1) // 16) * 16 + capacity * (ELEMENT_BYTES[kind.dtype] + 1)
+    return -(-4 * (rows + 1) // 16) * 16 + capacity * _entry_bytes(kind)
 
 
 def most_spilled_bytes(packing: Packing, kind: TensorType) -> int:
     """Host memory that values beyond the room of sparse rows take, where none is zero."""
     if packing.form != SPARSE:
         return 0
-    return ((kind.num_elements or 0) - packing.capacity) * (ELEMENT_BYTES[kind.dtype] + 1)
+    return ((kind.num_elements or 0) - packing.capacity) * _entry_bytes(kind)
+
+
+def _entry_bytes(kind: TensorType) -> int:
+    """Of a value with its column."""
+    return ELEMENT_BYTES[kind.dtype] + 1
 
 
 def form_of(packing: Packing, tensor: Output, ranges: Ranges, device: DeviceModel) -> Form | None:

@@ -192,15 +192,17 @@ class Search:
     def _has_room(self, variant: Variant) -> bool:
         """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
         tiers = self._tiers_of(variant)
-        if tiers.host_bytes is None or tiers.disk_bytes is None:
-            return tiers.host_bytes is None or tiers.host_bytes >= 0
-        return tiers.host_bytes >= 0 and variant.flow.inner_host_bytes <= tiers.host_bytes + tiers.disk_bytes
+        if tiers.host_bytes is None:
+            return True
+        everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
+        return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
 
     def _tiers_of(self, variant: Variant) -> Tiers:
         """What there is for swapped tensors, beside room for maps that are denser than was measured."""
-        tiers, packed = self._options.tiers, variant.rewriting.packed
-        if tiers.host_bytes is None or not packed:
+        tiers = self._options.tiers
+        if tiers.host_bytes is None:
             return tiers
+        packed = variant.rewriting.packed
         spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
         return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
 

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,6 @@ def unsaid(pattern: re.Pattern[bytes]) -> Iterator[None]:
 
     TensorFlow reads how much it is to print once, when it is loaded.
     """
-    sys.stderr.flush()
     with tempfile.TemporaryFile() as printed:
         before = os.dup(2)
         os.dup2(printed.fileno(), 2)
@@ -75,7 +73,8 @@ def unsaid(pattern: re.Pattern[bytes]) -> Iterator[None]:
             os.dup2(before, 2)
             os.close(before)
             printed.seek(0)
-            os.write(2, pattern.sub(b"", printed.read()))
+            with open(2, "wb", closefd=False) as errors:  # os.write may leave a part
+                errors.write(pattern.sub(b"", printed.read()))
 
 
 def _give_back() -> None:

@@ -155,12 +155,12 @@ try:
 except tfswap.InfeasibleMemoryLimit as error:
     print(json.dumps([str(error), error.floor_bytes, error.limit_bytes]))
 """,
-        28,
+        20,
     )
     message, floor, limit = found
     assert limit == 1 << 30
-    assert floor > 28 * MIB
-    assert "CPU:0's allocator may have 29360128 bytes" in message
+    assert floor > 20 * MIB
+    assert "CPU:0's allocator may have 20971520 bytes" in message
     assert "regions so far" in message
 
 

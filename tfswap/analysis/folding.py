@@ -11,11 +11,16 @@ from collections.abc import Sequence
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import is_const, is_folded, is_known, is_view, reads_metadata_only
+from tfswap.ir.types import TensorType
 
 MAX_FOLDED_BYTES = 10 << 20
 """TensorFlow keeps no result larger than this."""
 UNIFORM = frozenset({"Fill", "OnesLike", "ZerosLike"})
 """Ops that give one value everywhere."""
+_SPREADS = {"BroadcastTo": 0, "Fill": 1, "Tile": 0}
+"""Ops that give one value everywhere where the input of that position is one value."""
+LARGE_BYTES = 16 << 10
+"""Of a constant. What is smaller is made in about the time that a kernel takes to start, and piles up to little."""
 
 
 def folds(node: Node, constants: set[Node]) -> bool:
@@ -75,6 +80,29 @@ def thrown_away(graph: Graph) -> list[Node]:
     return found
 
 
+def large_spreads(graph: Graph) -> list[Node]:
+    """What spreads one value over a large constant that TensorFlow keeps, as the gradient of a mean over examples.
+
+    They are made again faster than they are read. Constants that follow from anything else large are not told.
+    """
+    order = graph.topological()
+    constants = constant_nodes(graph, order)
+    spreads: dict[Node, frozenset[Node]] = {}  # of a constant that follows from these and what is small
+    for node in order:
+        if node not in constants or is_const(node.op):
+            continue
+        value = _SPREADS.get(node.op)
+        if value is not None and _is_number(node.inputs[value].type):
+            spreads[node] = frozenset((node,)) if _is_large(node.outputs[0]) else frozenset()
+            continue
+        parts = [spreads.get(t.node) for t in node.inputs if _is_large(t.type)]
+        if parts and None not in parts:
+            spreads[node] = frozenset().union(*(part or () for part in parts))
+    kept = (node for node in kept_constants(graph) if any(map(_is_large, node.outputs)))
+    found = {spread for node in kept for spread in spreads.get(node, ())}
+    return [node for node in order if node in found]
+
+
 def computed_bytes(graph: Graph) -> int:
     """The most that TensorFlow holds while it computes constants: all of them, and what they are computed from."""
     nodes = [*(node for node in graph if is_const(node.op)), *computed(graph)]
@@ -113,6 +141,15 @@ def largest_kernel_bytes(graph: Graph) -> int:
 
 def _reads_only(constants: set[Node], node: Node) -> bool:
     return all(t.node in constants for t in node.inputs)
+
+
+def _is_large(kind: TensorType) -> bool:
+    return (kind.nbytes or 0) >= LARGE_BYTES
+
+
+def _is_number(kind: TensorType) -> bool:
+    """Whether it is one value, and says nothing of shapes."""
+    return kind.num_elements == 1 and "float" in kind.dtype
 
 
 def _is_kept(node: Node) -> bool:

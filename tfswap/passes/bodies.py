@@ -36,7 +36,7 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         apply_split_views(body)
         if not portable:
             apply_settle(body)
-            apply_defer(body, device)
+            apply_defer(body, device, body=True)
         apply_share(body)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.

@@ -1,10 +1,14 @@
-"""Keeps TensorFlow from computing beforehand what it then throws away.
+"""Keeps TensorFlow from computing beforehand what it then throws away, or keeps for nothing.
 
 TensorFlow makes a step's executor by computing every node that follows from constants alone, all of them at once and
 however large, and keeps what is not over 10 MiB (analysis/folding.py). A large constant gradient, as of a mean over
 examples, or a mask is computed so for nothing, each time that the step is made: its first call then peaks far above
 the plan, and where memory is short TensorFlow crashes. A `Defer` before such a node makes it one of the step, and all
 that is computed from it, as the plan has it. It passes a buffer on and costs nothing.
+
+A constant that spreads one value is smaller, and TensorFlow keeps it: it is there throughout, and takes whatever place
+is free when the step is made, with up to as much again beside it, so that one limit could be kept in one process and
+not in the next. It too becomes a part of the step, but not of what runs several times in one.
 
 Requires a CPU: on other devices TensorFlow computes constants in host memory, with the CPU's kernels, whose bits the
 device's own need not have. There the graph is left alone.
@@ -13,7 +17,7 @@ device's own need not have. There the graph is left alone.
 from __future__ import annotations
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.folding import thrown_away
+from tfswap.analysis.folding import large_spreads, thrown_away
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.oplib import names
 
@@ -24,12 +28,16 @@ _TELLING = {
 }
 
 
-def apply_defer(graph: Graph, device: DeviceModel) -> int:
-    """Defer nodes of `graph`, in place; returns how many."""
+def apply_defer(graph: Graph, device: DeviceModel, *, body: bool = False) -> int:
+    """Defer nodes of `graph`, in place; returns how many.
+
+    Args:
+        body: whether it may run several times in a step.
+    """
     if device.kind != "cpu":
         return 0
     deferred: dict[Output, Output] = {}
-    nodes = thrown_away(graph)
+    nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))
     for node in nodes:
         tensor = _least_telling(node)
         if tensor not in deferred:

@@ -19,6 +19,10 @@ from tfswap.planner.simulate import simulate_memory
 PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
 
+MOST_POSTPONED = 64
+POSTPONED_KERNELS = 100_000
+"""Kernels that are postponed, one after the other, and kernels of the orders that are looked at for that, in all."""
+
 NEXT_TO_NOTHING = 64
 """What makes so many times the bytes that it reads may wait: those do no harm where they are."""
 
@@ -37,13 +41,17 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     early = early_update_order(flow, demand)
     candidates = [traced, demand, early, greedy_order(flow, demand), greedy_order(flow, early)]
     judged: list[tuple[int, float, int, list[int]]] = []
-    for rank, order in enumerate(candidates):
-        kernels = [i for i in order if flow.is_kernel[i]]
+
+    def judge(kernels: list[int]) -> None:
         if any(kernels == other for *_, other in judged):
-            continue
+            return
         memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)
         held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
-        judged.append((memory.peak_bytes, held, rank, kernels))
+        judged.append((memory.peak_bytes, held, len(judged), kernels))
+
+    for order in candidates:
+        judge([i for i in order if flow.is_kernel[i]])
+    judge(postponed_order(flow, min(judged)[-1]))
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
     return [kernels for *_, kernels in judged]
@@ -139,6 +147,43 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
         return [r for r in last if freed(r) > 0]
 
     return _list_schedule(flow, base, shrinks, ran)
+
+
+def postponed_order(flow: Dataflow, kernels: Sequence[int]) -> list[int]:
+    """`kernels`, but the one at the peak, and all that needs it, comes later where the peak is lower then.
+
+    As the gradient of a large weight: it needs most of all kernels itself, and nothing but the weight's update waits
+    for it, while what runs meanwhile lets go of feature maps. Of two such branches the one with the lower peak of its
+    own goes first (Liu, An application of generalized tree pebbling, 1987, section 2), here found by trying.
+    """
+    best = list(kernels)
+    memory = simulate_memory(flow, build_schedule(best, ()), live=True)
+    for _ in range(max(1, min(MOST_POSTPONED, POSTPONED_KERNELS // max(1, len(best))))):
+        during = memory.during_bytes
+        peak = max(range(len(best)), key=during.__getitem__)
+        behind = _descendants(flow, best[peak])
+        rest = [place for place in range(peak, len(best)) if best[place] not in behind]
+        if not rest:
+            break
+        until = min(reversed(rest), key=during.__getitem__) + 1
+        moved = [i for i in best[peak:until] if i in behind]
+        order = [*best[:peak], *(i for i in best[peak:until] if i not in behind), *moved, *best[until:]]
+        found = simulate_memory(flow, build_schedule(order, ()), live=True)
+        if found.peak_bytes >= memory.peak_bytes:
+            break
+        best, memory = order, found
+    return best
+
+
+def _descendants(flow: Dataflow, root: int) -> set[int]:
+    """`root` and all that waits for it."""
+    users = flow.users
+    found, stack = {root}, [root]
+    while stack:
+        new = [user for user in users[stack.pop()] if user not in found]
+        found.update(new)
+        stack += new
+    return found
 
 
 def _lets_go(op: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 
 import pytest
 from graphs import Layer, training_step
@@ -136,6 +137,22 @@ def test_the_first_pattern_that_fits_holds():
     assert not asked_for(saved, rules, smallest_bytes=1 << 30)
     with pytest.raises(InvalidModel, match="'rellu\\*', and no float .* for example, relu1, relu3"):
         asked_for(saved, as_rules({"rellu*": "fp8"}), smallest_bytes=1)
+
+
+def test_where_nothing_can_be_reduced_the_step_stays_and_one_line_says_so(caplog):
+    """One setting may be for a step that trains and for one that evaluates."""
+    graph = parse_graph("""
+%x = Placeholder() {dtype=float32} -> float32[64,64]
+%y = Tanh(%x) {T=float32} -> float32[64,64]
+feeds %x
+fetches %y
+""")
+    with caplog.at_level(logging.WARNING, "tfswap"):
+        assert not Optimizer(graph, PLAIN, Options(precision=as_rules("fp8"))).plan("1MiB").reduced
+    (record,) = caplog.records
+    assert "precision={'*': 'fp8'} reduces nothing" in record.getMessage()
+    with pytest.raises(InvalidModel, match=r"'y\*', and no float .* for example, none"):
+        Optimizer(graph, PLAIN, Options(precision=as_rules({"y*": "fp8"})))
 
 
 def test_what_has_no_fewer_bits_stays():

@@ -173,10 +173,10 @@ def asked_precision(node: str, rules: Rules) -> str:
 def asked_for(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> dict[str, str]:
     """The precision of each tensor of `saved` that rules make smaller; what has fewer bytes than the least stays.
 
-    Raises InvalidModel for a pattern that fits none.
+    Raises InvalidModel for a pattern that fits none, but for that of all: one setting is for many steps.
     """
     for pattern, _ in rules:
-        if not any(fnmatchcase(s.tensor.node.name, pattern) for s in saved.values()):
+        if pattern != EVERYTHING and not any(fnmatchcase(s.tensor.node.name, pattern) for s in saved.values()):
             known = ", ".join(s.tensor.node.name for s in list(saved.values())[:5])
             raise InvalidModel(
                 f"precision has the pattern {pattern!r}, and no float that this step keeps for its backward pass is "

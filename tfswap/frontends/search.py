@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator
 
 from tfswap.analysis.cost import Costs
@@ -29,6 +30,8 @@ from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.schedule import build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 from tfswap.planner.tiers import Tiers
+
+log = logging.getLogger("tfswap")
 
 OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
@@ -86,7 +89,13 @@ class Search:
             if any(origin(t).name in asked for p, t in enumerate(e.kernel.inputs) if p not in e.codec.kept)
         )
         reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
-        return Rewriting(encoded=exact, reduced=tuple(reductions)) if reductions else PLAIN
+        if not reductions:
+            log.warning(
+                "tfswap: precision=%s reduces nothing: no floats of a size that counts wait for a backward pass here.",
+                dict(self._options.precision),
+            )
+            return PLAIN
+        return Rewriting(encoded=exact, reduced=tuple(reductions))
 
     def suppose(self, resident: Resident) -> None:
         """Look from now on for plans in an arena with this content."""

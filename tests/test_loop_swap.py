@@ -433,7 +433,8 @@ def test_sixty_per_cent_of_the_unoptimised_peak(program):
 def test_a_plan_is_true_with_all_that_loops_save_on_its_way_an_iteration_before(program):
     pytest.importorskip("tensorflow")
     expected = run(program, "unoptimised")
-    found = on_arena(f"import json, control_flow; print(json.dumps(control_flow.prefetched({program!r}, '80%')))")
+    limit = "70%" if program == "scan" else "80%"  # which an order alone keeps
+    found = on_arena(f"import json, control_flow; print(json.dumps(control_flow.prefetched({program!r}, {limit!r})))")
     assert found["digest"] == expected["digest"]
     assert found["peak"] == found["planned"] <= found["limit"]
     assert found["prefetched"] == found["accumulators"] > 0

@@ -136,6 +136,36 @@ void MasksAreTheSame() {
   }
 }
 
+// Groups of all sizes and lengths: of wild numbers, of finite ones alone, of a narrow range, and of zeros of both signs.
+template <typename Vectors, int kBits>
+void GroupsAreTheSame(const std::vector<float>& numbers) {
+  using Piece = tfswap::codec::EncodeGroups<float, kBits>;
+  std::vector<std::vector<float>> all(4, numbers);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const bool finite = std::isfinite(numbers[i]);
+    all[1][i] = finite ? numbers[i] : 1.0f;
+    all[2][i] = 1 + static_cast<float>(i * 2654435761u >> 8 & 0xFFFFFF) / (1 << 28);
+    all[3][i] = i % 16 == 0 ? 1.0f : std::copysign(i % 3 ? 0.0f : 1e-40f, i % 7 ? 1.0f : -1.0f);
+  }
+  for (const std::vector<float>& values : all) {
+    for (const int64_t size : {4, 32, 64, 256, 260}) {
+      for (const int64_t count : {values.size(), size_t{1}, size_t{31}, size_t{256}, size_t{1000}}) {
+        const int64_t groups = tfswap::codec::CeilDiv(count, size), bytes = groups * size * kBits / 8;
+        std::vector<float> expected_ranges(2 * groups), ranges(2 * groups);
+        std::vector<uint8_t> expected(bytes + 64, 0xAB), actual = expected;
+        const Piece by_element{values.data(), count, size, 7, expected_ranges.data(), expected.data()};
+        const Piece by_hand{values.data(), count, size, 7, ranges.data(), actual.data()};
+        tfswap::RunRangeAnywhere(by_element, 0, groups);
+        using ByHand = typename Vectors::template ByHand<Piece>;
+        ByHand::Run(by_hand, 0, groups / 2);
+        ByHand::Run(by_hand, groups / 2, groups);
+        CHECK(std::memcmp(expected_ranges.data(), ranges.data(), 8 * groups) == 0);
+        CHECK(expected == actual);
+      }
+    }
+  }
+}
+
 template <typename Vectors>
 void RowsAreTheSame() {
   constexpr int kRow = 256;
@@ -176,6 +206,8 @@ int AllIsTheSame() {
     ProductsAreTheSame<Vectors>(numbers);
     PredicatesAreTheSame<Vectors, tfswap::codec::IsPositive>(numbers);
     PredicatesAreTheSame<Vectors, tfswap::codec::IsInRelu6Range>(numbers);
+    GroupsAreTheSame<Vectors, 8>(numbers);
+    GroupsAreTheSame<Vectors, 4>(numbers);
   }
   RowsAreTheSame<Vectors>();
   return 0;

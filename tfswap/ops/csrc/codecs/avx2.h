@@ -21,6 +21,9 @@ using Floats = __m256;
 using Ints = int32_t __attribute__((vector_size(32)));
 using Shorts = int16_t __attribute__((vector_size(32)));
 using Bits = uint8_t;
+using Longs = uint64_t __attribute__((vector_size(32)));
+using Doubles = __m256d;
+using HalfInts = int32_t __attribute__((vector_size(16)));
 
 template <typename Vector>
 TFSWAP_VECTOR_INLINE Vector Load(const void* from) {
@@ -99,6 +102,23 @@ TFSWAP_VECTOR_INLINE Shorts LoadBytes(const uint8_t* from) {
 TFSWAP_VECTOR_INLINE bool AnyIsLarger(const uint8_t* codes, int8_t magnitude) {
   const __m256i magnitudes = _mm256_and_si256(Load<__m256i>(codes), _mm256_set1_epi8(0x7F));
   return Any(_mm256_cmpgt_epi8(magnitudes, _mm256_set1_epi8(magnitude)));
+}
+
+TFSWAP_VECTOR_INLINE Floats Lower(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+TFSWAP_VECTOR_INLINE Floats Higher(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+TFSWAP_VECTOR_INLINE Longs Product(Longs longs, uint32_t factor) {
+  return (Longs)_mm256_mul_epu32((__m256i)longs, _mm256_set1_epi64x(factor));
+}
+TFSWAP_VECTOR_INLINE Doubles EveryFourth(const float* from, int k) {
+  return _mm256_setr_pd(from[k], from[4 + k], from[8 + k], from[12 + k]);
+}
+TFSWAP_VECTOR_INLINE HalfInts Truncated(Doubles doubles) { return (HalfInts)_mm256_cvttpd_epi32(doubles); }
+TFSWAP_VECTOR_INLINE HalfInts Least(HalfInts ints, int32_t most) {
+  return (HalfInts)_mm_min_epi32((__m128i)ints, _mm_set1_epi32(most));
+}
+TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
+  const __m128i packed = _mm_packus_epi32((__m128i)ints, (__m128i)ints);
+  _mm_storel_epi64(static_cast<__m128i*>(to), packed);
 }
 
 #include "by_hand.h"

@@ -28,6 +28,9 @@ using Floats = __m512;
 using Ints = int32_t __attribute__((vector_size(64)));
 using Shorts = int16_t __attribute__((vector_size(64)));
 using Bits = __mmask16;
+using Longs = uint64_t __attribute__((vector_size(64)));
+using Doubles = __m512d;
+using HalfInts = int32_t __attribute__((vector_size(32)));
 
 template <typename Vector>
 TFSWAP_VECTOR_INLINE Vector Load(const void* from) {
@@ -91,6 +94,25 @@ TFSWAP_VECTOR_INLINE Shorts LoadBytes(const uint8_t* from) {
 TFSWAP_VECTOR_INLINE bool AnyIsLarger(const uint8_t* codes, int8_t magnitude) {
   const __m512i magnitudes = _mm512_and_si512(_mm512_loadu_si512(codes), _mm512_set1_epi8(0x7F));
   return _mm512_cmpgt_epu8_mask(magnitudes, _mm512_set1_epi8(magnitude)) != 0;
+}
+
+TFSWAP_VECTOR_INLINE Floats Lower(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+TFSWAP_VECTOR_INLINE Floats Higher(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+TFSWAP_VECTOR_INLINE Longs Product(Longs longs, uint32_t factor) {
+  return (Longs)_mm512_mul_epu32((__m512i)longs, _mm512_set1_epi64(factor));
+}
+TFSWAP_VECTOR_INLINE Doubles EveryFourth(const float* from, int k) {
+  const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512i places = _mm512_add_epi32(first, _mm512_set1_epi32(k));
+  const Floats chosen = _mm512_permutex2var_ps(Load<Floats>(from), places, Load<Floats>(from + kLanes));
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(chosen));
+}
+TFSWAP_VECTOR_INLINE HalfInts Truncated(Doubles doubles) { return (HalfInts)_mm512_cvttpd_epi32(doubles); }
+TFSWAP_VECTOR_INLINE HalfInts Least(HalfInts ints, int32_t most) {
+  return (HalfInts)_mm256_min_epi32((__m256i)ints, _mm256_set1_epi32(most));
+}
+TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_cvtepi32_epi16((__m256i)ints));
 }
 
 #include "by_hand.h"

@@ -16,6 +16,11 @@
 //   AnyIsNan, StoreAsHalves, LoadHalves, LowerHalves, UpperHalves
 //   SumOfHalves(ints, upper, lower)      the upper 16 bits times `upper` plus the lower times `lower`, with their signs
 //   StoreCodes, LoadBytes, AnyIsLarger   of codes of a byte each
+//   Lower, Higher                        of two floats, neither a NaN
+//   Longs, Doubles, HalfInts             vectors of kLanes / 2, 64 bits wide and 32
+//   Product(longs, factor)               of the lower 32 bits of each
+//   EveryFourth(from, k)                 from[k], from[4 + k], from[8 + k] ... as doubles
+//   Truncated(doubles), Least(half ints), StoreAsShorts(to, half ints)
 
 // A piece that has code by hand: Run(piece, begin, end) is piece(begin) ... piece(end - 1).
 template <typename Piece>
@@ -205,4 +210,72 @@ struct Decoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   }
 
   static float Element(uint8_t code) { return Format::Decode(code); }
+};
+
+// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters at once, each in 64 bits of its own, of
+// which a product has the lower half. What counter j gives its k-th number for is the value 4 * j + k, and codes of four
+// neighbours are one integer's bytes.
+template <int kBits>
+struct ByHand<codec::EncodeGroups<float, kBits>> : std::true_type {
+  using Piece = codec::EncodeGroups<float, kBits>;
+  static constexpr int kAtOnce = 2 * kLanes;
+
+  TFSWAP_VECTOR static void Run(const Piece& piece, int64_t begin, int64_t end) {
+    const bool divides = piece.group_size % kAtOnce == 0;
+    RunWhole<ByHand>(piece, begin, end, divides ? piece.count / piece.group_size : 0);
+  }
+
+  TFSWAP_VECTOR_INLINE static void Whole(const Piece& piece, int64_t group) {
+    const int64_t begin = group * piece.group_size;
+    Floats low = Load<Floats>(piece.values + begin), high = low;
+    Ints largest = {};
+    for (int64_t i = 0; i < piece.group_size; i += kLanes) {
+      const Floats values = Load<Floats>(piece.values + begin + i);
+      low = Lower(values, low);
+      high = Higher(values, high);
+      largest = Max(largest, (Ints)values & kMagnitude);
+    }
+    if (AnyIsNotFinite(largest)) return piece(group);
+    float lowest = low[0], highest = high[0];
+    for (int k = 1; k < kLanes; ++k) {
+      lowest = low[k] < lowest ? low[k] : lowest;
+      highest = high[k] > highest ? high[k] : highest;
+    }
+    const auto rounding = piece.template Begin<true>(group, lowest, highest);
+    uint8_t* const to = piece.codes + begin / Piece::kPerByte;
+    for (int64_t i = 0; i < piece.group_size; i += kAtOnce) {
+      Encode(rounding, static_cast<uint64_t>((begin + i) / 4), piece.values + begin + i, to + i / Piece::kPerByte);
+    }
+  }
+
+  TFSWAP_VECTOR_INLINE static void Encode(const typename Piece::Rounding& rounding, uint64_t counter, const float* from,
+                                          uint8_t* to) {
+    constexpr uint64_t kWord = 0xFFFFFFFF;
+    Longs counters = Longs{} + counter;
+    for (int j = 0; j < kLanes / 2; ++j) counters[j] += j;
+    Longs words[4] = {counters & kWord, counters >> 32, Longs{}, Longs{}};
+    uint32_t k0 = static_cast<uint32_t>(rounding.key), k1 = static_cast<uint32_t>(rounding.key >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const Longs a = Product(words[0], 0xD2511F53), b = Product(words[2], 0xCD9E8D57);
+      words[0] = (b >> 32) ^ words[1] ^ k0;
+      words[1] = b & kWord;
+      words[2] = (a >> 32) ^ words[3] ^ k1;
+      words[3] = a & kWord;
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    HalfInts codes = {};
+    for (int k = 0; k < 4; ++k) {
+      // Integers below 2^52 stand behind the bits of 2^52, as a double.
+      const Doubles places = (Doubles)(words[k] >> 8 | 0x4330000000000000) - 0x1p52;
+      const Doubles chances = (places + 0.5) * 0x1p-24;
+      const Doubles levels = (EveryFourth(from, k) - rounding.levels.low) * rounding.per_step + chances;
+      codes |= Least(Truncated(levels), rounding.levels.top) << (k * kBits);
+    }
+    if constexpr (kBits == 8) {
+      std::memcpy(to, &codes, sizeof(codes));
+    } else {
+      StoreAsShorts(to, codes);
+    }
+  }
 };

@@ -754,6 +754,13 @@ struct EncodeGroups {
   float* ranges;  // each group's smallest and largest value
   uint8_t* codes;
 
+  // What the codes of one group follow from, beside its values.
+  struct Rounding {
+    Levels<kBits> levels;
+    double per_step;
+    uint64_t key;
+  };
+
   TFSWAP_HD void operator()(int64_t group) const {
     const int64_t begin = group * group_size;
     const int64_t end = Min(begin + group_size, count);
@@ -772,6 +779,19 @@ struct EncodeGroups {
       FiniteRange(begin, end, &low, &high);
       Encode<false>(begin, end, low, high);
     }
+  }
+
+  // Notes the range of a group. Zeros have no sign there: which of two comes first would be another one in vectors.
+  template <bool kAllFinite>
+  TFSWAP_HD Rounding Begin(int64_t group, float low, float high) const {
+    low += 0.0f;
+    high += 0.0f;
+    ranges[2 * group] = kAllFinite ? low : high;
+    ranges[2 * group + 1] = kAllFinite ? high : low;
+    const Levels<kBits> levels(ranges[2 * group], ranges[2 * group + 1]);
+    const uint64_t key =
+        seed ^ (static_cast<uint64_t>(BitCast<uint32_t>(high)) << 32 | BitCast<uint32_t>(low));
+    return {levels, levels.step > 0 ? 1 / levels.step : 0, key};
   }
 
  private:
@@ -793,17 +813,11 @@ struct EncodeGroups {
 
   template <bool kAllFinite>
   TFSWAP_HD void Encode(int64_t begin, int64_t end, float low, float high) const {
-    const int64_t group = begin / group_size;
-    ranges[2 * group] = kAllFinite ? low : high;
-    ranges[2 * group + 1] = kAllFinite ? high : low;
-
-    const Levels<kBits> levels(ranges[2 * group], ranges[2 * group + 1]);
-    const double per_step = levels.step > 0 ? 1 / levels.step : 0;
-    const uint64_t key =
-        seed ^ (static_cast<uint64_t>(BitCast<uint32_t>(high)) << 32 | BitCast<uint32_t>(low));
+    const Rounding rounding = Begin<kAllFinite>(begin / group_size, low, high);
+    const Levels<kBits>& levels = rounding.levels;
     uint8_t* const to = codes + begin / kPerByte;
     for (int64_t i = 0; i < group_size; i += 4) {
-      const Philox random(key, static_cast<uint64_t>((begin + i) / 4));
+      const Philox random(rounding.key, static_cast<uint64_t>((begin + i) / 4));
       for (int k = 0; k < 4; k += kPerByte) {
         uint32_t byte = 0;
         for (int j = 0; j < kPerByte; ++j) {
@@ -813,7 +827,7 @@ struct EncodeGroups {
           // place goes to no other code than its neighbours'.
           const double chance = (static_cast<int32_t>(random.word[k + j] >> 8) + 0.5) / (1 << 24);
           const bool finite = kAllFinite || IsFinite(value);
-          const double level = ((finite ? value : low) - levels.low) * per_step + chance;
+          const double level = ((finite ? value : low) - levels.low) * rounding.per_step + chance;
           int code = static_cast<int>(level);  // not negative: rounds down
           code = code < levels.top ? code : levels.top;
           if (!finite) code = Levels<kBits>::CodeOf(value);

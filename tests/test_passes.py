@@ -124,7 +124,7 @@ def test_settle():
 def test_defer():
     golden = Golden("defer")
     assert apply_defer(golden.graph, DeviceModel("gpu")) == 0
-    assert apply_defer(golden.graph, DeviceModel()) == 8
+    assert apply_defer(golden.graph, DeviceModel()) == 9
     golden.check()
     assert apply_defer(golden.graph, DeviceModel()) == 0
 

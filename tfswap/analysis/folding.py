@@ -19,6 +19,8 @@ UNIFORM = frozenset({"Fill", "OnesLike", "ZerosLike"})
 """Ops that give one value everywhere."""
 _SPREADS = {"BroadcastTo": 0, "Fill": 1, "Tile": 0}
 """Ops that give one value everywhere where the input of that position is one value."""
+_FOLLOW = frozenset({"AddV2", "Cast", "Div", "DivNoNan", "Mul", "MulNoNan", "Neg", "RealDiv", "Square", "Sub"})
+"""Ops that make no less of what is spread, and take next to no time: what gradients and losses do with it."""
 LARGE_BYTES = 16 << 10
 """Of a constant. What is smaller is made in about the time that a kernel takes to start, and piles up to little."""
 
@@ -83,23 +85,28 @@ def thrown_away(graph: Graph) -> list[Node]:
 def large_spreads(graph: Graph) -> list[Node]:
     """What spreads one value over a large constant that TensorFlow keeps, as the gradient of a mean over examples.
 
-    They are made again faster than they are read. Constants that follow from anything else large are not told.
+    It is made again faster than it is read, and so is what follows from it. One from which other constants follow than
+    by arithmetic is not told: a sum may be all that is kept of it, a product may take long.
     """
     order = graph.topological()
     constants = constant_nodes(graph, order)
-    spreads: dict[Node, frozenset[Node]] = {}  # of a constant that follows from these and what is small
+    spreads: dict[Node, frozenset[Node]] = {}  # of a large constant that follows from these and from what is small
+    others: set[Node] = set()
     for node in order:
         if node not in constants or is_const(node.op):
             continue
         value = _SPREADS.get(node.op)
         if value is not None and _is_number(node.inputs[value].type):
-            spreads[node] = frozenset((node,)) if _is_large(node.outputs[0]) else frozenset()
+            if _is_large(node.outputs[0]):
+                spreads[node] = frozenset((node,))
             continue
         parts = [spreads.get(t.node) for t in node.inputs if _is_large(t.type)]
-        if parts and None not in parts:
-            spreads[node] = frozenset().union(*(part or () for part in parts))
-    kept = (node for node in kept_constants(graph) if any(map(_is_large, node.outputs)))
-    found = {spread for node in kept for spread in spreads.get(node, ())}
+        from_these = frozenset().union(*(part or () for part in parts))
+        if None not in parts and (is_view(node.op) or node.op in _FOLLOW):
+            spreads[node] = from_these
+        else:
+            others |= from_these
+    found = {spread for node in kept_constants(graph) for spread in spreads.get(node, ())} - others
     return [node for node in order if node in found]
 
 

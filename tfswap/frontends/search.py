@@ -91,7 +91,7 @@ class Search:
         reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
         if not reductions:
             log.warning(
-                "tfswap: precision=%s reduces nothing: no floats of a size that counts wait for a backward pass here.",
+                "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",
                 dict(self._options.precision),
             )
             return PLAIN

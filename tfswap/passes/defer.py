@@ -36,13 +36,14 @@ def apply_defer(graph: Graph, device: DeviceModel, *, body: bool = False) -> int
     """
     if device.kind != "cpu":
         return 0
-    deferred: dict[Output, Output] = {}
+    deferred: dict[tuple[Output, str], Output] = {}  # by device
     nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))
     for node in nodes:
         tensor = _least_telling(node)
-        if tensor not in deferred:
-            deferred[tensor] = _add_defer(graph, tensor, node.device)
-        node.inputs = tuple(deferred[tensor] if t == tensor else t for t in node.inputs)
+        key = tensor, node.device
+        if key not in deferred:
+            deferred[key] = _add_defer(graph, tensor, node.device)
+        node.inputs = tuple(deferred[key] if t == tensor else t for t in node.inputs)
     return len(nodes)
 
 

@@ -158,14 +158,15 @@ def postponed_order(flow: Dataflow, kernels: Sequence[int]) -> list[int]:
     """
     best = list(kernels)
     memory = simulate_memory(flow, build_schedule(best, ()), live=True)
-    for _ in range(max(1, min(MOST_POSTPONED, POSTPONED_KERNELS // max(1, len(best))))):
+    for _ in range(max(1, min(MOST_POSTPONED, POSTPONED_KERNELS // len(best))) if best else 0):
         during = memory.during_bytes
         peak = max(range(len(best)), key=during.__getitem__)
         behind = _descendants(flow, best[peak])
         rest = [place for place in range(peak, len(best)) if best[place] not in behind]
         if not rest:
             break
-        until = min(reversed(rest), key=during.__getitem__) + 1
+        after = [*memory.before_bytes[1:], memory.before_bytes[-1]]
+        until = min(rest, key=after.__getitem__) + 1  # where least is held
         moved = [i for i in best[peak:until] if i in behind]
         order = [*best[:peak], *(i for i in best[peak:until] if i not in behind), *moved, *best[until:]]
         found = simulate_memory(flow, build_schedule(order, ()), live=True)

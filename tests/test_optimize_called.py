@@ -54,6 +54,19 @@ def test_autograph_leaves_it_as_it_is():
     assert "tf____call__" not in frames[0]
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["autograph", "as_it_is"])
+def test_a_refusal_inside_another_function_is_what_it_is(traced):
+    """AutoGraph has errors of its own for what comes while it traces."""
+    step = tfswap.optimize(tf.function(Net().step), memory_limit="1KiB")
+
+    def outer(x):
+        return step(x) + 1.0
+
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as refusal:
+        tf.function(outer, autograph=not traced)(batch())
+    assert refusal.value.floor_bytes > refusal.value.limit_bytes == 1024
+
+
 class Model(tf.Module):
     """Holds one optimized function as an attribute, and one as a method."""
 

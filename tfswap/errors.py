@@ -12,6 +12,10 @@ INSTALL_TENSORFLOW = 'Install it: pip install "tfswap[tensorflow]", or "tfswap[c
 class TfswapError(Exception):
     """Base of every error that tfswap raises on purpose."""
 
+    # AutoGraph puts an error of its own in the place of one that comes while it traces a caller, but for those that say
+    # this: who catches a refusal, for its floor, must get it.
+    ag_pass_through = True
+
 
 class InfeasibleMemoryLimit(TfswapError):
     """The limit is below what the planner can reach. Raised before anything runs.

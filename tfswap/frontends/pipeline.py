@@ -47,12 +47,13 @@ from tfswap.passes.verify import require_stock, verify
 from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
 from tfswap.planner.fit import require_accumulators, require_fit
+from tfswap.planner.niches import choose_niches
 from tfswap.planner.plan import Plan, fingerprint
 from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, TACTICS, Planner, promised
 from tfswap.planner.record import record_planned
 from tfswap.planner.requests import Requests, record_requests
 from tfswap.planner.reuse import largest_working_set
-from tfswap.planner.schedule import planned_schedule
+from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
 from tfswap.report.report import Report, make_report
 from tfswap.report.timeline import Timeline
@@ -408,6 +409,11 @@ class Optimizer:
         """What the step returns and nothing else holds."""
         values = (self.flow.values[v] for v in self.flow.fetched)
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
+
+    def niches(self, resident: Resident) -> list[int]:
+        """The bytes of each small tensor that the step holds at once with others of its size, in an arena like this."""
+        flow = self.flow
+        return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident)
 
     @progress.task("looking for the smallest limit")
     def floor_bytes(self) -> int:

@@ -41,7 +41,7 @@ from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
-from tfswap.planner.allocator import regions_of, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, regions_of, round_up
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
@@ -146,6 +146,7 @@ class Step:
         self._shifts = 0  # how often it was planned again since the arena lay otherwise
         self._shift_bytes = 0  # by which the plans were too large for that, all in all
         self._resident_bytes = 0  # in the arena at the latest planning
+        self._niches: list[Any] = []  # what parts the places of small tensors (planner/niches.py)
         self._making_bytes = 0  # the peak while functions of the latest plan were made, if it was the highest so far
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
@@ -269,6 +270,14 @@ class Step:
             try:
                 plan = given or self._choose(optimizer, ordered, lacking)
             except InfeasibleMemoryLimit as error:
+                if live and resident.limit_bytes is not None and error.floor_bytes > resident.limit_bytes:
+                    # Perhaps for what lies in the way alone.
+                    function = gate = actions = None
+                    _free_functions()
+                    if self._make_niches(optimizer):
+                        resident = self._resident()
+                        optimizer.suppose(resident)
+                        continue
                 fits, plan = False, optimizer.lowest()
                 if not live or optimizer.has_made(plan):
                     _name_floor(optimizer, error.floor_bytes)
@@ -441,6 +450,19 @@ class Step:
             for handle in handles:
                 if not tf.is_symbolic_tensor(handle):
                     tfswap.ops.own_buffer(handle)
+
+    def _make_niches(self, optimizer: Optimizer) -> bool:
+        """Make places for small tensors in the arena, if there are none yet; whether there are more now."""
+        import tensorflow as tf
+
+        if self._niches:
+            return False
+        with tf.init_scope(), tf.device(_device()[0]):
+            # One after the other, they come from what is free and lies together, once smaller chunks are used up.
+            sizes = [part for niche in optimizer.niches(self._resident()) for part in (niche, ALIGNMENT_BYTES)]
+            made = [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
+        self._niches = made[1::2]
+        return bool(self._niches)
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""

@@ -1,0 +1,58 @@
+"""Places for what is small, so that it does not lie between what is large.
+
+Where an arena may grow no further than the limit, as a GPU's, what counts is not only how much is free but that it lies
+together. The allocator gives each request the smallest free chunk that it fits: where there is none of about its size,
+the statistics of a batch norm are cut off beside the feature map that has just been made, and lie there until the
+backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
+
+A niche is a free chunk of the size of a small tensor between two that are in use. There are as many of each size as a
+step holds tensors of it at once; what parts them takes 256 bytes each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.ops import is_const
+from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
+from tfswap.planner.schedule import Step
+from tfswap.planner.simulate import Ledger, Replay, Resident, added_bytes, fill
+
+LARGEST_BYTES = 64 << 10
+"""Of a niche. Larger tensors are few, and swapped where they are in the way."""
+
+
+def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> list[int]:
+    """The bytes of each niche that a schedule has a use for, the smallest first.
+
+    Constants that are made with the step take some of them, also those that only make other constants.
+    """
+    ledger = _Counts()
+    resident.enter(ledger)
+    Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident)).repeat(array("q"), array("q"))
+    ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
+    return sorted(ledger.most.elements())
+
+
+class _Counts(Ledger):
+    """Notes of how many small tensors of each size there have been at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most: Counter[int] = Counter()
+        self._now: Counter[int] = Counter()
+
+    def allocate(self, size_bytes: int) -> int:
+        size = round_up(size_bytes)
+        if 0 < size <= LARGEST_BYTES:
+            self._now[size] += 1
+            self.most[size] = max(self.most[size], self._now[size])
+        return super().allocate(size_bytes)
+
+    def free(self, address: int) -> None:
+        super().free(address)
+        if address >= 0:
+            self._now[self._sizes[address]] -= 1

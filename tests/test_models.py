@@ -21,6 +21,7 @@ PREDICTED = (
     "messages",  # gradients ask for the same masks and zeros anew, layer by layer
     "swish",  # multiplies by one, forward and backward
 )
+ORDERED = ("vgg",)  # an order alone comes to their floors: the gradient of a large dense layer, made last
 LIMITS = ("80%", "floor")
 
 ABOVE, BELOW = 0.05, 0.02  # of the measured peak, where the plan's may lie
@@ -46,11 +47,11 @@ def test_the_limit_is_kept_the_bits_are_the_same_and_the_plan_is_true(model, lim
     assert found["peak"] <= found["limit"]
     assert found["peak"] * (1 - BELOW) <= found["planned"] <= found["peak"] * (1 + ABOVE)
     if limit == "floor":
-        assert found["swapped"] > 0
+        assert (found["swapped"] > 0) == (model not in ORDERED)
         assert found["peak"] < 0.65 * expected["peak"]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in ORDERED])
 def test_the_limit_is_kept_when_copies_are_slow(model):
     expected, found = run(model, "unoptimised"), run(model, "floor", **SLOW_COPIES)
     assert found["swapped"] > 0

@@ -101,7 +101,7 @@ def large_spreads(graph: Graph) -> list[Node]:
                 spreads[node] = frozenset((node,))
             continue
         parts = [spreads.get(t.node) for t in node.inputs if _is_large(t.type)]
-        from_these = frozenset().union(*(part or () for part in parts))
+        from_these = frozenset(spread for part in parts for spread in part or ())
         if None not in parts and (is_view(node.op) or node.op in _FOLLOW):
             spreads[node] = from_these
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from processes import on_arena
 from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
@@ -60,3 +61,72 @@ def test_small_tensors_in_niches_do_not_part_large_ones():
     limit = MAP + LARGE + SPARE
     assert parted.peak_bytes > limit, "a request was not met"
     assert whole.peak_bytes <= limit
+
+
+STEP = """
+import json
+import tensorflow as tf
+import tfswap
+from tfswap.frontends.step import Step
+
+MIB = 1 << 20
+filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
+slab = tf.raw_ops.Empty(shape=[26 * MIB], dtype=tf.uint8)
+del slab
+x = tf.raw_ops.StatelessRandomUniform(shape=[2 * MIB], seed=(1, 1))
+
+def step(x):
+    a = tf.exp(x)
+    first = tf.reduce_sum(tf.reshape(a, [64, -1]), 1)
+    b = tf.exp(a)
+    second = tf.reduce_sum(tf.reshape(b, [64, -1]), 1)
+    c = tf.reduce_sum(tf.reshape(b, [1024, -1]), 1)
+    large = tf.exp(tf.tile(c, [4096]))
+    return tf.reduce_sum(large) + tf.reduce_sum(first * second)
+
+def run(limit):
+    planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit=limit, tactics=())
+    peaks = []
+    for _ in range(3):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        planned(x)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return peaks, planned.plan().planned_peak_bytes, limit
+"""
+
+
+def test_a_step_whose_tensors_have_no_place_gets_niches_and_runs():
+    peaks, planned, limit = on_arena(f"{STEP}print(json.dumps(run(28 * MIB)))", 28)
+    assert set(peaks) == {planned}
+    assert planned <= limit
+
+
+def test_without_niches_it_is_refused():
+    floor = on_arena(
+        f"""{STEP}
+Step._make_niches = lambda step, optimizer: False
+try:
+    run(28 * MIB)
+except tfswap.InfeasibleMemoryLimit as error:
+    print(error.floor_bytes)
+""",
+        28,
+    )
+    assert floor > 28 << 20
+
+
+def test_a_step_that_needs_more_than_the_arena_has_gets_none():
+    made = on_arena(
+        f"""{STEP}
+made, make = [], Step._make_niches
+Step._make_niches = lambda step, optimizer: made.append(make(step, optimizer)) or made[-1]
+x = tf.tile(x[: 1 << 20], [3])
+try:
+    run(28 * MIB)
+except tfswap.InfeasibleMemoryLimit:
+    print(json.dumps(made))
+""",
+        28,
+    )
+    assert made
+    assert not any(made)

@@ -411,8 +411,13 @@ class Optimizer:
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
     def niches(self, resident: Resident) -> list[int]:
-        """The bytes of each small tensor that the step holds at once with others of its size, in an arena like this."""
+        """The bytes of each small tensor that the step holds at once with others of its size, in an arena like this;
+        none where the arena has less than the step needs at least, wherever that lies.
+        """
         flow = self.flow
+        least_bytes = self.search.planner_of(self.search.lowest().variant).live_floor_bytes
+        if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
+            return []
         return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident)
 
     @progress.task("looking for the smallest limit")

@@ -15,6 +15,7 @@ from saved_models import ARENA_MIB
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.frontends.machine import current_device
 
 BATCH = 4096
 
@@ -248,7 +249,8 @@ def test_look_ups_in_tables_leave_no_size_open(tmp_path: Path) -> None:
     tf.saved_model.save(Worded(), str(tmp_path / "model"))
     report = optimize(tmp_path / "model", tmp_path / "out", memory_limit="80%")
     assert report.swapped
-    assert all("(MatMul)" in kernel for kernel in report.unmodelled)  # oneDNN's workspaces, where its kernels run
+    onednn = current_device()[1].onednn  # whose kernels' workspaces are not known
+    assert all(onednn and "(MatMul)" in kernel for kernel in report.unmodelled)
     words = tf.constant(["a", "b", "c"] * BATCH)[:BATCH]
     found = []
     for path in ("model", "out"):

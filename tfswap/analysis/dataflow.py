@@ -584,7 +584,7 @@ class _Builder:
             if not extra:
                 continue
             if not forward or max(extra) > i:
-                extra -= _reached(i, users)
+                extra -= reached(i, users)
                 forward = forward and max(extra, default=i) <= i
             flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
             for r in extra:
@@ -600,7 +600,7 @@ def _users(waits_for: Sequence[Sequence[int]]) -> list[list[int]]:
     return users
 
 
-def _reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:
+def reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:
     """The nodes that paths from `start` lead to."""
     found: set[int] = set()
     pending = [start]

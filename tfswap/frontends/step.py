@@ -270,7 +270,8 @@ class Step:
             try:
                 plan = given or self._choose(optimizer, ordered, lacking)
             except InfeasibleMemoryLimit as error:
-                if live and resident.limit_bytes is not None and error.floor_bytes > resident.limit_bytes:
+                arena_bytes = resident.limit_bytes
+                if live and not self._niches and arena_bytes is not None and error.floor_bytes > arena_bytes:
                     # Perhaps for what lies in the way alone.
                     function = gate = actions = None
                     _free_functions()
@@ -452,11 +453,9 @@ class Step:
                     tfswap.ops.own_buffer(handle)
 
     def _make_niches(self, optimizer: Optimizer) -> bool:
-        """Make places for small tensors in the arena, if there are none yet; whether there are more now."""
+        """Make places for small tensors in the arena; whether the step has a use for any."""
         import tensorflow as tf
 
-        if self._niches:
-            return False
         with tf.init_scope(), tf.device(_device()[0]):
             # One after the other, they come from what is free and lies together, once smaller chunks are used up.
             sizes = [part for niche in optimizer.niches(self._resident()) for part in (niche, ALIGNMENT_BYTES)]

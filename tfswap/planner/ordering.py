@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, reached
 from tfswap.ir.ops import decodes, encodes, reads_metadata_only
 from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import simulate_memory
+from tfswap.planner.simulate import Memory, simulate_memory
 
 PEAK_TIE = 1.01
 """Peaks within 1% are equal when orders are compared: fragmentation moves them by as much."""
@@ -40,21 +40,23 @@ def rank_orders(flow: Dataflow, cost_s: Sequence[float]) -> list[list[int]]:
     demand = demand_order(flow, traced)
     early = early_update_order(flow, demand)
     candidates = [traced, demand, early, greedy_order(flow, demand), greedy_order(flow, early)]
-    judged: list[tuple[int, float, int, list[int]]] = []
+    judged: list[tuple[int, float, int, list[int], Memory]] = []
 
-    def judge(kernels: list[int]) -> None:
-        if any(kernels == other for *_, other in judged):
-            return
-        memory = simulate_memory(flow, build_schedule(kernels, ()), live=True)
+    def judge(kernels: list[int], memory: Memory) -> None:
         held = sum(b * cost_s[i] for b, i in zip(memory.during_bytes, kernels, strict=True))
-        judged.append((memory.peak_bytes, held, len(judged), kernels))
+        judged.append((memory.peak_bytes, held, len(judged), kernels, memory))
 
     for order in candidates:
-        judge([i for i in order if flow.is_kernel[i]])
-    judge(postponed_order(flow, min(judged)[-1]))
+        kernels = [i for i in order if flow.is_kernel[i]]
+        if not any(kernels == other for *_, other, _ in judged):
+            judge(kernels, _live(flow, kernels))
+    *_, kernels, memory = min(judged)
+    postponed, memory = postponed_order(flow, kernels, memory)
+    if postponed != kernels:
+        judge(postponed, memory)
     lowest = min(judged)[0]
     judged.sort(key=lambda j: (j[0] > lowest * PEAK_TIE, *j[1:3]))
-    return [kernels for *_, kernels in judged]
+    return [kernels for *_, kernels, _ in judged]
 
 
 def choose_order(flow: Dataflow, cost_s: Sequence[float]) -> list[int]:
@@ -149,19 +151,23 @@ def greedy_order(flow: Dataflow, base: Sequence[int]) -> list[int]:
     return _list_schedule(flow, base, shrinks, ran)
 
 
-def postponed_order(flow: Dataflow, kernels: Sequence[int]) -> list[int]:
+def postponed_order(flow: Dataflow, kernels: Sequence[int], memory: Memory) -> tuple[list[int], Memory]:
     """`kernels`, but the one at the peak, and all that needs it, comes later where the peak is lower then.
 
     As the gradient of a large weight: it needs most of all kernels itself, and nothing but the weight's update waits
     for it, while what runs meanwhile lets go of feature maps. Of two such branches the one with the lower peak of its
     own goes first (Liu, An application of generalized tree pebbling, 1987, section 2), here found by trying.
+
+    Args:
+        memory: what `kernels` do to live memory.
+
+    Returns the order, and what it does.
     """
     best = list(kernels)
-    memory = simulate_memory(flow, build_schedule(best, ()), live=True)
     for _ in range(max(1, min(MOST_POSTPONED, POSTPONED_KERNELS // len(best))) if best else 0):
         during = memory.during_bytes
         peak = max(range(len(best)), key=during.__getitem__)
-        behind = _descendants(flow, best[peak])
+        behind = {best[peak], *reached(best[peak], flow.users)}
         rest = [place for place in range(peak, len(best)) if best[place] not in behind]
         if not rest:
             break
@@ -169,22 +175,15 @@ def postponed_order(flow: Dataflow, kernels: Sequence[int]) -> list[int]:
         until = min(rest, key=after.__getitem__) + 1  # where least is held
         moved = [i for i in best[peak:until] if i in behind]
         order = [*best[:peak], *(i for i in best[peak:until] if i not in behind), *moved, *best[until:]]
-        found = simulate_memory(flow, build_schedule(order, ()), live=True)
+        found = _live(flow, order)
         if found.peak_bytes >= memory.peak_bytes:
             break
         best, memory = order, found
-    return best
+    return best, memory
 
 
-def _descendants(flow: Dataflow, root: int) -> set[int]:
-    """`root` and all that waits for it."""
-    users = flow.users
-    found, stack = {root}, [root]
-    while stack:
-        new = [user for user in users[stack.pop()] if user not in found]
-        found.update(new)
-        stack += new
-    return found
+def _live(flow: Dataflow, kernels: Sequence[int]) -> Memory:
+    return simulate_memory(flow, build_schedule(kernels, ()), live=True)
 
 
 def _lets_go(op: str) -> bool:

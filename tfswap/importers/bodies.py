@@ -8,6 +8,7 @@ change; what is computed from it has no size then.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +30,8 @@ from tfswap.importers.contents import (
 )
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
-from tfswap.importers.shapes import Argument, Content, infer_shapes, shape_of
-from tfswap.ir.graph import Graph, Node, Opaque, Output
+from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
+from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow, empties_list, gives_shapes
 from tfswap.ir.types import Shape
 from tfswap.ir.views import passed_on
@@ -59,7 +60,8 @@ def import_with_bodies(
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
         InvalidModel: the graph does not fit the arguments.
     """
-    return _Import(graph_def, arguments, (feeds, fetches, targets)).graph
+    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets))) as made:
+        return made.graph
 
 
 class _Import:
@@ -71,7 +73,9 @@ class _Import:
         self._graph_def = graph_def
         self._arguments = arguments
         self._ends = ends
+        self._scratch = contextlib.ExitStack()
         self._known: dict[str, Argument] = {}
+        self._news: dict[str, Argument] = {}  # what waits to be known
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
@@ -131,21 +135,58 @@ class _Import:
         library = {f.signature.name: f for f in self._graph_def.library.function}
         bodies: dict[str, tuple[Graph, ...]] = {}
         for node in [n for n in self.graph.topological() if control_flow(n.op)]:
+            if self._is_told_by_news(node):
+                self._take_news()
             bodies[node.name], results = _bodies(node, self, library)
             # What a loop gives is known better from its body than from its node: for lists, what is in them.
-            ways = [{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results]
-            self._learn(ways)
+            self._learn([{f"{node.name}:{i}": result for i, result in enumerate(way)} for way in results])
+        self._take_news()
         self.graph.bodies = {self.graph[name]: graphs for name, graphs in bodies.items()}
 
-    def _learn(self, ways: Iterable[Mapping[str, Argument]]) -> None:
-        """Take in what is known of tensors, as far as it is news; the first of several ways that the graph allows."""
+    def _learn(self, ways: Sequence[Mapping[str, Argument]]) -> None:
+        """Take in what is known of tensors; the first of several ways that the graph allows.
+
+        What is certain waits until something is asked that hangs on it: to infer all shapes anew takes as long as
+        to import the graph, and an unrolled decoder has a loop for every token.
+        """
+        certain = len(ways) == 1 and not any(r.bound for r in ways[0].values())
+        if certain:
+            self._news |= ways[0]
+            return
+        self._take_news()
         for results in ways:
-            more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
-            if not more or self._takes(more):
-                self._known |= {name: r for name, r in results.items() if r.content is not None}
-                self._found = None
-                self._bind()
+            if self._take(results):
                 return
+
+    def _take_news(self) -> None:
+        """Take in what waits to be: all at once, or, where that does not fit together, as much as does."""
+        news, self._news = self._news, {}
+        if news and not self._take(news):
+            for name, result in news.items():
+                self._take({name: result})
+
+    def _take(self, results: Mapping[str, Argument]) -> bool:
+        """Take in what is known of tensors, as far as it is news; whether the graph allows it."""
+        more = {name: r for name, r in results.items() if _says_more(r, self._inferred.argument(name))}
+        if more and not self._takes(more):
+            return False
+        self._known |= {name: r for name, r in results.items() if r.content is not None}
+        self._found = None
+        self._bind()
+        return True
+
+    def _is_told_by_news(self, node: Node) -> bool:
+        """Whether more may be known of what a node is given once what waits is taken in."""
+        pending, seen = list(node.inputs) if self._news else [], set[Output]()
+        while pending:
+            tensor = pending.pop()
+            if tensor in seen or _is_known(tensor):
+                continue
+            if tensor.name in self._news:
+                return True
+            seen.add(tensor)
+            pending += tensor.node.inputs
+        return False
 
     def _takes(self, more: Mapping[str, Argument]) -> bool:
         """Take in what is news of tensors, unless two sizes that turn out equal have different bounds then."""
@@ -168,6 +209,10 @@ class _Import:
             self._graph.prune()
         return self._graph
 
+    def close(self) -> None:
+        """Let go of what TensorFlow holds for this, by which nothing more can be learned then."""
+        self._scratch.close()
+
     def _take_shapes(self) -> None:
         """Take in what `tf.shape_n` gives: TensorFlow's inference reads the value of a Shape, and not of a ShapeN."""
         asked = [n.name for n in self._graph_def.node if gives_shapes(n.op)]
@@ -186,7 +231,10 @@ class _Import:
             self._infer()
 
     def _infer(self) -> None:
-        self._inferred = infer_shapes(self._graph_def, self._arguments, self._known)
+        inferred = infer_shapes(self._graph_def, self._arguments, self._known)
+        self.close()
+        self._scratch.callback(inferred.forget)
+        self._inferred = inferred
         self._graph: Graph | None = None
         self._found: Contents | None = None
 
@@ -221,6 +269,13 @@ def _opened(argument: Argument) -> Argument:
     if argument.content is not None:
         return replace(argument, content=None, handles=[with_shape(kind, None) for kind in argument.handles])
     return replace(argument, value=None) if argument.value is not None else replace(argument, shape=None)
+
+
+def _is_known(tensor: Output) -> bool:
+    """Whether there is nothing to learn of a tensor: its size is certain, and its contents are not asked for."""
+    dtype, count = tensor.type.dtype, tensor.type.num_elements
+    asked = dtype in HANDLES or (dtype in ("int32", "int64") and count is not None and count <= SMALL_INTEGERS)
+    return not asked and count is not None and not tensor.type.bound
 
 
 def _says_more(made: Argument, known: Argument) -> bool:
@@ -344,6 +399,6 @@ def _larger(one: Argument, other: Argument) -> Argument:
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
     graph_def, ends = as_graph_def(library[name], library)
-    made = _Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends)
-    made.graph.library = None  # what its loops and conditionals run are graphs too
-    return made.graph, made.results()
+    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends)) as made:
+        made.graph.library = None  # what its loops and conditionals run are graphs too
+        return made.graph, made.results()

@@ -84,6 +84,13 @@ class Inferred:
         self._bound = bound
         self._shapes = shapes
 
+    def forget(self) -> None:
+        """Give back what TensorFlow holds for this: constants too, in the device's own memory where that is a CPU's.
+
+        A graph refers to itself: without this it is there until the garbage collector comes.
+        """
+        _dismantle(self._graph)
+
     def argument(self, name: str) -> Argument:
         """The tensor as what another graph is given."""
         tensor = self._tensor(name)
@@ -131,8 +138,8 @@ def infer_shapes(
     import tensorflow as tf
     from tensorflow.python.ops import handle_data_util
 
+    bound: dict[str, Any] = {}
     with tf.Graph().as_default() as scratch:
-        bound = {}
         try:
             tensors = {**(known or {}), **{f"{name}:0": a for name, a in arguments.items()}}
             for i, (name, argument) in enumerate(tensors.items()):
@@ -148,6 +155,7 @@ def infer_shapes(
                 bound[name] = made
             tf.graph_util.import_graph_def(graph_def, input_map=bound, name="")
         except (ValueError, TypeError) as error:  # a dimension beyond 64 bits is a TypeError
+            _dismantle(scratch)
             raise InvalidModel(
                 f"TensorFlow can't build this graph with the given input shapes: {error}. "
                 "Check batch_size= or input_shapes=; where they are right, the graph is damaged."
@@ -164,6 +172,12 @@ def infer_shapes(
                 found[i].CopyFrom(shapes[made.op.name].list.shape[0])
         node.attr["_output_shapes"].CopyFrom(shapes[node.name])
     return Inferred(scratch, bound, shapes)
+
+
+def _dismantle(graph: Any) -> None:
+    from tensorflow.python.framework import ops
+
+    ops.dismantle_graph(graph)
 
 
 def _handle_data(handles: Sequence[HandleType]) -> Any:

@@ -1,0 +1,79 @@
+"""Steps with many loops, as a recurrent layer that is called for every token: what importing them takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+
+from tfswap.importers import bodies
+from tfswap.importers.function import import_function
+
+STEP = """
+import keras, tensorflow as tf
+
+def concrete(tokens):
+    layer = keras.layers.GRU(4, return_sequences=True, return_state=True)
+    layer.build([2, 3, 4])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            state, loss = tf.zeros([2, 4]), 0.0
+            for _ in range(tokens):
+                made, state = layer(x, initial_state=state)
+                loss += tf.reduce_sum(made)
+        return tape.gradient(loss, layer.trainable_variables)
+
+    return tf.function(step).get_concrete_function(tf.TensorSpec([2, 3, 4]))
+"""
+
+
+def _concrete(tokens: int) -> Any:
+    scope: dict[str, Any] = {}
+    exec(STEP, scope)
+    return scope["concrete"](tokens)
+
+
+def test_shapes_are_inferred_as_often_however_many_loops_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for tokens in (3, 9):
+        concrete = _concrete(tokens)
+        sizes: list[int] = []
+
+        def counted(graph_def: Any, *rest: Any, infer: Any = bodies.infer_shapes, sizes: Any = sizes) -> Any:
+            sizes.append(len(graph_def.node))
+            return infer(graph_def, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bodies, "infer_shapes", counted)
+            graph = import_function(concrete)
+        assert len(graph.bodies) == 2 * tokens
+        assert all(kind.nbytes is not None for n in graph for kind in n.outputs if kind.dtype == "float32")
+        counts.append(sizes.count(max(sizes)))
+    assert counts[0] == counts[1] < 6
+
+
+def test_nothing_of_what_shapes_are_inferred_with_stays() -> None:
+    # TensorFlow holds a graph's constants in the arena of a CPU.
+    grown, whole = on_arena(
+        STEP
+        + """
+import json
+from tfswap.importers.function import import_function
+
+def used(what):
+    return tf.config.experimental.get_memory_info("CPU:0")[what]
+
+made = concrete(12)
+graph_def, start = made.graph.as_graph_def(), used("current")
+with tf.Graph().as_default():
+    tf.graph_util.import_graph_def(graph_def, name="")
+whole = used("current") - start
+start = used("current")
+tf.config.experimental.reset_memory_stats("CPU:0")
+import_function(made)
+print(json.dumps([used("peak") - start, whole]))
+"""
+    )
+    assert 0 < grown < 4 * whole

@@ -13,6 +13,7 @@ import test_inner_encode
 import test_inside
 import test_loop_recompute
 import test_loop_swap
+import test_packings
 from graphs import Layer, training_step
 from processes import on_arena
 
@@ -275,6 +276,9 @@ def test_a_plan_that_does_what_is_forbidden_is_refused(tactic: str) -> None:
     with pytest.raises(InvalidModel, match=rf"{name}' ?.*must not be .policy allows only .*Plan again"):
         optimizer(tactics=(tactic,), policy=without(name, tactic)).adopt(plan, None)
     optimizer(tactics=(tactic,), policy=without(name)).adopt(plan, None)
+    if tactic == "swap":
+        with pytest.raises(InvalidModel, match=rf"moves '{name}', which must stay .policy allows nothing"):
+            optimizer(tactics=(tactic,), policy=without(name, *TACTICS)).adopt(plan, None)
 
 
 def test_what_is_made_on_the_way_is_made_again_too() -> None:
@@ -316,6 +320,17 @@ def test_nothing_is_rounded_or_encoded_that_may_not_be() -> None:
     assert tensor not in {e.tensor.name for e in bound.variant_of(found).encodings}
     with pytest.raises(InvalidModel, match=rf"encoding in place of '{tensor}'"):
         bound.adopt(plan, None)
+
+
+def test_nothing_waits_in_a_smaller_form_that_may_not_be() -> None:
+    free, bound = (
+        test_packings.optimizer_of(tactics=("encode",), policy=policy) for policy in (None, without("at:0", "encode"))
+    )
+    plan = test_packings.floor_plan(free)
+    assert [p.tensor for p in plan.packed] == ["at:0"]
+    assert test_packings.floor_plan(bound).packed == ()
+    with pytest.raises(InvalidModel, match="keeps 'at:0' in a smaller form, which must not be"):
+        bound.rewrite(plan)
 
 
 def test_an_encoding_goes_where_its_tensor_may_go() -> None:

@@ -10,6 +10,7 @@ from tfswap.frontends.fit import max_batch
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.marks import keep
+from tfswap.frontends.policy import TensorFacts
 from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
@@ -34,6 +35,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Report",
+    "TensorFacts",
     "TfswapError",
     "UnsupportedGraph",
     "keep",

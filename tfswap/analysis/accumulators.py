@@ -17,11 +17,13 @@ Not handled: optionals of several tensors; lists that are read at an index, stac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.analysis.permits import permit_of
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import (
     control_flow,
@@ -33,6 +35,7 @@ from tfswap.ir.ops import (
     unwraps,
     wraps,
 )
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import ELEMENT_BYTES
 
 
@@ -95,6 +98,11 @@ class Accumulator:
             return round(sum(pushed) / times)
         kept = (flow.kept.get((t.node, t.index), ()) for t in self.tensors)
         return max((sum(_made_bytes(flow, v) for v in values) for values in kept), default=0)
+
+    @property
+    def permit(self) -> Permit:
+        """What may be done to its elements: what all that is pushed allows."""
+        return functools.reduce(Permit.__and__, (permit_of(p.graph, p.pushed) for p in self.pushes), ANYTHING)
 
 
 def _made_bytes(flow: Dataflow, v: int) -> int:

@@ -29,8 +29,10 @@ from tfswap.analysis.buffers import Contents
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
+from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.planner.allocator import round_up
 
@@ -118,6 +120,7 @@ class Dataflow:
         inner_out_bytes, inner_in_bytes: what copies inside of bodies take to the host, and back.
         inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
         passing_bytes: what one of these has there at most besides, while it runs.
+        permits: by value, what the user allows to be done to it, of those to which not everything may be.
         sequences: where the step decides which branches its conditionals take, the facts for some sequences of these.
     """
 
@@ -146,6 +149,7 @@ class Dataflow:
     inner_in_bytes: int = 0
     inner_away_bytes: int = 0
     passing_bytes: int = 0
+    permits: dict[int, Permit] = field(default_factory=dict[int, Permit])
     sequences: tuple[Dataflow, ...] = ()
 
     @property
@@ -167,6 +171,10 @@ class Dataflow:
     def users(self) -> list[list[int]]:
         """Per node, the nodes that `deps` makes wait for it."""
         return _users(self.deps)
+
+    def may(self, v: int, tactic: str) -> bool:
+        """Whether the user lets this tactic be used on a value."""
+        return self.permits.get(v, ANYTHING).allows(tactic)
 
     def times_of(self, body: Graph) -> float:
         """How often a body runs in a step. Of two branches only the one that holds more is known to run."""
@@ -344,6 +352,7 @@ class _Builder:
                 self._value(node.out(), node.outputs[0].nbytes or 0, PERSISTENT)
                 flow.constants.add(node)
         self._order_writes_after_reads()
+        flow.permits = permits_of_values(self.graph, flow.value_of)
         return flow
 
     def _value(self, output: Output, nbytes: int, producer: int) -> int:

@@ -72,6 +72,11 @@ class Encoding(NamedTuple):
     codec: Codec
     encoded: TensorType
 
+    @property
+    def dropped(self) -> tuple[Output, ...]:
+        """What the kernel reads now, and its twin does not."""
+        return tuple(t for position, t in enumerate(self.kernel.inputs) if position not in self.codec.kept)
+
 
 _SELECT = Codec(
     0,

@@ -95,6 +95,7 @@ def check(
     spill_limit: Any = None,
     limit_workspaces: Any = False,
     portable: Any = False,
+    policy: Any = None,
 ) -> Request:
     """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
     if memory_limit is not None:
@@ -115,6 +116,7 @@ def check(
         precision=as_rules(precision),
         limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
         portable=as_bool("portable", portable),
+        policy=as_policy(policy),
     )
     return Request(memory_limit, options, plan, mode)
 
@@ -143,6 +145,16 @@ def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None
     if given is not None and not isinstance(given, Profile):
         raise TfswapError(
             f"profile is {given!r}, of type {type(given).__name__}: give what tfswap.profile returned, or its path"
+        )
+    return given
+
+
+def as_policy(given: Any) -> Any:
+    """What a user may give for a policy: a callable, or None."""
+    if given is not None and not callable(given):
+        raise TfswapError(
+            f"policy is {given!r}, of type {type(given).__name__}: give a function from a tensor's facts "
+            "(tfswap.TensorFacts) to the tactics that may be used on it"
         )
     return given
 

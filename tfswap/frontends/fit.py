@@ -27,6 +27,7 @@ from tfswap.frontends.function import OptimizedFunction, undecorated
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
+from tfswap.frontends.policy import Policy
 from tfswap.frontends.profile import restored
 from tfswap.frontends.simulate import target
 from tfswap.frontends.training_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
@@ -65,6 +66,7 @@ def max_batch(
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
+    policy: Policy | None = None,
     confirm: bool = True,
 ) -> Fit:
     """Find the largest size of a training step that keeps a limit.
@@ -80,7 +82,7 @@ def max_batch(
             the batch: the leading axes that are as long as that of the first argument, or that a SavedModel leaves
             open.
         multiple_of: only such sizes are tried.
-        device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit: as in `simulate`.
+        device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy: as in `simulate`.
         function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
         confirm: run the step once at the size found, under the limit, and go down where that fails. The variables
             have their old values back afterwards. A SavedModel's is loaded and given zeros, where the allocator
@@ -93,7 +95,7 @@ def max_batch(
     """
     whole("multiple_of", multiple_of)
     _require_axes(vary)
-    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit)
+    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy)
     limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
     if limit_bytes is None:
         raise TfswapError(

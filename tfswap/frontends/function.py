@@ -34,6 +34,7 @@ from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import Joint, in_forward_mode, joint_of
 from tfswap.frontends.open_function import has_size, open_function
 from tfswap.frontends.outside_step import OutsideStep
+from tfswap.frontends.policy import Policy
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
 from tfswap.planner.plan import Plan
@@ -532,6 +533,7 @@ def optimize(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     limit_workspaces: bool = False,
+    policy: Policy | None = None,
 ) -> Any:
     """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
 
@@ -562,6 +564,9 @@ def optimize(
         limit_workspaces: tell cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
             each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
             runs on a GPU; see docs/memory_model.md.
+        policy: says of each tensor which of `tactics` may be used on it: a function that is called with its
+            `TensorFacts` once when a step is planned, and returns some of them, None for all of them, or () where it
+            must stay, as with `tfswap.keep`.
 
     Returns:
         An `OptimizedFunction`, or a decorator that makes one.
@@ -582,6 +587,7 @@ def optimize(
         spill_dir,
         spill_limit,
         limit_workspaces,
+        policy=policy,
     )
 
     def decorate(target: Any) -> OptimizedFunction:

@@ -9,6 +9,7 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.precision import PRECISIONS, Rules, speaks_of
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
+from tfswap.frontends.policy import Policy
 from tfswap.passes.claim import Claim
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import SOLVERS, TACTICS
@@ -42,6 +43,7 @@ class Options:
         precision: what waits for the backward pass in fewer bits; nothing by default.
         limit_workspaces: tell cuDNN to take no more for a convolution than the plan leaves to each.
         portable: use TensorFlow's own ops alone.
+        policy: says of each tensor what may be done to it; None where everything may.
     """
 
     tactics: tuple[str, ...] = TACTICS
@@ -53,6 +55,7 @@ class Options:
     precision: Rules = ()
     limit_workspaces: bool = False
     portable: bool = False
+    policy: Policy | None = None
 
     @property
     def tiers(self) -> Tiers:
@@ -91,6 +94,8 @@ class Options:
         if frozenset(self.tactics) - {"encode"} not in chosen:
             takes = "; or ".join(" and ".join(map(repr, sorted(moves))) for moves in chosen)
             raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
+        if self.policy is not None and self.solver != "default":
+            raise TfswapError(f"solver={self.solver!r} takes no policy: it is there to be compared with")
         strange = [p for _, p in self.precision if p not in PRECISIONS]
         if strange:
             raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")

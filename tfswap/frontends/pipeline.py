@@ -24,9 +24,11 @@ from tfswap.frontends.grappler import MOST_NODES, as_executed
 from tfswap.frontends.known import require_functional, require_sight, require_sizes
 from tfswap.frontends.options import Options
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
+from tfswap.frontends.policy import allowed_everywhere, note_permits
 from tfswap.frontends.search import Search
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
+from tfswap.ir.permits import ANYTHING
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.beside import join_in_bodies
 from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together
@@ -117,12 +119,13 @@ class Optimizer:
         require_sight(graph, locate)
         require_sizes(graph, locate)
         self.fingerprint = fingerprint(graph)
+        settled = graph.copy()
+        note_permits(settled, self.options.keep, self.options.policy, locate)
         self._known: StepPlans | None = None
         if plan_cache is not None and costs is None:
             others = keeps_results, tuple(held)
-            self._known = StepPlans(plan_cache, graph, self.fingerprint, device, self.options, others)
+            self._known = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
-        settled = graph.copy()
         apply_collective_order(settled)
         apply_together(settled)
         apply_free_constants(settled)
@@ -442,7 +445,9 @@ class Optimizer:
         floor = self.floor_bytes()
         host = self.options.host_limit_bytes
         disk = None if self.options.spill is None else self.options.spill.limit_bytes
-        anything_leaves = {"swap", "recompute"}.issubset(self.options.tactics)
+        everywhere = allowed_everywhere(self.settled)
+        anything_leaves = {"swap", "recompute"} <= everywhere.intersection(self.options.tactics)
+        policy_forbids = everywhere < ANYTHING.tactics
         alone = anything_leaves and host is None and disk is None
         return InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
@@ -451,12 +456,13 @@ class Optimizer:
             + (
                 "its largest kernels need at once"
                 if anything_leaves
-                else f"it holds at once with tactics={self.options.tactics}"
+                else f"it holds at once with tactics={self.options.tactics}" + (" and policy" if policy_forbids else "")
             )
             + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
             + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
             + f", most of all {self._largest_kernel(alone)}. Ask for memory_limit={floor} or more, "
             + ("" if set(TACTICS).issubset(self.options.tactics) else "allow all tactics, ")
+            + ("let policy allow more, " if policy_forbids else "")
             + "or make the batch smaller.",
             floor_bytes=floor,
             limit_bytes=limit_bytes,
@@ -627,6 +633,7 @@ class Optimizer:
             plan,
             self.variants.saved_bytes,
             self.variants.remade_s(variant.rewriting, self.costs),
+            self.variants.permits,
             variant.encodings,
             variant.inner,
             variant.bodies,

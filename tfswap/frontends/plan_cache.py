@@ -32,7 +32,6 @@ import tfswap
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.files import write_whole
-from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph
 from tfswap.oplib.build import cache_dir
 from tfswap.planner.decode import decode
@@ -201,19 +200,20 @@ class StepPlans:
     ):
         """
         Args:
-            graph: the step as it was traced.
+            graph: the step as it was traced, in which it is noted what may be done to tensors.
             fingerprint: its.
             others: what else its plans depend on.
         """
         self._cache = cache
         digest = hashlib.sha256(f"{_versions()}\n{fingerprint}\n{device!r}\n{others!r}\n".encode())
         profile = "" if options.profile is None else options.profile.to_json()
-        asked = options.tactics, options.host_limit_bytes, options.spill, sorted(options.keep), options.solver
+        asked = options.tactics, options.host_limit_bytes, options.spill, options.solver
         asked = *asked, options.portable
         digest.update(f"{asked!r}\n{options.precision!r}\n{profile}\n".encode())
-        # A plan calls nodes by their names, which are no part of the fingerprint; so are the user's marks.
+        # A plan calls nodes by their names, which are no part of the fingerprint, and goes by what may be done to them.
         for part in (graph, *graph.all_bodies()):
-            digest.update("\n".join([*(node.name for node in part), *marked_to_keep(part), ""]).encode())
+            permits = sorted(f"{tensor.name} {sorted(permit.tactics)}" for tensor, permit in part.permits.items())
+            digest.update("\n".join([*(node.name for node in part), *permits, ""]).encode())
         self._step = digest.hexdigest()[:32]
 
     def plan(self, limit_bytes: int, ordered: bool) -> Plan | None:

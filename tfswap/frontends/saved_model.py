@@ -26,6 +26,7 @@ from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, Mo
 from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
+from tfswap.frontends.policy import Policy
 from tfswap.importers.damage import named_as_damage
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
@@ -60,6 +61,7 @@ def optimize_graph(
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
     portable: bool = False,
+    policy: Policy | None = None,
 ) -> Report | OptimizedGraph:
     """Keep the device memory of a saved training step under a limit.
 
@@ -93,6 +95,7 @@ def optimize_graph(
         precision: as in `optimize`.
         portable: write TensorFlow's own ops alone, so that the model loads and serves where tfswap is not, and may be
             one that only predicts. Without tfswap's ops its peak is a prediction, and no promise.
+        policy: as in `optimize`; nothing is known of the lines that made the tensors.
 
     Returns:
         For a SavedModel its Report (of the trace that takes most, when there are several). For a proto an
@@ -118,6 +121,7 @@ def optimize_graph(
         spill_dir,
         spill_limit,
         portable=portable,
+        policy=policy,
     )
     sizes = ArgumentSizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):

@@ -17,8 +17,8 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.inner_encodings import is_inner
 from tfswap.analysis.packings import most_spilled_bytes
+from tfswap.analysis.permits import permit_of
 from tfswap.analysis.precision import asked_for, find_reductions, saved_tensors
-from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.options import Options
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
@@ -80,13 +80,13 @@ class Search:
         cost_s = self._costs.of_step(flow)
         order = choose_order(flow, cost_s)
         live = simulate_memory(flow, build_schedule(order, ()), live=True)
-        kept = {origin(graph.tensor(name)).name for name in (*self._options.keep, *marked_to_keep(graph))}
-        saved = {name: s for name, s in saved_tensors(graph).items() if name not in kept}
+        saved = {name: s for name, s in saved_tensors(graph).items() if permit_of(graph, s.tensor).allows("encode")}
         asked = asked_for(saved, self._options.precision, smallest_bytes(live.peak_bytes))
         exact = tuple(
             e.kernel.name
             for e in find_encodings(graph, self._device, same_bits=False)
-            if any(origin(t).name in asked for p, t in enumerate(e.kernel.inputs) if p not in e.codec.kept)
+            if any(origin(t).name in asked for t in e.dropped)
+            and all(permit_of(graph, t).allows("encode") for t in e.dropped)
         )
         reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
         if not reductions:
@@ -125,13 +125,10 @@ class Search:
     def planner_of(self, variant: Variant) -> Planner:
         """The planner for a variant, in the arena as it is supposed to be."""
         if variant.rewriting not in self._planners:
-            graph, flow = variant.graph, variant.flow
-            kept = map(graph.tensor, (*self._options.keep, *marked_to_keep(graph)))
             self._planners[variant.rewriting] = Planner(
-                flow,
+                variant.flow,
                 self._device,
                 resident=self.resident_of(variant.rewriting),
-                keep=flow.values_of(kept),
                 tiers=self._tiers_of(variant),
                 tactics=self._options.tactics,
                 solver=self._options.solver,

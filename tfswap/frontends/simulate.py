@@ -17,6 +17,7 @@ from tfswap.frontends.arguments import Precision, as_profile, check, whole
 from tfswap.frontends.offline import offline_optimizer
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
+from tfswap.frontends.policy import Policy
 from tfswap.frontends.training_step import find_step
 from tfswap.planner.planner import TACTICS, promised
 from tfswap.report.curve import Curve, Point
@@ -38,6 +39,7 @@ def simulate(
     precision: Precision = None,
     spill_dir: str | os.PathLike[str] | None = None,
     spill_limit: int | str | None = None,
+    policy: Policy | None = None,
 ) -> Curve:
     """Predict memory against time for a training step, from its floor to its unoptimised peak. Nothing runs.
 
@@ -52,7 +54,7 @@ def simulate(
             hand as measured now, or None for the usual rates of this kind of device.
         profile: of this machine, by `tfswap.profile`; not together with `device`.
         function, batch_size, input_shapes: of a SavedModel, as in `optimize_graph`.
-        tactics, precision: as in `optimize`.
+        tactics, precision, policy: as in `optimize`.
         host_memory_limit: the most host memory for swapped tensors; by default what the device's host has.
         spill_dir, spill_limit: as in `optimize`; where the folder would be does not matter here.
 
@@ -61,7 +63,7 @@ def simulate(
         UnsupportedGraph, InvalidModel: as `optimize` and `optimize_graph`.
     """
     whole("limits", limits, least=2)
-    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit)
+    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy)
     found = find_step(step, args, function=function, batch_size=batch_size, input_shapes=input_shapes, device=on.device)
     optimizer = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
     return sweep(optimizer, found.name, on, limits)
@@ -75,6 +77,7 @@ def target(
     precision: Precision,
     spill_dir: str | os.PathLike[str] | None,
     spill_limit: int | str | None,
+    policy: Policy | None = None,
 ) -> tuple[Machine, Options, Costs]:
     """What a step is planned for: the machine, what a plan may do and take there, and what things cost on it."""
     on, costs = _machine(device, as_profile(profile))
@@ -87,6 +90,7 @@ def target(
         precision=precision,
         spill_dir=spill_dir,
         spill_limit=spill_limit,
+        policy=policy,
     ).options
     if options.host_limit_bytes is None:
         options = replace(options, host_limit_bytes=on.host_bytes)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -26,14 +26,15 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
 from tfswap.analysis.inner_encodings import InnerEncoding, find_inner_encodings, is_inner
-from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
+from tfswap.analysis.loop_recompute import Passage, Saved, choose_remade, find_passages
 from tfswap.analysis.packings import SLACK, Form, Packing, smaller_form, sparse_form
+from tfswap.analysis.permits import permit_of
 from tfswap.analysis.precision import Reduction
 from tfswap.analysis.ranges import Ranges
 from tfswap.errors import InvalidModel
-from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import reads_metadata_only
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import origin, passed_on
 from tfswap.oplib import names
 from tfswap.passes.bodies import apply_bodies
@@ -45,7 +46,7 @@ from tfswap.passes.loop_swap import apply_loop_swap, looped_pops
 from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
 from tfswap.planner.beside import keep_apart
-from tfswap.planner.fit import REMEDY, require_fit
+from tfswap.planner.fit import REMEDY, require_allowed, require_fit
 from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.planner import Candidate, Planner
@@ -168,6 +169,7 @@ class Variants:
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
             graph, chains, inner = self._graph.copy(), self._chains, ()
+            self._require_allowed(rewriting)
             if rewriting.remade or any(map(is_inner, rewriting.encoded)):
                 graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
@@ -204,6 +206,8 @@ class Variants:
         same_bits = not rewriting.reduced
         possible = {e.kernel.name: e for e in find_encodings(graph, self._device, same_bits=same_bits)}
         found = _named(kernels, possible)
+        for e in found:
+            _require_encoded(graph, e)
         apply_encodings(graph, found)
         return found
 
@@ -218,6 +222,12 @@ class Variants:
         for e in possible.values():
             if e.name not in kernels and e.saved in {other.saved for other in found if other.saved}:
                 raise _can_not_encode(e.name)
+        bodies = graph.named_bodies()
+        for e in found:
+            if e.saved is None:
+                _require_encoded(bodies[e.body], e.encoding)
+            else:
+                require_allowed(e.saved.permit, "encode", f"encodes what loops save in {e.saved.name!r}")
         apply_inner_encodings(graph, found)
         return found
 
@@ -235,22 +245,21 @@ class Variants:
                     f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
                 )
             flow = analyse_dataflow(body.copy(), self._device, strict=False)
-            problem = self._problem_of(body, flow)
+            problem = self._problem_of(flow)
             require_fit(inside, problem)
             apply_inside(body, flow, inside)
             found.append((inside, problem, body))
         tell_effects(graph, [body for *_, body in found])
         return found
 
-    def _problem_of(self, body: Graph, flow: Dataflow) -> Problem:
-        """A body in the order that it has. `flow` may be of a copy of it."""
+    def _problem_of(self, flow: Dataflow) -> Problem:
+        """The body that these facts are of, in the order that it has."""
         order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
-        keep = flow.values_of(map(body.tensor, marked_to_keep(body)))
-        return make_problem(flow, order, self._costs.rates, self._costs.of_step(flow), keep=keep)
+        return make_problem(flow, order, self._costs.rates, self._costs.of_step(flow))
 
     def rungs(self, rewriting: Rewriting, problem: Problem, tactics: Collection[str], tiers: Tiers) -> list[Rung]:
         """What may be chosen among by moving tensors inside of the bodies of a variant, which `problem` is of."""
-        terms = Terms(self._device, self._costs, tactics, tiers, apply_inside, marked_to_keep)
+        terms = Terms(self._device, self._costs, tactics, tiers, apply_inside)
         return find_rungs(self[rewriting].graph, problem, terms)
 
     def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
@@ -269,7 +278,8 @@ class Variants:
             least_bytes: what all lists that can be encoded must keep, and all such tensors of a body.
         """
         possible = self._inner
-        saved = [e for e in possible if e.saved and self.saved_bytes.get(e.saved.name, 0) >= smallest_bytes]
+        largest = self._largest(smallest_bytes, "encode")
+        saved = [e for e in possible if e.saved and e.saved.name in largest]
         lists = {e.saved.name for e in saved if e.saved}
         chosen = [e.name for e in saved] if sum(self.saved_bytes[name] for name in lists) >= least_bytes else []
         own = {e.name for e in possible if e.saved is None}
@@ -277,7 +287,7 @@ class Variants:
             body = ordered.copy()
             encodings = [e for e in find_encodings(body, self._device) if f"{name}/{e.kernel.name}" in own]
             if sum({e.tensor: e.tensor.type.nbytes or 0 for e in encodings}.values()) >= least_bytes:
-                problem = self._problem_of(body, analyse_dataflow(body, self._device, strict=False))
+                problem = self._problem_of(analyse_dataflow(body, self._device, strict=False))
                 chosen += (f"{name}/{kernel}" for kernel in _worth_encoding(problem, encodings, least_bytes))
         return tuple(chosen)
 
@@ -345,12 +355,17 @@ class Variants:
 
     @functools.cached_property
     def accumulators(self) -> dict[str, Accumulator]:
-        """All accumulators of the step that may be swapped, by name."""
-        return {a.name: a for a in self._movable(self._graph)}
+        """All accumulators of the step, by name."""
+        return {a.name: a for a in find_accumulators(self._graph)}
+
+    @functools.cached_property
+    def permits(self) -> dict[str, Permit]:
+        """What may be done to the elements of each accumulator, by name."""
+        return {name: a.permit for name, a in self.accumulators.items()}
 
     @functools.cached_property
     def saved_bytes(self) -> dict[str, int]:
-        """The bytes of each accumulator that may be swapped, by name."""
+        """The bytes of each accumulator, by name."""
         flow = self._made[PLAIN].flow  # of the graph that they are of
         return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
 
@@ -360,7 +375,7 @@ class Variants:
         Args:
             smallest_bytes: an accumulator that keeps less costs more than it frees.
         """
-        largest = self._largest(smallest_bytes)
+        largest = self._largest(smallest_bytes, "swap")
         names = list(largest)
         stages = [tuple(sorted(names[:count])) for count in _in_stages(list(largest.values()))]
         return [self.base, *(self.base._replace(accumulators=stage) for stage in stages)]
@@ -395,49 +410,61 @@ class Variants:
             costs: what kernels and copies take.
             swap: whether what they still save may be swapped.
         """
-        largest, rates = self._largest(smallest_bytes), costs.rates
-        passages = find_passages(self._unordered, self._movable(self._unordered))
+        largest, rates = self._largest(smallest_bytes, "recompute"), costs.rates
+        swappable = self._largest(smallest_bytes, "swap") if swap else {}
+        passages = find_passages(self._unordered, find_accumulators(self._unordered))
         found: list[Rewriting] = []
         for price in (AFFORDABLE, math.inf):
 
             def worth(saved: Saved, kernels: list[Node], price: float = price) -> bool:
                 nbytes = saved.push.pushed.type.nbytes or 0
                 copies_s = nbytes / rates.out_bytes_per_s + nbytes / rates.in_bytes_per_s
-                return saved.name in largest and sum(map(costs.seconds, kernels)) <= price * copies_s
+                affordable = sum(map(costs.seconds, kernels)) <= price * copies_s
+                return saved.name in largest and affordable and _may_run_again(saved, kernels)
 
             names = {name for passage in passages for name in choose_remade(passage, worth)}
             if names:
                 made = self.base._replace(remade=tuple(sorted(names)))
                 found.append(made)
                 if swap:
-                    found.append(made._replace(accumulators=tuple(sorted(largest.keys() - names))))
+                    found.append(made._replace(accumulators=tuple(sorted(swappable.keys() - names))))
         return list(dict.fromkeys(found))
 
     def remade_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
         """By list whose elements are made again, the seconds that it takes in a step."""
         found: dict[str, float] = {}
-        if not rewriting.remade:
-            return found
         flow, graph = self.plain.flow, self.plain.graph
-        for passage in find_passages(self._unordered, find_accumulators(self._unordered)):
+        for passage, saved, kernels in self._made_again(rewriting.remade):
             place = flow.place.get(passage.loop.name)  # None in the body of another loop
             times = 1.0 if place is None else flow.runs[place][graph.bodies[flow.nodes[place]][1]]
-            kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in rewriting.remade}
-            for s in passage.saved:
-                if s.name in rewriting.remade:
-                    found[s.name] = times * sum(map(costs.seconds, passage.remade(s.push.pushed, kept) or ()))
+            found[saved.name] = times * sum(map(costs.seconds, kernels))
         return found
 
-    def _largest(self, smallest_bytes: int) -> dict[str, int]:
-        """The bytes of each accumulator that keeps so many, the largest first."""
-        sizes = self.saved_bytes
+    def _made_again(self, remade: Collection[str]) -> Iterator[tuple[Passage, Saved, list[Node]]]:
+        """Of lists whose elements are made again, the kernels that do it."""
+        for passage in find_passages(self._unordered, find_accumulators(self._unordered)) if remade else ():
+            kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in remade}
+            for s in passage.saved:
+                if s.name in remade:
+                    yield passage, s, passage.remade(s.push.pushed, kept) or []
+
+    def _largest(self, smallest_bytes: int, tactic: str) -> dict[str, int]:
+        """The bytes of each accumulator that keeps so many and on which a tactic may be used, the largest first."""
+        sizes = {name: nbytes for name, nbytes in self.saved_bytes.items() if self.permits[name].allows(tactic)}
         return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
 
-    @staticmethod
-    def _movable(graph: Graph) -> list[Accumulator]:
-        """The accumulators that the user did not mark to stay."""
-        marked = _marked(graph)
-        return [a for a in find_accumulators(graph) if not any(origin(push.pushed) in marked for push in a.pushes)]
+    def _require_allowed(self, rewriting: Rewriting) -> None:
+        """Raise InvalidModel for what the user does not allow; whether kernels may take encodings is checked there."""
+        for name in rewriting.accumulators:
+            require_allowed(self.permits.get(name, ANYTHING), "swap", f"swaps what loops save in {name!r}")
+        for passage, saved, kernels in self._made_again(rewriting.remade):
+            for tensor in _outputs(kernels):
+                does = f"makes {tensor.name!r} again in place of saving {saved.name!r}"
+                require_allowed(permit_of(passage.forward, tensor), "recompute", does)
+        flow = self._made[PLAIN].flow
+        for smaller in (*rewriting.reduced, *rewriting.packed):
+            permit = flow.permits.get(flow.value_named.get(smaller.tensor, NOWHERE), ANYTHING)
+            require_allowed(permit, "encode", f"keeps {smaller.tensor!r} in a smaller form")
 
 
 Named = TypeVar("Named", Encoding, InnerEncoding)
@@ -459,9 +486,20 @@ def _can_not_encode(kernel: str) -> InvalidModel:
     )
 
 
-def _marked(graph: Graph) -> set[Output]:
-    """What the tensors of bodies that the user marked to stay are views of."""
-    return {origin(body.tensor(name)) for body in graph.all_bodies() for name in marked_to_keep(body)}
+def _require_encoded(graph: Graph, encoding: Encoding) -> None:
+    """Raise InvalidModel where the user does not let a kernel of `graph` read an encoding."""
+    for tensor in encoding.dropped:
+        does = f"gives {encoding.kernel.name!r} an encoding in place of {tensor.name!r}"
+        require_allowed(permit_of(graph, tensor), "encode", does)
+
+
+def _may_run_again(saved: Saved, kernels: Iterable[Node]) -> bool:
+    """Whether the user lets these kernels of the loop that saves it make something again."""
+    return all(permit_of(saved.push.graph, tensor).allows("recompute") for tensor in _outputs(kernels))
+
+
+def _outputs(kernels: Iterable[Node]) -> Iterator[Output]:
+    return (kernel.out(index) for kernel in kernels for index in range(len(kernel.outputs)))
 
 
 def _worth_encoding(problem: Problem, encodings: Collection[Encoding], least_bytes: float) -> tuple[str, ...]:
@@ -478,9 +516,8 @@ def _worth_encoding(problem: Problem, encodings: Collection[Encoding], least_byt
     takers: dict[int, set[int]] = {}  # by value, the positions of those who would read an encoding of it, or nothing
     dropped: list[tuple[Encoding, set[int]]] = []
     for e in encodings:
-        inputs = (t for position, t in enumerate(e.kernel.inputs) if position not in e.codec.kept)
-        values = {flow.value_of.get((t.node, t.index), NOWHERE) for t in inputs}
-        read = values.isdisjoint(problem.keep) and NOWHERE not in values
+        values = {flow.value_of.get((t.node, t.index), NOWHERE) for t in e.dropped}
+        read = NOWHERE not in values and all(flow.may(v, "encode") for v in values)
         nbytes, at = e.tensor.type.nbytes or 0, place[flow.place[e.kernel.name]]
         if not read or nbytes < problem.smallest_bytes:
             continue
@@ -515,7 +552,7 @@ def _worth_packing(
     found: list[tuple[Packing, int, int]] = []  # with the bytes that it frees, and those that are gone through for it
     for v, positions in sorted(uses.positions.items()):
         tensor = flow.values[v].tensor
-        form = None if v in problem.refusals else form_of(tensor)
+        form = None if v in problem.refusals or not flow.may(v, "encode") else form_of(tensor)
         if form is None:
             continue
         kernels = ((p, flow.nodes[problem.order[p]]) for p in positions[1:])

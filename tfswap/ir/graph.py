@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
 
 SMALL_INTEGERS = 16
@@ -101,6 +102,7 @@ class Graph:
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
         beside: in a body, kernels that run beside the next one of its order, with that one.
+        permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
     """
 
@@ -113,6 +115,7 @@ class Graph:
         self.small_constants: dict[Node, tuple[int, ...]] = {}
         self.bodies: dict[Node, tuple[Graph, ...]] = {}
         self.beside: dict[Node, Node] = {}
+        self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
 
     def __len__(self) -> int:
@@ -160,6 +163,11 @@ class Graph:
             suffix += 1
             name = f"{stem}_{suffix}"
         return name
+
+    def restrict(self, tensor: Output, permit: Permit) -> None:
+        """Let no more be done to `tensor` than `permit` allows, and what was noted before."""
+        if permit.tactics != ANYTHING.tactics:
+            self.permits[tensor] = self.permits.get(tensor, ANYTHING) & permit
 
     def move_behind(self, followers: Mapping[Node, Sequence[Node]]) -> None:
         """Put nodes right behind others in the order of insertion, by which `topological` decides ties."""
@@ -218,6 +226,7 @@ class Graph:
             if any(source in stands_for for source in node.controls):
                 node.controls = tuple(nodes_now(node.controls))
         self.fetches = [now(tensor) for tensor in self.fetches]
+        self.permits = {now(tensor): permit for tensor, permit in self.permits.items()}
         self.targets = list(nodes_now(self.targets))
         for node in stands_for:
             self._discard(node)
@@ -253,6 +262,8 @@ class Graph:
         self.small_constants.pop(node, None)
         self.bodies.pop(node, None)
         self.beside.pop(node, None)
+        for index in range(len(node.outputs)) if self.permits else ():
+            self.permits.pop(node.out(index), None)
 
     def copy(self) -> Graph:
         """A graph of fresh nodes; attributes and types, which never change, are shared."""
@@ -269,6 +280,7 @@ class Graph:
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
+        twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
         twin.beside = {twins[first]: twins[second] for first, second in self.beside.items()}
         twin.bodies = {twins[n]: tuple(body.copy() for body in bodies) for n, bodies in self.bodies.items()}
         return twin

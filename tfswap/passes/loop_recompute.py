@@ -17,6 +17,7 @@ from tfswap.analysis.loop_recompute import Passage, find_passages
 from tfswap.errors import InvalidModel
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.ops import is_const
+from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
 
 FEED = "Placeholder"
@@ -91,6 +92,7 @@ class _Rewrite:
             body.small_constants[made] = values
         for i in range(len(node.outputs)):
             self._there.setdefault(node.out(i), made.out(i))
+            body.restrict(made.out(i), self._passage.forward.permits.get(node.out(i), ANYTHING))
         self._copied.add(node)
         self.kernels += not is_const(node.op)
 

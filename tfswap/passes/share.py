@@ -17,6 +17,7 @@ from collections import Counter
 
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_commutative, is_const, is_pure
+from tfswap.ir.permits import ANYTHING
 
 
 def apply_share(graph: Graph) -> int:
@@ -36,6 +37,8 @@ def apply_share(graph: Graph) -> int:
             kept = first.setdefault(_key(node), node)
             if kept is not node and node not in named:
                 instead[node] = kept
+                for index in range(len(node.outputs)):
+                    graph.restrict(kept.out(index), graph.permits.get(node.out(index), ANYTHING))
     return len(instead)
 
 

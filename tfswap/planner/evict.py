@@ -95,7 +95,7 @@ def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
         wait, slot = uses.after.get((v, position)), uses.slot[v]
         if wait is None:
             return _Offer(v, slot, None, NEVER, NEVER)
-        cost_s = uses.nbytes[v] * copy_s
+        cost_s = _copy_s(problem, v, copy_s)
         score = _score(uses, wait, uses.starts[position], min(wait.rerun_s, cost_s), prices)
         return _Offer(v, slot, wait, cost_s, score)
 
@@ -103,6 +103,11 @@ def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
         position: [offer(v, position) for v in (*reads, *uses.watched_makes[position])]
         for position, reads in uses.watched_reads.items()
     }
+
+
+def _copy_s(problem: Problem, v: int, byte_s: float) -> float:
+    """What copies of a value count as cost that take so long for a byte."""
+    return problem.uses.nbytes[v] * byte_s if problem.flow.may(v, "swap") else NEVER
 
 
 def _score(uses: Uses, wait: Wait, start_s: float, cost_s: float, prices: Prices) -> float:
@@ -256,7 +261,7 @@ class _Sweep:
         slot, v = wait.slot, wait.value
         copied = (v, self.made[v]) in self.copied
         self.waiting[slot] = wait
-        self.copy_cost[slot] = self.uses.nbytes[v] * (self.in_s if copied else self.in_s + self.out_s)
+        self.copy_cost[slot] = _copy_s(self.problem, v, self.in_s if copied else self.in_s + self.out_s)
         self._reenter(wait)
 
     def _rerun_cost(self, wait: Wait) -> float:

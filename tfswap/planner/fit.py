@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import InvalidModel
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.planner.beside import overlaps
 from tfswap.planner.plan import Absence, Inside, Plan
 from tfswap.planner.problem import Problem
@@ -32,6 +33,12 @@ def require_accumulators(plan: Plan, accumulators: Container[str]) -> None:
             )
 
 
+def require_allowed(permit: Permit, tactic: str, does: str) -> None:
+    """Raise InvalidModel when a plan `does` what the user does not allow."""
+    if not permit.allows(tactic):
+        raise InvalidModel(f"this plan {does}, which must not be ({permit.why}). {REMEDY}")
+
+
 def require_fit(plan: Plan | Inside, problem: Problem) -> None:
     """Raise InvalidModel, saying what is wrong, when `plan` can't be carried out on the step that `problem` is of."""
     if plan.changes_nothing:
@@ -46,6 +53,7 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
         if v in pinned or flow.values[v].producer == PERSISTENT:
             why = pinned.get(v, "there before the step")
             raise InvalidModel(f"this plan moves {absence.tensor!r}, which must stay ({why}). {REMEDY}")
+        require_allowed(flow.permits.get(v, ANYTHING), "swap", f"swaps {absence.tensor!r}")
         if absence.nbytes != flow.values[v].nbytes:
             raise InvalidModel(
                 f"this plan takes {absence.tensor!r} to have {absence.nbytes} bytes, and it has "
@@ -82,6 +90,9 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
     place: dict[int, int] = {}
     ended: set[int] = set()  # versions of variables that have been written over
     for position, i in enumerate(order):
+        for _, v in flow.makes[i] if i in place else ():
+            does = f"makes {flow.values[v].tensor.name!r} again"
+            require_allowed(flow.permits.get(v, ANYTHING), "recompute", does)
         if i in place and not problem.repeatable[i]:
             raise InvalidModel(f"this plan runs {flow.nodes[i].name!r} twice, which is not safe. {REMEDY}")
         if i in place and not ended.isdisjoint(flow.reads[i]):

@@ -77,7 +77,6 @@ class Terms:
 
     Attributes:
         carry_out: does in a body, in place, what is planned inside of it; takes the facts of a copy of it besides.
-        kept: names of a body's tensors that must stay.
     """
 
     device: DeviceModel
@@ -85,7 +84,6 @@ class Terms:
     tactics: Collection[str]
     tiers: Tiers
     carry_out: Callable[[Graph, Dataflow, Inside], None]
-    kept: Callable[[Graph], Collection[str]]
 
 
 class _Planned(NamedTuple):
@@ -272,7 +270,6 @@ def _planner_of(body: Graph, terms: Terms) -> Planner:
     return Planner(
         flow,
         terms.device._replace(inter_op_threads=1),  # a loop's kernels run one after another
-        keep=flow.values_of(map(body.tensor, terms.kept(body))),
         tiers=terms.tiers,
         tactics=terms.tactics,
         costs=terms.costs,

@@ -20,6 +20,7 @@ from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.ir.permits import TACTICS
 from tfswap.planner import classics, evict, exact, furthest, meng
 from tfswap.planner.beside import brought_together, gains, kept_beside, runs_beside, side_by_side, without_last
 from tfswap.planner.ordering import rank_orders
@@ -38,7 +39,6 @@ from tfswap.planner.splits import LEAST_SHARES, choose_splits
 from tfswap.planner.tiers import ANYTHING, Tiers
 from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions, needs
 
-TACTICS = ("swap", "recompute", "encode")
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
 BOTH: tuple[Solver, ...] = (
@@ -156,7 +156,6 @@ class Planner:
         flow: the step's facts.
         device: where it runs.
         resident: what is in the arena before the step: variables, arguments and whatever else.
-        keep: values that must stay.
         tactics: what may be used besides an order, of TACTICS. What is encoded has been settled when there is a flow.
         tiers: what there is for swapped tensors.
         solver: one of SOLVERS.
@@ -171,7 +170,6 @@ class Planner:
         device: DeviceModel,
         *,
         resident: Resident = NOTHING_KNOWN,
-        keep: frozenset[int] = frozenset(),
         tiers: Tiers = ANYTHING,
         tactics: Collection[str] = TACTICS,
         solver: str = "default",
@@ -207,8 +205,7 @@ class Planner:
         if self._runs_beside:
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
         self.problems = [
-            make_problem(flow, order, self.rates, self.cost_s, resident=resident, keep=keep, tiers=self.tiers)
-            for order in orders
+            make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
         pairs = list(zip(self.problems, self.unmoved, strict=True))

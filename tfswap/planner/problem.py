@@ -71,10 +71,9 @@ class Problem:
         before_bytes: per position, what is live when that kernel starts with nothing moved.
         live_bytes: per position, the most live while that kernel runs with nothing moved.
         starts_s: per position, when that kernel starts if nothing stalls; one more entry for the end.
-        gaps: gaps that a swap can use, by start.
-        refusals: values that can't be swapped, with the reason.
+        gaps: the waits of values that may leave, by start.
+        refusals: values that can't leave, with the reason.
         repeatable: per node, whether it may run again, for as long as what it reads is unchanged.
-        keep: values that the user marked to stay.
         tiers: what there is for what is swapped.
     """
 
@@ -88,7 +87,6 @@ class Problem:
     gaps: list[Gap]
     refusals: dict[int, str]
     repeatable: list[bool]
-    keep: frozenset[int] = frozenset()
     tiers: Tiers = ANYTHING
 
     @property
@@ -156,29 +154,27 @@ def make_problem(
     cost_s: list[float],
     *,
     resident: Resident = NOTHING_KNOWN,
-    keep: frozenset[int] = frozenset(),
     tiers: Tiers = ANYTHING,
 ) -> Problem:
     """Gaps and live bytes of `flow` in `order`.
 
     Args:
         resident: what is there before the step.
-        keep: values that the user marked to stay.
         tiers: what there is for what is swapped.
     """
-    refusals = _refusals(flow, keep)
+    refusals = _refusals(flow)
     repeatable = [
         flow.is_kernel[i]
         and may_run_again(node.op)
         and not flow.updates[i]
-        and not any(v in refusals for _, v in flow.makes[i])
+        and all(v not in refusals and flow.may(v, "recompute") for _, v in flow.makes[i])
         for i, node in enumerate(flow.nodes)
     ]
     order = list(order)
     memory = simulate_memory(flow, build_schedule(order, ()), resident=resident, live=True)
     starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
     before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
-    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, keep, tiers)
+    problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, tiers)
     problem.gaps.extend(_gaps(problem))
     return problem
 
@@ -350,7 +346,7 @@ class Uses:
 
     @cached_property
     def gaps(self) -> list[Gap]:
-        """The problem's gaps, begun at once where the kernel before can take the buffer over.
+        """The problem's gaps that a swap can use, begun at once where the kernel before can take the buffer over.
 
         Of several that could be taken over instead of one another, the one that waits longest.
         """
@@ -363,7 +359,7 @@ class Uses:
         gaps: list[Gap] = []
         for (v, start), wait in self.after.items():
             first = start - 1 if (v, start) in early else start
-            if wait.end - first > 1:
+            if wait.end - first > 1 and self.problem.flow.may(v, "swap"):
                 gaps.append(Gap(v, self.problem.flow.values[v].nbytes, self.positions[v][0], first, wait.end))
         return sorted(gaps, key=lambda g: (g.start, g.end, g.value))
 
@@ -391,7 +387,7 @@ class Uses:
         return cost, tuple(sources)
 
 
-def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:
+def _refusals(flow: Dataflow) -> dict[int, str]:
     """Values that must not travel, with the reason that a report gives."""
     reasons: dict[int, str] = {}
     for v, value in enumerate(flow.values):
@@ -408,8 +404,9 @@ def _refusals(flow: Dataflow, keep: frozenset[int]) -> dict[int, str]:
     for kept in flow.kept.values():
         for v in kept:
             reasons.setdefault(v, "a tensor list keeps it")
-    for v in keep:
-        reasons[v] = "marked with tfswap.keep"
+    for v, permit in flow.permits.items():
+        if not permit.tactics:
+            reasons[v] = permit.why
     for (node, index), v in flow.value_of.items():
         if v not in reasons and flow.values[v].tensor != (node, index) and not is_view(node.op):
             reasons[v] = f"{node.op} {node.name} passes its buffer on in a way that can't be repeated"

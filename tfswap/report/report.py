@@ -17,6 +17,7 @@ from tfswap.analysis.packings import Packing, no_codec, packed_bytes
 from tfswap.analysis.precision import FORMATS, Reduction
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
+from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.planner.baseline import Baseline
 from tfswap.planner.inside import PlannedBody
 from tfswap.planner.plan import Absence, Inside, Plan
@@ -55,6 +56,8 @@ FOUND_OUT = (
     "workspace_bytes",
 )
 """What a report tells besides its fields."""
+SUFFICES = "memory suffices without"
+"""Why what could leave, or be encoded, does not."""
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""
 
@@ -382,6 +385,7 @@ def make_report(
     plan: Plan,
     saved: Mapping[str, int],
     remade_s: Mapping[str, float],
+    permits: Mapping[str, Permit],
     encodings: Sequence[Encoding],
     inner: Sequence[InnerEncoding],
     bodies: Sequence[PlannedBody],
@@ -398,6 +402,7 @@ def make_report(
     Args:
         saved: by name, the bytes of the lists that loops save in.
         remade_s: by name of those whose elements are made again, the seconds that it takes in a step.
+        permits: by name, what may be done to what is in these lists.
         trains: as of the Report.
         encodings: what of the step's kernels takes encodings.
         inner: what of those in its bodies does.
@@ -425,7 +430,7 @@ def make_report(
         rows += _rows(moves, by_value, {}, {}, locate)
     rows += [_inner_row(body, codings, locate) for body, named in in_bodies.items() for codings in named.values()]
     smaller = {e.saved.name: e for e in inner if e.saved is not None}
-    rows += _saved_rows(saved, plan, remade_s, smaller, locate)
+    rows += _saved_rows(saved, plan, remade_s, permits, smaller, locate)
     rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
@@ -575,9 +580,10 @@ def _rows(
         if made:
             reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}{of}")
         if not reasons:
-            waits = "memory suffices without" if v in gaps else "never waits between two uses"
+            permit = flow.permits.get(v, ANYTHING)
+            waits = permit.why or SUFFICES if v in gaps else "never waits between two uses"
             reasons.append(problem.refusals.get(v) or waits)
-            unfit = no_codec(value.tensor.type) if v in gaps else None
+            unfit = no_codec(value.tensor.type) if v in gaps and permit.allows("encode") else None
             reasons += [unfit] if unfit else []
         tactics = ["encode"] * (encoded_bytes is not None) + ["swap"] * bool(away) + ["recompute"] * bool(made)
         node = value.tensor.node
@@ -628,6 +634,7 @@ def _saved_rows(
     saved: Mapping[str, int],
     plan: Plan,
     remade_s: Mapping[str, float],
+    permits: Mapping[str, Permit],
     encoded: Mapping[str, InnerEncoding],
     locate: Callable[[str], str | None],
 ) -> list[TensorRow]:
@@ -640,7 +647,7 @@ def _saved_rows(
     for name, nbytes in saved.items():
         if nbytes < MIN_SWAP_BYTES:
             continue
-        tactic, reason, cost_bytes, cost_s = "keep", "saved by a loop; memory suffices without", 0, 0.0
+        tactic, reason, cost_bytes, cost_s = "keep", f"saved by a loop; {permits[name].why or SUFFICES}", 0, 0.0
         encoded_bytes = None
         if name in encoded:
             tactic, reason = "encode", f"saved by a loop as what {encoded[name].encoding.kernel.name} needs of it"

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "copy_engine.h"
+#include "faster_way.h"
 #include "host_pool.h"
 #include "planes.h"
 #include "runtime.h"
@@ -756,6 +757,25 @@ void ClientsFromManyThreads() {
   rmdir(folder.c_str());
 }
 
+// Each is tried, the faster one is taken, and when that has changed, that is noticed.
+void TheFasterWayIsFound() {
+  tfswap::FasterWay ways;
+  const auto taken = [&ways](double first, double second, int turns) {
+    int counts[2] = {};
+    for (int i = 0; i < turns; ++i) {
+      const int way = ways.Next();
+      ++counts[way];
+      ways.Took(way, way == 0 ? first : second);
+    }
+    return std::make_pair(counts[0], counts[1]);
+  };
+  const auto [slow, fast] = taken(2.0, 1.0, 640);
+  CHECK(slow >= 10 && slow <= 20 && fast == 640 - slow);
+  taken(1.0, 2.0, 1280);
+  const auto [now_fast, now_slow] = taken(1.0, 2.0, 640);
+  CHECK(now_slow >= 5 && now_slow <= 20 && now_fast == 640 - now_slow);
+}
+
 }  // namespace
 
 int main() {
@@ -780,6 +800,7 @@ int main() {
   FileNoticesAFlippedBit();
   DevicesDoNotWaitForEachOther();
   ClientsFromManyThreads();
+  TheFasterWayIsFound();
   if (tfswap::planes::There()) {
     FileCompressesWhatGains();
     PlanesNoticeWhatTheyDidNotMake();

@@ -63,6 +63,66 @@ def test_a_condition_may_be_of_any_type(value):
     assert labelled(loop)(tf.constant([value, value, last])).numpy() == 2
 
 
+CONDITIONS = {
+    "less": lambda i, n: i < n,
+    "less, said of 64 bits": lambda i, n: tf.cast(i, tf.int64) < tf.cast(n, tf.int64),
+    "less or equal": lambda i, n: i <= n,
+    "greater": lambda i, n: n > i,
+    "greater or equal": lambda i, n: n >= i,
+    "both": lambda i, n: tf.logical_and(i < n, i < 3),
+    "either": lambda i, n: tf.logical_or(i < n, 2 > i),
+    "constant": lambda i, n: i < 4,
+    "never": lambda i, n: tf.constant(False),
+    "of a vector": lambda i, n: tf.reduce_all(tf.stack([i, i]) < n),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+def test_a_condition_that_compares_numbers_is_told_as_tensorflow_tells_it(condition):
+    def loop(n):
+        return tf.while_loop(condition, lambda i, n: (i + 1, n), [0, n])[0]
+
+    for n in (0, 1, 5):
+        found, expected = (f(tf.constant(n)).numpy() for f in (labelled(loop), tf.function(loop)))
+        assert found == expected
+
+
+def test_a_condition_that_does_something_is_run_each_time():
+    asked = tf.Variable(0)
+
+    def loop(n):
+        def condition(i, n):
+            asked.assign_add(1)
+            return i < n
+
+        return tf.while_loop(condition, lambda i, n: (i + 1, n), [0, n])[0]
+
+    assert labelled(loop)(tf.constant(5)).numpy() == 5
+    assert asked.numpy() == 6
+
+
+def test_sums_have_the_same_bits_whether_threads_share_them_or_not():
+    # A sum of all elements is one per part and thread. Both ways are tried in the first two dozen iterations.
+    code = """
+import json
+import numpy as np, tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(4)
+from test_loop_ops import labelled
+
+def loop(x):
+    def body(i, rows, x):
+        product = tf.matmul(x[:4], x[:4] * tf.cast(i, tf.float32), transpose_b=True)  # shared out along what is summed
+        return i + 1, rows.write(i, tf.reduce_sum(x) + tf.reduce_sum(product)), x + 0.125
+    rows = tf.TensorArray(tf.float32, 40, element_shape=[])
+    return tf.while_loop(lambda i, *_: i < 40, body, [0, rows, x])[1].stack()
+
+x = tf.random.stateless_normal([64, 40_000], [1, 2])
+print(json.dumps([labelled(loop)(x).numpy().tobytes().hex(), tf.function(loop)(x).numpy().tobytes().hex()]))
+"""
+    found, expected = on_arena(code)
+    assert found == expected
+
+
 @pytest.mark.parametrize("where", ("condition", "body"))
 def test_what_fails_inside_fails_the_loop(where):
     def checked(x, i):

@@ -9,35 +9,45 @@
 //
 // Bodies have an order, so nothing in them runs side by side but what is one node
 // (beside_ops.cc), and to hand a kernel to another thread takes longer than most kernels: all
-// of a loop runs on one at a time.
+// of a loop runs on one at a time. Nor do kernels of a loop gain much by being shared among threads, as Eigen does from
+// some 100,000 cycles on: those threads sleep meanwhile, and to wake them can take longer than the kernel does (of a
+// decoder's steps, twice as long as without on a virtual machine of two cores). Which is faster is found out as the
+// loop runs. The parts are the same, so that sums have the same bits.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "faster_way.h"
 #include "lane.h"
+#include "loop_condition.h"
 #include "op_support.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/threadpool_interface.h"
 
 namespace tfswap {
 namespace {
 
 using tensorflow::AsyncOpKernel;
 using tensorflow::DataTypeString;
+using tensorflow::DeviceBase;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using Function = FunctionLibraryRuntime::Handle;
 using Values = std::vector<Tensor>;
 
 // What a body is given, which it may take over, and what it gives back.
@@ -97,23 +107,74 @@ absl::Status IsTrue(const Tensor& value, bool* is_true) {
   }
 }
 
+// What a loop runs.
+struct Functions {
+  FunctionLibraryRuntime* library = nullptr;
+  FunctionLibraryRuntime::Handle condition = 0;
+  FunctionLibraryRuntime::Handle body = 0;
+  std::optional<LoopCondition> told;
+};
+
+// Runs all parts of what a kernel shares out on the kernel's own thread.
+class OneThread : public tensorflow::thread::ThreadPoolInterface {
+ public:
+  // Args:
+  //   parts: into how many threads' parts kernels divide their work.
+  explicit OneThread(int parts) : parts_(parts) {}
+
+  void Schedule(std::function<void()> part) override { part(); }
+  int NumThreads() const override { return parts_; }
+  int CurrentThreadId() const override { return -1; }
+
+ private:
+  const int parts_;
+};
+
+// Whether the kernels of a loop's body are shared among threads, iteration by iteration.
+class Sharing {
+ public:
+  explicit Sharing(const DeviceBase& device)
+      : parts_(device.tensorflow_accelerator_device_info() == nullptr
+                   ? device.tensorflow_cpu_worker_threads()->num_threads
+                   : 1),
+        one_thread_(parts_) {}
+
+  // What the next iterations use in place of the device's own threads; null for these.
+  tensorflow::thread::ThreadPoolInterface* Next() {
+    return parts_ > 1 && faster_.Next() == kAlone ? &one_thread_ : nullptr;
+  }
+
+  // Iterations with that took so long.
+  void Took(const tensorflow::thread::ThreadPoolInterface* threads, double seconds) {
+    faster_.Took(threads == nullptr ? kShared : kAlone, seconds);
+  }
+
+ private:
+  enum Way { kShared, kAlone };
+
+  const int parts_;
+  OneThread one_thread_;
+  FasterWay faster_;
+};
+
 // One run of a loop.
 class Loop {
  public:
   // On a lane of its own; calls `done` when the loop has ended and is gone.
-  static void Start(OpKernelContext* ctx, Function condition, Function body, AsyncOpKernel::DoneCallback done) {
+  static void Start(OpKernelContext* ctx, const Functions& functions, Sharing* sharing,
+                    AsyncOpKernel::DoneCallback done) {
     auto lane = std::make_shared<Lane>(*ctx->runner());
-    auto* const loop = new Loop(ctx, condition, body, lane, std::move(done));
+    auto* const loop = new Loop(ctx, functions, sharing, lane, std::move(done));
     lane->Push([loop] { loop->Ask(); });
   }
 
  private:
-  Loop(OpKernelContext* ctx, Function condition, Function body, std::shared_ptr<Lane> lane,
+  Loop(OpKernelContext* ctx, const Functions& functions, Sharing* sharing, std::shared_ptr<Lane> lane,
        AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         library_(ctx->function_library()),
-        condition_(condition),
-        body_(body),
+        functions_(functions),
+        sharing_(sharing),
         lane_(std::move(lane)),
         runner_(OnLane{lane_}),
         options_(ctx->step_id()),
@@ -128,22 +189,42 @@ class Loop {
   }
 
   void Ask() {
-    library_->Run(options_, condition_, values_, &decision_, [this](const absl::Status& asked) {
+    auto* const cancellation = options_.cancellation_manager;
+    if (cancellation != nullptr && cancellation->IsCancelled()) {
+      return Go(absl::CancelledError("The step was cancelled while a loop of it ran."), false);
+    }
+    const std::optional<bool> told = functions_.told ? functions_.told->Tell(values_) : std::nullopt;
+    if (told) return Go(absl::OkStatus(), *told);
+    library_->Run(options_, functions_.condition, values_, &decision_, [this](const absl::Status& asked) {
       bool goes_on = false;
       absl::Status status = asked;
       if (status.ok()) status = Decide(&goes_on);
-      if (goes_on) return Iterate();
-      if (status.ok()) status = HandOver();
-      End(status);
+      Go(status, goes_on);
     });
   }
 
+  void Go(absl::Status status, bool on) {
+    if (on) return Iterate();
+    if (status.ok()) status = HandOver();
+    End(status);
+  }
+
   void Iterate() {
-    library_->Run(options_, body_, NextFrame(), [this](const absl::Status& status) {
+    if (iterations_++ % kTimed == 0) Time();
+    library_->Run(options_, functions_.body, NextFrame(), [this](const absl::Status& status) {
       if (!status.ok()) return End(status);
       Advance();
       Ask();
     });
+  }
+
+  // Iterations are timed some at a time.
+  void Time() {
+    const auto now = Clock::now();
+    auto*& threads = options_.user_intra_op_threadpool;
+    if (iterations_ > 1) sharing_->Took(threads, std::chrono::duration<double>(now - began_).count());
+    began_ = now;
+    threads = sharing_->Next();
   }
 
   void End(const absl::Status& status) {
@@ -197,10 +278,15 @@ class Loop {
     return absl::OkStatus();
   }
 
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kTimed = 4;
+
   OpKernelContext* const ctx_;
   FunctionLibraryRuntime* const library_;
-  const Function condition_;
-  const Function body_;
+  const Functions functions_;
+  Sharing* const sharing_;
+  int64_t iterations_ = 0;
+  Clock::time_point began_;
   std::shared_ptr<Lane> lane_;
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
@@ -213,48 +299,47 @@ class Loop {
 
 class WhileOp : public AsyncOpKernel {
  public:
-  explicit WhileOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+  explicit WhileOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), sharing_(*ctx->device()) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("cond", &condition_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("body", &body_));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    Handles handles;
-    OP_REQUIRES_OK_ASYNC(ctx, GetHandles(ctx, &handles), done);
-    Loop::Start(ctx, handles.condition, handles.body, std::move(done));
+    Functions functions;
+    OP_REQUIRES_OK_ASYNC(ctx, GetFunctions(ctx, &functions), done);
+    Loop::Start(ctx, functions, &sharing_, std::move(done));
   }
 
  private:
-  struct Handles {
-    FunctionLibraryRuntime* library = nullptr;
-    Function condition = 0;
-    Function body = 0;
-  };
-
   // The functions are made when they first run, behind the gate, which makes their kernels too. A session may run one
   // kernel with several libraries.
-  absl::Status GetHandles(OpKernelContext* ctx, Handles* handles) {
+  absl::Status GetFunctions(OpKernelContext* ctx, Functions* functions) {
     auto* const library = ctx->function_library();
     if (library == nullptr) return absl::InternalError("A loop has no library of functions.");
     std::lock_guard<std::mutex> lock(mu_);
-    if (handles_.library != library) {
-      Handles made{library};
+    if (functions_.library != library) {
+      Functions made;
+      made.library = library;
       TF_RETURN_IF_ERROR(Make(condition_, library, &made.condition));
       TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
-      handles_ = made;
+      const bool on_host = ctx->device()->tensorflow_accelerator_device_info() == nullptr;
+      if (on_host) made.told = LoopCondition::Of(library->GetFunctionBody(made.condition));
+      functions_ = made;
     }
-    *handles = handles_;
+    *functions = functions_;
     return absl::OkStatus();
   }
 
-  static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library, Function* handle) {
+  static absl::Status Make(const tensorflow::NameAttrList& function, FunctionLibraryRuntime* library,
+                           FunctionLibraryRuntime::Handle* handle) {
     return library->Instantiate(function.name(), tensorflow::AttrSlice(&function.attr()), handle);
   }
 
   tensorflow::NameAttrList condition_;
   tensorflow::NameAttrList body_;
   std::mutex mu_;
-  Handles handles_;
+  Functions functions_;
+  Sharing sharing_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("While").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), WhileOp);

@@ -17,8 +17,10 @@ from tfswap.ir.text import parse_graph
 from tfswap.oplib import names
 from tfswap.passes.beside import join_in_bodies
 from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.inside import apply_inside
 from tfswap.passes.verify import verify
 from tfswap.planner.beside import keep_apart
+from tfswap.planner.plan import Inside, Split
 
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 MIB = 1 << 20
@@ -128,6 +130,16 @@ def test_those_stay_apart_that_would_raise_the_peak_of_the_body(text, pairs):
     assert paired(body) == {"a": "b"}
     keep_apart(body, analyse_dataflow(body, TWO_CORES, strict=False))
     assert paired(body) == pairs
+
+
+def test_pairs_of_a_body_in_which_chunks_are_split_are_judged_too():
+    body = body_of(ordered())
+    flow = analyse_dataflow(body.copy(), TWO_CORES, strict=False)
+    order = tuple(node.name for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True) if kernel)
+    apply_inside(body, flow, Inside("loop[1]", order, splits=(Split(order.index("sum"), 64),)))
+    assert any(node.op == names.FREE_REST for node in body)
+    keep_apart(body, analyse_dataflow(body, TWO_CORES, strict=False))
+    assert paired(body) == {"a": "b"}
 
 
 def test_a_pair_takes_as_long_as_cores_take_for_both():

@@ -393,7 +393,7 @@ class Replay:
                 parted = []
                 continue
             if kind == "rest":
-                for rest in rests.pop():
+                for rest in rests.pop() if rests else ():  # in a body by itself splits are nodes: nothing was parted
                     self.arena.free(rest)
                 continue
             for c in candidates:

@@ -70,7 +70,7 @@ CONDITIONS = {
     "greater": lambda i, n: n > i,
     "greater or equal": lambda i, n: n >= i,
     "both": lambda i, n: tf.logical_and(i < n, i < 3),
-    "either": lambda i, n: tf.logical_or(i < n, 2 > i),
+    "either": lambda i, n: tf.logical_or(i < n, tf.greater(2, i)),
     "constant": lambda i, n: i < 4,
     "never": lambda i, n: tf.constant(False),
     "of a vector": lambda i, n: tf.reduce_all(tf.stack([i, i]) < n),

@@ -459,3 +459,24 @@ def test_simulate_takes_one() -> None:
 
 def test_a_copy_has_it_too() -> None:
     assert pickle.loads(pickle.dumps(Options(policy=_no_relu))).policy is _no_relu
+
+
+def test_what_a_loop_is_given_and_saves_is_asked_about_too() -> None:
+    """An iteration's argument, saved for the loop that goes back, is made by nothing in the body."""
+    weight = tf.Variable(tf.random.stateless_normal([64, 64], seed=(1, 1)) * 0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(
+                lambda i, h: i < 12, lambda i, h: (i + 1, tf.tanh(h @ weight)), [0, x], maximum_iterations=12
+            )[1]
+            loss = tf.reduce_mean(h * h)
+        return tape.gradient(loss, weight)
+
+    x = tf.random.stateless_normal([1024, 64], seed=(1, 2))
+    free = tfswap.optimize(step, memory_limit="80%", tactics=("swap",))
+    free(x)
+    assert free.report().swapped
+    with pytest.raises(tfswap.InfeasibleMemoryLimit):
+        tfswap.optimize(step, memory_limit="80%", tactics=("swap",), policy=lambda tensor: ())(x)

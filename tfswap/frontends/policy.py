@@ -65,7 +65,7 @@ def note_permits(
     """
     bodies = {f"{name}/": body for name, body in graph.named_bodies().items()}
     for within, part in {"": graph, **bodies}.items():
-        for tensor in _movable(part) if policy is not None else ():
+        for tensor in _movable(part, arguments=bool(within)) if policy is not None else ():
             assert policy is not None
             part.restrict(tensor, _permit(policy, _facts(tensor, within, locate)))
         for name in marked_to_keep(part):
@@ -80,14 +80,19 @@ def allowed_everywhere(graph: Graph) -> frozenset[str]:
     return ANYTHING.tactics.intersection(*(permit.tactics for permit in permits if permit is not KEPT))
 
 
-def _movable(graph: Graph) -> Iterator[Output]:
-    """The tensors that have memory of their own, and are made in the step."""
+def _movable(graph: Graph, *, arguments: bool) -> Iterator[Output]:
+    """The tensors that have memory of their own, and are made in the step.
+
+    Args:
+        arguments: those that the graph is given too: a loop saves what an iteration is given, as what it makes.
+    """
     feeds = set(graph.feeds)
     for node in graph:
         op = node.op
         # Rows of a variable are a tensor of their own.
-        there = is_const(op) or is_feed(op) or (reads_variable(op) and not turns_on_copy_on_read(op))
-        if there or node in feeds or is_view(op):
+        there = is_const(op) or (reads_variable(op) and not turns_on_copy_on_read(op))
+        given = is_feed(op) or node in feeds
+        if there or is_view(op) or (given and not arguments):
             continue
         yield from (node.out(index) for index, kind in enumerate(node.outputs) if kind.nbytes)
 

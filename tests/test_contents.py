@@ -210,7 +210,7 @@ def counted(x: Any, weight: Any) -> Any:
 
 
 def padded_to_the_longest(x: Any, weight: Any) -> Any:
-    lengths = tf.fill([tf.shape(x)[0]], STEPS)
+    lengths = tf.fill([tf.shape(x)[0]], STEPS + tf.cast(0 * weight[0, 0], tf.int32))
     return tf.RaggedTensor.from_row_lengths(tf.reshape(x, [-1, WIDTH]), lengths).to_tensor() @ weight
 
 

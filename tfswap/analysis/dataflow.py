@@ -33,6 +33,7 @@ from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
 from tfswap.ir.permits import ANYTHING, Permit
+from tfswap.ir.python_calls import held_until
 from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.planner.allocator import round_up
 
@@ -437,6 +438,7 @@ class _Builder:
             flow.updates.append(())
             return
         reads = tuple([r for v, t in zip(inputs, node.inputs, strict=True) for r in (v, *self._kept(t)) if r >= 0])
+        reads += tuple([v for t in held_until(node) if (v := flow.value_of.get((t.node, t.index), -1)) >= 0])
         consumed = [v for kind, v in memory.events if kind == "let go"]
         if consumed:
             left = Counter(reads)

@@ -37,6 +37,7 @@ from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.policy import Policy
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
+from tfswap.frontends.told_sizes import ToldSizes, find_told_sizes, have_values
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
@@ -88,6 +89,7 @@ class OptimizedFunction:
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
         self._joints: dict[Any, Joint | None] = {}
+        self._told_sizes: dict[Any, ToldSizes | None] = {}  # by trace that shapes alone do not tell the sizes of
         self._latest: Step | None = None
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by what they look like
@@ -294,7 +296,7 @@ class OptimizedFunction:
         if len(steps) == 1 and steps[0].covers_all:
             step = steps[0]
         else:
-            shapes = _shapes(inputs)
+            shapes = self._sizes(concrete, inputs)
             with self._lock:
                 covering = [s for s in self._made.get(concrete, ()) if s.covers(shapes)]
                 if covering:
@@ -311,8 +313,8 @@ class OptimizedFunction:
         """A new step for these arguments; for larger ones too where they keep growing and the limit allows it."""
         refuse_rewriters()
         made = self._made.setdefault(concrete, [])
-        if all(has_size(t) for t in concrete.inputs[: len(shapes)]):
-            shapes = (None,) * len(shapes)
+        if all(has_size(t) for t in concrete.inputs[: len(inputs)]):
+            shapes = (*(None,) * len(inputs), *shapes[len(inputs) :])
         larger = grown(shapes, [step.shapes for step in made if step.planned and step.instead_of is None])
         if larger != shapes:
             step = self._new_step(concrete, larger)
@@ -322,8 +324,23 @@ class OptimizedFunction:
                 return step
         step = self._new_step(concrete, shapes)
         made.append(step)
-        step.prepare(inputs)
+        try:
+            step.prepare(inputs)
+        except UnsupportedGraph:
+            if concrete in self._told_sizes or isinstance(concrete, Joint) or not have_values(inputs):
+                raise
+            told = self._told_sizes[concrete] = find_told_sizes(concrete, inputs)
+            if told is None:
+                raise
+            made.remove(step)
+            return self._step(concrete, inputs)
         return step
+
+    def _sizes(self, concrete: Any, inputs: Sequence[Any]) -> Shapes:
+        """The shapes of a call's arguments, and what they tell besides of the trace's sizes."""
+        told = self._told_sizes.get(concrete)
+        shapes = _shapes(inputs)
+        return shapes if told is None or not have_values(inputs) else (*shapes, *told.sizes(concrete, inputs))
 
     def _own(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any], covering: Step) -> Step:
         """The step for these arguments: `covering`, or, where they recur, one that keeps what has room at their size.
@@ -367,7 +384,7 @@ class OptimizedFunction:
         limits = [step.limit_bytes for step in self._made.get(self._joints.get(concrete), ())]
         most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
         request = dataclasses.replace(self._request, memory_limit=most)
-        return Step(self.__name__, concrete, shapes, request, *given)
+        return Step(self.__name__, concrete, shapes, request, *given, told=self._told_sizes.get(concrete))
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

@@ -40,6 +40,7 @@ from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow, has_small_extras, is_collective
+from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.devices import units
@@ -117,6 +118,11 @@ def as_planned(
     for node in made:
         if node.name not in given and node.device == _device_name(device):
             node.device = ""  # where it runs was never asked for
+    for node in graph:
+        call = differentiated(node)
+        if call is not None and node.name in made and call.name in made:
+            # Grappler drops the edge, since the one comes after the other all the same.
+            made[node.name].controls = (*made[node.name].controls, made[call.name])
     _arrange_as_traced(made, graph)
     made.traced = graph
     return made
@@ -221,13 +227,23 @@ def _optimized(
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
     fetches = [fetched[number] for number in range(len(graph.fetches))]
     result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
+    if told := _only_traced(result, graph):
+        result = import_with_bodies(made, arguments, list(feeds), fetches, targets, told)
     result.feeds += reference_variables(result)
-    for node in result:
-        if any(kind.nbytes is None for kind in node.outputs) and node.name in graph:
-            traced = graph[node.name]
-            if traced.op == node.op:  # what set_shape has said is in no op
-                node.outputs = traced.outputs
     return result
+
+
+def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
+    """What of `made` has a size that its ops do not tell, as `set_shape` has said it, or as it was found out."""
+    found: dict[str, TensorType] = {}
+    for node in made:
+        if any(kind.nbytes is None for kind in node.outputs) and node.name in traced:
+            twin = traced[node.name]
+            pairs = enumerate(zip(node.outputs, twin.outputs, strict=True)) if twin.op == node.op else ()
+            found |= {
+                node.out(i).name: kind for i, (own, kind) in pairs if own.nbytes is None and kind.nbytes is not None
+            }
+    return found
 
 
 def _made_of(

@@ -46,7 +46,7 @@ def require_functional(graph: Graph, locate: Locate) -> None:
 
 def require_sizes(graph: Graph, locate: Locate) -> None:
     """Refuse a graph with a tensor whose bytes are unknown. Raises UnsupportedGraph."""
-    unknown = _sizeless(graph, graph.feeds)
+    unknown = sizeless(graph)
     if unknown:
         first = unknown[0]
         line = locate(first.node.name)
@@ -150,6 +150,11 @@ def _is_small(tensor: Output) -> bool:
 
 def _nbytes(tensor: Output) -> int:
     return tensor.type.nbytes or 0
+
+
+def sizeless(graph: Graph) -> list[Output]:
+    """Tensors of a step whose bytes are unknown and may be many, in what loops and conditionals run too."""
+    return _sizeless(graph, graph.feeds)
 
 
 def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:

@@ -15,9 +15,11 @@ from tfswap.frontends.marks import marked_to_keep
 from tfswap.ir.graph import Graph, Output
 from tfswap.ir.ops import is_const, is_feed, is_view, reads_variable, turns_on_copy_on_read
 from tfswap.ir.permits import ANYTHING, TACTICS, Permit
+from tfswap.ir.python_calls import held_until
 from tfswap.ir.views import origin
 
 KEPT = Permit(frozenset(), "marked with tfswap.keep")
+HELD = Permit(frozenset(), "a Python function holds it until its gradient has been computed")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def note_permits(
         for tensor in _movable(part, arguments=bool(within)) if policy is not None else ():
             assert policy is not None
             part.restrict(tensor, _permit(policy, _facts(tensor, within, locate)))
+        for tensor in (held for node in part for held in held_until(node)):
+            part.restrict(origin(tensor), HELD)
         for name in marked_to_keep(part):
             part.restrict(origin(part.tensor(name)), KEPT)
     for name in kept:
@@ -77,7 +81,7 @@ def note_permits(
 def allowed_everywhere(graph: Graph) -> frozenset[str]:
     """The tactics that the policy forbids for no tensor of a step and its bodies."""
     permits = (permit for part in (graph, *graph.all_bodies()) for permit in part.permits.values())
-    return ANYTHING.tactics.intersection(*(permit.tactics for permit in permits if permit is not KEPT))
+    return ANYTHING.tactics.intersection(*(permit.tactics for permit in permits if permit not in (KEPT, HELD)))
 
 
 def _movable(graph: Graph, *, arguments: bool) -> Iterator[Output]:

@@ -34,6 +34,7 @@ from tfswap.frontends.holders import Holders
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
+from tfswap.frontends.told_sizes import ToldSizes
 from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting
@@ -77,7 +78,8 @@ class Step:
     Args:
         name: of the function, for messages.
         concrete: the trace.
-        shapes: of its arguments, by position; None where any shape that the trace takes is meant.
+        shapes: of its arguments, by position; None where any shape that the trace takes is meant. After them the
+            sizes that `told` tells.
         request: what to do to it.
         on_exceeded: "warn" or "raise".
         owner: of the host memory limit, by number: all steps of one function share it.
@@ -86,6 +88,7 @@ class Step:
             limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
         granted_bytes: the most that another trace of the function was granted.
         first: whether it is the first that the function plans.
+        told: what tells sizes that the arguments' shapes leave open.
 
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
@@ -111,12 +114,14 @@ class Step:
         instead_of: Step | None = None,
         granted_bytes: int = 0,
         first: bool = False,
+        told: ToldSizes | None = None,
     ):
         if instead_of is not None:
             request = dataclasses.replace(request, memory_limit=instead_of.limit_bytes)
         self.instead_of = instead_of
         self._granted_bytes = granted_bytes
         self._first = first
+        self._told = told
         self.name = name
         self.shapes = shapes
         self.planned = False
@@ -151,6 +156,8 @@ class Step:
 
     def covers(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
         """Whether arguments of these shapes are no larger than what was planned for."""
+        if len(shapes) != len(self.shapes):
+            return False  # what the one knows of its sizes, and the other does not
         pairs = zip(self.shapes, shapes, strict=True)
         if not self.planned:
             return all(made is None or made == got for made, got in pairs)
@@ -244,7 +251,7 @@ class Step:
     @property
     def elements(self) -> float:
         """Of its arguments: what is planned for fewer moves less."""
-        return sum(math.inf if shape is None else math.prod(shape) for shape in self.shapes)
+        return sum(math.inf if shape is None or None in shape else math.prod(shape) for shape in self.shapes)
 
     def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
         function = self.function
@@ -426,7 +433,8 @@ class Step:
         from tfswap.importers.function import import_function
 
         device, model = _device()
-        graph = import_function(self._concrete, arguments)
+        sizes = tuple(tuple(shape or ()) for shape in self.shapes[len(arguments) :])
+        graph = import_function(self._concrete, arguments, self._told and self._told.types(sizes))
         given = [*arguments, *without_asking(self._concrete)]
         measure_compiled(graph, self._concrete, given, device, model)
         place(self.name, graph, given, model)
@@ -475,7 +483,7 @@ class Step:
 
         return [
             given if shape is None else tf.TensorSpec(shape, given.dtype)
-            for given, shape in zip(inputs, self.shapes, strict=True)
+            for given, shape in zip(inputs, self.shapes[: len(inputs)], strict=True)
         ]
 
     def _count_limit(self, resident: Resident) -> None:

@@ -33,7 +33,7 @@ from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, 
 from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow, empties_list, gives_shapes
-from tfswap.ir.types import Shape
+from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import passed_on
 
 if TYPE_CHECKING:
@@ -49,25 +49,33 @@ def import_with_bodies(
     feeds: Sequence[str],
     fetches: Sequence[str],
     targets: Sequence[str],
+    told: Mapping[str, TensorType] | None = None,
 ) -> Graph:
     """The IR of `graph_def`, pruned to what runs, with shapes as TensorFlow infers them, and with bodies.
 
     Args:
         arguments: what the feeds are given, by name.
         feeds, fetches, targets: as `import_graph_def`'s.
+        told: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
 
     Raises:
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
         InvalidModel: the graph does not fit the arguments.
     """
-    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets))) as made:
+    with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), told or {})) as made:
         return made.graph
 
 
 class _Import:
     """A graph that is imported again and again, the more is known of its tensors' sizes; and its bodies."""
 
-    def __init__(self, graph_def: graph_pb2.GraphDef, arguments: Mapping[str, Argument], ends: Ends):
+    def __init__(
+        self,
+        graph_def: graph_pb2.GraphDef,
+        arguments: Mapping[str, Argument],
+        ends: Ends,
+        told: Mapping[str, TensorType],
+    ):
         # A part of a graph can lie beside the rest of it, a loop's body beside what the loop was given.
         drop_lost_colocations(graph_def.node)
         self._graph_def = graph_def
@@ -79,13 +87,17 @@ class _Import:
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
-        if any(a.bound for a in arguments.values()):
+        if told or any(a.bound for a in arguments.values()):
             self._arguments = {name: _opened(a) if a.bound else a for name, a in arguments.items()}
             self._infer()
+            if certain := {name: kind for name, kind in told.items() if not kind.bound}:
+                self._tell(certain)
             self._bind(exact=True)
             self._open = self._unknown()
             self._arguments = arguments
-        self._infer()
+            self._tell(told)
+        else:
+            self._infer()
         self._take_shapes()
         self._bind(exact=True)
         self._open |= self._unknown()
@@ -229,6 +241,12 @@ class _Import:
                 return
             self._known |= news
             self._infer()
+
+    def _tell(self, told: Mapping[str, TensorType]) -> None:
+        """Take in what is said of tensors."""
+        for name, kind in told.items():
+            self._known[name] = replace(self._inferred.argument(name), shape=kind.shape, bound=kind.bound)
+        self._infer()
 
     def _infer(self) -> None:
         inferred = infer_shapes(self._graph_def, self._arguments, self._known)
@@ -399,6 +417,6 @@ def _larger(one: Argument, other: Argument) -> Argument:
 def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
     graph_def, ends = as_graph_def(library[name], library)
-    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends)) as made:
+    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, {})) as made:
         made.graph.library = None  # what its loops and conditionals run are graphs too
         return made.graph, made.results()

@@ -8,7 +8,12 @@ A look-up in a table gives as much for each key as the table's default value is.
 of a table that is made outside of the step; what the trace knows tells whether keys are single numbers or texts, and
 so whether this is the size itself or the most that it can be.
 
-Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.repeat` with counts).
+What a Python function returns (`tf.py_function`) TensorFlow does not know either. As a rule such a function works
+element by element, or checks, or logs: where the user says nothing else (`tf.ensure_shape`, `set_shape`), it is taken
+to return as much as it is given. Its gradients are exactly as large as what it was given.
+
+Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that hang
+on the step's arguments alone can be computed before it (frontends/told_sizes.py).
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tfswap.ir.graph import Node
+from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import Shape
 from tfswap.ir.views import passed_on
 
@@ -93,15 +99,32 @@ def _rows(node: Node) -> Iterator[Largest]:
         yield Largest(0, (splits - 1, *shape[1:]), exact=not partitions[0].type.bound)
 
 
+def _called(node: Node) -> Iterator[Largest]:
+    """Of a Python function; for its gradient, which runs once the function itself has, what that was given."""
+    call = differentiated(node)
+    given = [tensor.type for tensor in (node if call is None else call).inputs]
+    if call is not None:
+        sized = ((i, kind) for i, kind in enumerate(given) if kind.nbytes is not None)
+        yield from (Largest(i, kind.shape, exact=not kind.bound) for i, kind in sized)
+        return
+    sizes = [kind for kind in given if kind.nbytes is not None]
+    for i, kind in enumerate(node.outputs):
+        if alike := [one for one in sizes if one.dtype == kind.dtype] or sizes:
+            yield Largest(i, max(alike, key=lambda one: one.num_elements or 0).shape)
+
+
 _RULES: dict[str, Rule] = {
     "ComputeAccidentalHits": _hits,
     "DynamicPartition": _partitions,
+    "EagerPyFunc": _called,
     "ListDiff": lambda node: _elements(node, 0, 1),
     "LookupTableFind": _found,
     "LookupTableFindV2": _found,
     "NonMaxSuppression": _boxes,
     "NonMaxSuppressionV2": _boxes,
     "NonMaxSuppressionV3": _boxes,
+    "PyFunc": _called,
+    "PyFuncStateless": _called,
     "RaggedTensorToTensor": _rows,
     "Unique": _unique,
     "UniqueV2": _unique,

@@ -5,7 +5,7 @@ The graph is as it was traced: what TensorFlow's optimizers make of it comes aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,19 +19,23 @@ from tfswap.importers.library import reachable
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow, gives_shapes, has_small_extras
+from tfswap.ir.types import TensorType
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
 
 
 @without_collector
-def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
+def import_function(
+    concrete: Any, arguments: Sequence[Any] = (), told: Mapping[str, TensorType] | None = None
+) -> Graph:
     """The IR of a ConcreteFunction's graph, pruned to what runs.
 
     Args:
         concrete: a `ConcreteFunction`.
         arguments: the flat tensor arguments of the first call; their shapes bind dimensions that the trace
             left open. May be empty when the trace knows every dimension.
+        told: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
 
     Raises:
         UnsupportedGraph: the step is compiled by XLA, or has TensorFlow 1 loop frames.
@@ -58,12 +62,12 @@ def import_function(concrete: Any, arguments: Sequence[Any] = ()) -> Graph:
                 node.attr["_output_shapes"].CopyFrom(traced[node.name])
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
-    if calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
-        return import_with_bodies(graph_def, known, names, fetches, targets)
+    if told or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
+        return import_with_bodies(graph_def, known, names, fetches, targets, told)
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune()
-    told = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
-    if told and any(map(_has_open_size, graph)):
+    given = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
+    if given and any(map(_has_open_size, graph)):
         return import_with_bodies(graph_def, known, names, fetches, targets)
     return graph
 

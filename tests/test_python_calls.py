@@ -1,0 +1,107 @@
+"""Python functions in the way of gradients: what their tapes hold is planned for, and they are left as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+
+tf: Any = pytest.importorskip("tensorflow")
+
+from tfswap.analysis.dataflow import analyse_dataflow  # noqa: E402 needs TensorFlow
+from tfswap.analysis.device import DeviceModel  # noqa: E402
+from tfswap.importers.function import import_function  # noqa: E402
+from tfswap.ir.python_calls import differentiated, held_until  # noqa: E402
+
+WAYS = {
+    "as it is": "made",
+    "told": "tf.ensure_shape(made, [ROWS, WIDTH])",
+    "told by a reshape": "tf.reshape(made, tf.shape(h))",
+    "set": "(made.set_shape([ROWS, WIDTH]), made)[1]",
+}
+PROGRAM = """
+import json
+import tensorflow as tf
+import tfswap
+
+ROWS, WIDTH, LAYERS = 2048, 128, 8
+start = [0.1 * tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 1)) for n in range(LAYERS)]
+weights = [tf.Variable(w) for w in start]
+x = tf.random.stateless_normal([ROWS, WIDTH], seed=(1, 2))
+
+def through(h):
+    made = tf.py_function(lambda h: 1.5 * h, [h], tf.float32)
+    return WAY
+
+def step(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for n, weight in enumerate(weights):
+            h = tf.nn.relu(h @ weight)
+            h = through(h) if n == 4 else h
+        loss = tf.reduce_mean(h * h)
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(0.1 * gradient)
+    return loss
+
+def bits(value):
+    return value.numpy().tobytes().hex()
+
+unoptimised = tf.function(step)
+expected = [bits(unoptimised(x)) for _ in range(3)] + [bits(w) for w in weights]
+for weight, first in zip(weights, start):
+    weight.assign(first)
+optimized = tfswap.optimize(tf.function(step), memory_limit=LIMIT)
+found, peaks = [], []
+for _ in range(3):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    found.append(bits(optimized(x)))
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+report = optimized.report()
+print(json.dumps({
+    "same": found + [bits(w) for w in weights] == expected, "peak": max(peaks), "planned": report.planned_peak_bytes,
+    "limit": report.memory_limit_bytes, "named": [n for n in report.unmodelled if "PyFunc" in n],
+    "kept": [row.tactic for row in report.rows if "Python function" in row.reason], "floor": report.floor_bytes,
+}))
+"""
+
+
+@pytest.mark.parametrize("limit", ["75%", "floor"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_around_one_keeps_its_limit_and_its_bits(way: str, limit: str) -> None:
+    def run(limit: str) -> dict[str, Any]:
+        return on_arena(f"LIMIT = {limit}\n{PROGRAM.replace('WAY', WAYS[way])}")
+
+    found = run("'75%'")
+    if limit == "floor":
+        found = run(str(int(1.01 * found["floor"])))
+    assert found["same"]
+    assert max(found["peak"], found["planned"]) <= found["limit"]
+    assert found["named"]
+    assert set(found["kept"]) == {"keep"}
+
+
+def test_a_gradient_is_as_large_as_what_the_function_was_given() -> None:
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            summed = tf.py_function(lambda h: tf.reduce_sum(h, axis=1), [2.0 * x], tf.float32)
+            loss = tf.reduce_sum(tf.ensure_shape(summed, [100]))
+        return tape.gradient(loss, x)
+
+    graph = import_function(tf.function(step).get_concrete_function(tf.TensorSpec([100, 8])))
+    (gradient,) = [node for node in graph if differentiated(node) is not None]
+    assert str(gradient.outputs[0]) == "float32[100,8]"
+    flow = analyse_dataflow(graph, DeviceModel())
+    held = [flow.value_of[t.node, t.index] for t in held_until(gradient)]
+    assert {flow.values[v].nbytes for v in held} == {3200, 400}
+    assert set(held) <= set(flow.reads[flow.place[gradient.name]])
+
+
+def test_without_a_word_one_returns_as_much_as_it_is_given_at_most() -> None:
+    concrete = tf.function(lambda x: tf.numpy_function(abs, [x], tf.float32) + 1.0).get_concrete_function(
+        tf.TensorSpec([100, 8])
+    )
+    found = {node.op: str(node.outputs[0]) for node in import_function(concrete) if node.outputs}
+    assert found["AddV2"] == "float32<=[100,8]"

@@ -1,0 +1,144 @@
+"""Sizes that hang on what the arguments hold: planned for call by call, with few plans and the right values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+
+tf: Any = pytest.importorskip("tensorflow")
+
+import tfswap  # noqa: E402 needs TensorFlow
+from tfswap.frontends.told_sizes import find_told_sizes  # noqa: E402
+
+PROGRAM = """
+import json
+import tensorflow as tf
+import tfswap
+
+
+WIDTH, LAYERS, WORDS = 64, 6, 100
+start = [0.1 * tf.random.stateless_normal([WIDTH, WIDTH], seed=(n, 1)) for n in range(LAYERS)]
+weights, table = [tf.Variable(w) for w in start], tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
+variables = [table, *weights]
+
+def trained(loss_of):
+    def step(given):
+        with tf.GradientTape() as tape:
+            loss = loss_of(given)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+    return step
+
+def through(h):
+    for weight in weights:
+        h = tf.nn.gelu(tf.einsum("btd,de->bte", h, weight))
+    return h
+
+def loss_of_padded(rows):
+    h = through(tf.nn.embedding_lookup(table, rows.to_tensor()))
+    return tf.reduce_mean(h * h)
+
+def loss_of_targets(rows):
+    words, following = rows[:, :-1].to_tensor(), rows[:, 1:].to_tensor()
+    h = through(tf.nn.embedding_lookup(table, words))
+    return tf.reduce_mean((h - tf.nn.embedding_lookup(table, following)) ** 2)
+
+def loss_of_masked(lengths):
+    mask = tf.sequence_mask(lengths, dtype=tf.float32)
+    h = through(tf.nn.embedding_lookup(table, tf.cast(3 * mask, tf.int32)))
+    return tf.reduce_mean(mask[..., None] * h * h)
+
+def loss_of_first(n):
+    h = through(tf.tile(tf.nn.embedding_lookup(table, tf.range(n))[None], [16, 1, 1]))
+    return tf.reduce_mean(h * h)
+
+def ragged(longest, seed):
+    lengths = tf.random.stateless_uniform([16], (seed, 1), 4, longest, tf.int64).numpy()
+    lengths[3] = longest
+    return tf.RaggedTensor.from_row_lengths(
+        tf.random.stateless_uniform([int(lengths.sum())], (seed, 2), 0, WORDS, tf.int32), lengths)
+
+LONGEST = (60, 90, 30, 61, 88, 12)
+RAGGED = [ragged(longest, seed) for seed, longest in enumerate(LONGEST)]
+GIVEN = {
+    "padded": RAGGED, "targets": RAGGED,
+    "masked": [tf.constant([longest] + [4] * 15) for longest in LONGEST],
+    "first": [tf.constant(longest) for longest in LONGEST],
+}
+name = NAME
+loss_of, given = globals()[f"loss_of_{name}"], GIVEN[name]
+signature = {"padded": [tf.RaggedTensorSpec([None, None], tf.int32)]}.get(name)
+
+def bits(value):
+    return value.numpy().tobytes().hex()
+
+step = tf.function(trained(loss_of), input_signature=signature)
+unoptimised = [bits(step(each)) for each in given]
+expected = [bits(v) for v in variables]
+for variable, first in zip(weights, start):
+    variable.assign(first)
+table.assign(tf.random.stateless_normal([WORDS, WIDTH], seed=(7, 7)))
+step = tfswap.optimize(tf.function(trained(loss_of), input_signature=signature), memory_limit=LIMIT)
+losses, peaks = [], []
+for each in given:
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    losses.append(bits(step(each)))
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+print(json.dumps({
+    "losses": losses == unoptimised, "variables": [bits(v) for v in variables] == expected, "peak": max(peaks),
+    "plans": step.plans, "moved": len(step.report().swapped) + len(step.report().recomputed),
+    "base": step.report().baseline_peak_bytes,
+}))
+"""
+LIMIT = 4 << 20
+
+
+@pytest.mark.parametrize("name", ["padded", "targets", "masked", "first"])
+def test_each_call_keeps_the_limit_with_few_plans_and_the_same_bits(name: str) -> None:
+    found = on_arena(f"NAME, LIMIT = {name!r}, {LIMIT}\n{PROGRAM}")
+    assert found["losses"]
+    assert found["variables"]
+    assert found["peak"] <= LIMIT < found["base"]
+    assert found["moved"]
+    assert 2 <= found["plans"] <= 4
+
+
+def padded(rows: Any) -> Any:
+    return tf.reduce_sum(tf.cast(rows.to_tensor(), tf.float32)[:, :, None] * tf.ones([1000]))
+
+
+def test_inside_of_another_function_arguments_tell_nothing() -> None:
+    step = tfswap.optimize(tf.function(padded), memory_limit="1MiB")
+    rows = tf.ragged.constant([[1, 2, 3], [4]])
+
+    @tf.function
+    def outer(rows: Any) -> Any:
+        return step(rows)
+
+    with pytest.raises(tfswap.UnsupportedGraph, match="is not known before the step runs"):
+        outer(rows)
+    assert float(step(rows)) == 10_000.0
+    with pytest.raises(tfswap.UnsupportedGraph, match="is not known before the step runs"):
+        outer(rows)
+
+
+def test_what_hangs_on_a_variable_is_not_told() -> None:
+    count = tf.Variable(3)
+    traced = tf.function(lambda x: tf.tile(x, [count]))
+    x = tf.ones([1000])
+    assert find_told_sizes(traced.get_concrete_function(x), [x]) is None
+
+
+def test_what_was_told_tells_what_else_is_open() -> None:
+    def step(n: Any, m: Any) -> Any:
+        return tf.range(tf.size(tf.range(n)) * m) * 2
+
+    n, m = tf.constant(600), tf.constant(2)
+    concrete = tf.function(step).get_concrete_function(n, m)
+    told = find_told_sizes(concrete, [n, m])
+    assert told is not None
+    assert sorted(told.sizes(concrete, [n, m])) == [(600,), (1200,)]
+    assert sorted(told.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]

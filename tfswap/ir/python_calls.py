@@ -1,0 +1,25 @@
+"""Python functions that a step calls (`tf.py_function`), and what they hold.
+
+Such a function runs under a tape of its own, which keeps what it was given and what it returned until its gradient
+runs: another call, of a function that asks the tape (script_ops.py, `_EagerPyFuncGrad`).
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Node, Output
+
+CALL = "EagerPyFunc"
+
+
+def differentiated(node: Node) -> Node | None:
+    """The call whose gradient a node computes; None for other nodes."""
+    if node.op != CALL:
+        return None
+    dtypes = [kind.dtype for kind in node.outputs]
+    return next((c for c in node.controls if c.op == CALL and [t.type.dtype for t in c.inputs] == dtypes), None)
+
+
+def held_until(node: Node) -> list[Output]:
+    """The tensors that are held until a node has run, besides those that it reads."""
+    call = differentiated(node)
+    return [] if call is None else [*call.inputs, *(call.out(i) for i in range(len(call.outputs)))]

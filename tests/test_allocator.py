@@ -365,14 +365,17 @@ tf.config.experimental.reset_memory_stats("CPU:0")
 start = tuple((a, s, bool(u)) for a, s, u in real_chunks())
 arena = Arena(start)
 compare("start")
-held, splits, in_parts, in_whole = [], 0, 0, 0
+held, splits, in_parts, in_whole, at_end = [], 0, 0, 0, 0
 for step in range(STEPS):
     allocating = not held or (arena.in_use_bytes < LOAD and random.random() < 0.6)
     if allocating:
         splitting = random.random() < 0.4
         together = random.choices(sizes, k=random.choice([1, 1, 2, 3]) if splitting else 1)
         if splitting:
-            taken, rests = ops.tfswap_split_chunk(nbytes=together), arena.split(together)
+            ending = len(together) == 1 and random.random() < 0.5
+            asked = [-together[0]] if ending else together
+            taken, rests = ops.tfswap_split_chunk(nbytes=asked), arena.split(asked)
+            at_end += ending and bool(rests)
             splits += bool(rests)
             in_parts += len(rests) > 1
             compare((step, "split"))
@@ -384,6 +387,7 @@ for step in range(STEPS):
             held.append((tensor, address))
         if splitting:
             assert not rests or len(together) > 1 or arena._size[address] <= size + 255, (step, size)
+            assert not rests or not ending or address == rests[0] + arena._size[rests[0]], (step, size)
             ops.tfswap_free_rest(rest=taken)
             for rest in rests:
                 arena.free(rest)
@@ -398,7 +402,7 @@ while held:
     arena.free(address)
 compare("end")
 assert sorted((a, s, a not in arena._free) for a, s in arena._size.items())[:len(start)] == sorted(start)
-counted = {"in_whole": in_whole, "splits": splits, "in_parts": in_parts}
+counted = {"in_whole": in_whole, "splits": splits, "in_parts": in_parts, "at_end": at_end}
 print(json.dumps({**counted, "peak": arena.peak_bytes, "chunks": len(start)}))
 """
 
@@ -410,7 +414,7 @@ def test_every_address_chunk_and_figure_of_a_random_program_is_the_real_ones(set
     head = f"SEED, SETTLED, STEPS, LOAD = {seed}, {settled}, 400, {400 * MIB if settled else 60 * MIB}\n"
     result = on_arena(head + HELPERS + REAL)
     assert result["in_whole"] > 10, "no chunk was handed out whole: the program shows nothing"
-    assert result["splits"] > 10 and result["in_parts"] > 2
+    assert result["splits"] > 10 and result["in_parts"] > 2 and result["at_end"] > 10
     assert result["peak"] > 50 * MIB
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 ALIGNMENT_BYTES = 256
 BIN_COUNT = 21
@@ -162,9 +163,14 @@ class Arena:
         """Have chunks of their own sizes for the next requests, which are held together, where larger ones would be
         given whole.
 
+        Args:
+            sizes: bytes. Negative, and alone, those of a request that is to lie at the end of the largest free chunk.
+
         Returns the addresses of what parts them from the rest, and stays in use. As csrc/core/split_ops.cc does it,
         step by step.
         """
+        if len(sizes) == 1 and sizes[0] < 0:
+            return self._part_end(-sizes[0])
         parting: list[int] = []
         pieces: list[int] = []
         later_bytes = sum(map(round_up, sizes))
@@ -222,6 +228,33 @@ class Arena:
         for address in held:
             self.free(address)
         return between
+
+    def _part_end(self, size_bytes: int) -> list[int]:
+        """Part the end of the largest free chunk, for a request that fits it, from all before it.
+
+        What lies before is taken in pieces of at most half of what is left of the chunk, or the allocator would not
+        split it. The other free chunks would fit those better: they are held meanwhile, but for small ones, and what
+        parts the two is larger than these. So as good as all of the arena is in use on the way.
+        """
+        needed = round_up(size_bytes)
+        free = self._smaller_bytes(UNBOUNDED_BYTES // 2)
+        before = next(free, 0) - needed
+        missed = list(islice(free, MOST_MISSED))
+        between = next(free, 0) + ALIGNMENT_BYTES
+        if before < between or 2 * between > needed:
+            return []
+        held = [self.allocate(size) for size in missed]
+        while True:
+            half = (before + needed) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            piece = min(half, before - between)
+            if piece < between:
+                break
+            held.append(self.allocate(piece))
+            before -= piece
+        parting = self.allocate(before)
+        for address in held:
+            self.free(address)
+        return [parting]
 
     def room_bytes(self, limit_bytes: int) -> int:
         """The largest request that could be met with no more than `limit_bytes` in use."""

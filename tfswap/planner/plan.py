@@ -58,10 +58,12 @@ class Split:
     Attributes:
         step: number of the step, in the schedule of the plan's order, absences and pairs, that makes the request.
         nbytes: what it asks for.
+        at_end: whether that chunk is the end of the largest free one. No other request of the step then has a split.
     """
 
     step: int
     nbytes: int
+    at_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,10 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
             raise InvalidModel(
                 f"{where}.splits has step {after.step} with {after.nbytes} bytes after step {before.step}: steps must "
                 "not fall, and ask for something"
+            )
+        if before.step == after.step and (before.at_end or after.at_end):
+            raise InvalidModel(
+                f"{where}.splits has another for step {after.step} beside one at a chunk's end, which stands alone"
             )
 
 

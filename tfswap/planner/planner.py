@@ -35,7 +35,7 @@ from tfswap.planner.simulate import (
     judge_memory,
     simulate_time,
 )
-from tfswap.planner.splits import LEAST_SHARES, choose_splits
+from tfswap.planner.splits import LEAST_SHARES, LEAST_STAYS, choose_ends, choose_splits
 from tfswap.planner.tiers import ANYTHING, Tiers
 from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions, needs
 
@@ -353,11 +353,12 @@ class Judged:
         for share, apart in self._split(self.apart, limit_bytes):
             if apart.peak_bytes <= limit_bytes:
                 yield self._beside(apart.memory.peak_bytes, share) or apart
+        yield from self._at_ends()
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
         splits = (found for _, found in self._split(self.apart, below_bytes))
-        found = min((self.apart, *splits), key=lambda one: one.peak_bytes)
+        found = min((self.apart, *splits, *self._at_ends()), key=lambda one: one.peak_bytes)
         return found if found.peak_bytes < below_bytes else None
 
     @property
@@ -420,6 +421,24 @@ class Judged:
                 yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
                 if split.splits and memory.peak_bytes >= candidate.memory.peak_bytes:
                     break  # more would not help either, as a rule
+
+    def _at_ends(self) -> Iterator[Candidate]:
+        """One kernel after another, with what stays at the ends of chunks, where the arena has no hole for a request
+        although it has as many bytes.
+        """
+        planner, apart = self._planner, self.apart
+        most_bytes = planner.resident.limit_bytes
+        if planner.portable or most_bytes is None or apart.memory.peak_bytes <= most_bytes:
+            return
+        live_bytes, splits = self._splits_of(apart.choice)
+        if live_bytes > most_bytes:
+            return
+        steps = build_schedule(*apart.choice)
+        for least_stay in LEAST_STAYS:
+            ends = choose_ends(planner.flow, steps, planner.resident, splits, least_stay)
+            choice = apart.choice._replace(splits=ends)
+            memory = self._memory(choice)
+            yield Candidate(choice, memory, apart.timing, promised(memory.peak_bytes))
 
     def _in_exact_chunks(self, choice: Choice, share: float) -> Choice:
         live_bytes, splits = self._splits_of(choice)

@@ -18,6 +18,8 @@ from tfswap.planner.simulate import Resident, simulate_memory
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
 """No request asks for as much: events above it are splits."""
+END_ABOVE: Final = 1 << 53
+"""And those above this one are splits at the end of a chunk."""
 _REST: Final = -2
 """Stands for the address of what a split takes."""
 
@@ -29,7 +31,8 @@ class Requests:
     Attributes:
         extremes: of each of `at_extremes` the events: a request's bytes; or, negative, `-1 - n` for the
             release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
-            get chunks of their own size; SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
+            get chunks of their own size, or END_ABOVE and the bytes of one that is to lie at the end of a chunk;
+            SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
             parts the latest of those that are parted.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
@@ -60,7 +63,7 @@ def _replay(events: Sequence[int], arena: Arena) -> int:
             rests.append(arena.split(parted))
             parted = []
         else:
-            parted.append(event - SPLIT_ABOVE)
+            parted.append(event - SPLIT_ABOVE if event < END_ABOVE else END_ABOVE - event)
     return arena.peak_bytes
 
 
@@ -81,7 +84,7 @@ class _Recorder:
         return self._count - 1
 
     def split(self, sizes: Sequence[int]) -> list[int]:
-        self.events += [*(SPLIT_ABOVE + size for size in sizes), SPLIT_ABOVE]
+        self.events += [*(SPLIT_ABOVE + size if size > 0 else END_ABOVE - size for size in sizes), SPLIT_ABOVE]
         return [_REST]
 
     def free(self, address: int) -> None:

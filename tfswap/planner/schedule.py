@@ -11,7 +11,8 @@ swap contract is split in two at each end, so that every allocation and release 
     IN v         allocates a fresh buffer and starts the copy back
     AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
     SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole
-                 although it is larger, so that it fits; one for each of that step's large requests
+                 although it is larger, so that it fits; one for each of that step's large requests. With -n the end of
+                 the largest free chunk, for one request of n bytes
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
 
 
 class Step(NamedTuple):
-    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT."""
+    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT, negative for a chunk's end."""
 
     kind: str
     subject: int
@@ -108,7 +109,7 @@ def build_schedule(
         done = position
     steps += runs[done:]
     for split in reversed(splits):
-        steps.insert(split.step, Step(SPLIT, split.nbytes))
+        steps.insert(split.step, Step(SPLIT, -split.nbytes if split.at_end else split.nbytes))
     return steps
 
 

@@ -5,6 +5,10 @@ as the tensor lives, and a step's peak lies some per cent above its live bytes f
 chance. Before the kernel makes its request, such a chunk can be parted (`SPLIT` in a schedule), so that it fits.
 
 Which requests these are depends on what is live alone: a plan with splits peaks much the same in any arena.
+
+Where the arena may grow no further than the limit, it counts too that what is free lies together. What stays long is
+then put at the end of the largest free chunk, and what comes and goes before it: else a map that waits for the backward
+pass lies where some smaller tensor happened to leave a hole, and parts what a larger one would need whole.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
 """Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""
 MOST_REQUESTS = 64
 """Of one step: what a loop holds together can be anything."""
+LEAST_STAYS = (4, 32)
+"""Steps of a schedule that a tensor is there for before it is put at a chunk's end."""
 NEAR_PEAK = 0.8
 """Of the live peak: where less is live, what chunks are too large by does not matter."""
 
@@ -35,12 +41,7 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
-    ledger = _Lives()
-    resident.enter(ledger)
-    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident))
-    ledger.replay = replay
-    during = array("q")
-    replay.repeat(array("q"), during)
+    ledger, replay, during = _replayed(flow, steps, resident)
     near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
     least = min(LEAST_SHARES) * replay.peak
     large: dict[int, list[int]] = {}  # by step, its requests by number
@@ -58,6 +59,38 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
         for number in ledger.held_together(large[step])[:MOST_REQUESTS]
     )
     return replay.peak, tuple(splits)
+
+
+def choose_ends(
+    flow: Dataflow, steps: Sequence[Step], resident: Resident, splits: Sequence[Split], least_stay: int
+) -> tuple[Split, ...]:
+    """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none.
+
+    Args:
+        splits: as of `choose_splits`.
+        least_stay: for so many steps at least.
+    """
+    ledger, replay, _ = _replayed(flow, steps, resident)
+    least = min(LEAST_SHARES) * replay.peak
+    stays: dict[int, int] = {}  # by step, the bytes of the largest
+    for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
+        if nbytes < least or made < 0 or LEAD in (steps[made].kind, steps[made - 1].kind):
+            continue
+        if (len(steps) if gone is None else gone.step) - made >= least_stay:
+            stays[made] = max(nbytes, stays.get(made, 0))
+    ends = [Split(step, nbytes, at_end=True) for step, nbytes in stays.items()]
+    return tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
+
+
+def _replayed(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[_Lives, Replay, array[int]]:
+    """A schedule without chunks: what it asks for, and the most that is live in each step."""
+    ledger = _Lives()
+    resident.enter(ledger)
+    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident))
+    ledger.replay = replay
+    during = array("q")
+    replay.repeat(array("q"), during)
+    return ledger, replay, during
 
 
 class _End(NamedTuple):

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,7 +42,8 @@ REGISTER_OP("Tfswap>SplitChunk")
 Where the next requests would be given chunks whole that are larger than they need, parts the
 rest of these chunks from what they need.
 
-nbytes: What is requested, and held together, in order.
+nbytes: What is requested, and held together, in order. Negative, and alone, the bytes of a
+  request that is to lie at the end of the largest free chunk.
 rest: Holds what is between the two until FreeRest.
 )doc");
 
@@ -64,6 +66,10 @@ class Between {
   // Parts the chunks that requests of `sizes` would be given. `Arena.split` in
   // planner/allocator.py has the same, step by step, and the reasons.
   void Part(const std::vector<int64_t>& sizes) {
+    if (sizes.size() == 1 && sizes[0] < 0) {
+      PartEnd(Rounded(static_cast<size_t>(-sizes[0])));
+      return;
+    }
     std::vector<void*> pieces;
     std::vector<size_t> free = FreeBytes();
     size_t later_bytes = 0;
@@ -147,6 +153,30 @@ class Between {
     }
   }
 
+  // Parts the end of the largest free chunk, for a request of `needed` bytes, from what lies
+  // before it.
+  void PartEnd(size_t needed) {
+    std::vector<size_t> free = FreeBytes();
+    if (free.empty() || free.back() < needed) return;
+    size_t before = free.back() - needed;
+    free.pop_back();
+    const size_t count = std::min(free.size(), kMostMissed);
+    const size_t between_bytes =
+        kGranularity + (free.size() > count ? free[free.size() - count - 1] : 0);
+    if (before < between_bytes || 2 * between_bytes > needed) return;
+    std::vector<void*> held;
+    for (size_t i = 0; i < count; ++i) held.push_back(Allocate(free[free.size() - 1 - i]));
+    while (true) {
+      const size_t half = (before + needed) / 2 / kGranularity * kGranularity;
+      const size_t piece = std::min(half, before - between_bytes);
+      if (piece < between_bytes) break;
+      held.push_back(Allocate(piece));
+      before -= piece;
+    }
+    between_.push_back(Allocate(before));
+    Free(held);
+  }
+
   static size_t Rounded(size_t nbytes) {
     return (nbytes + kGranularity - 1) / kGranularity * kGranularity;
   }
@@ -189,8 +219,11 @@ class SplitChunkOp : public OpKernel {
   explicit SplitChunkOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nbytes", &nbytes_));
     for (const int64_t nbytes : nbytes_) {
-      OP_REQUIRES(ctx, nbytes >= 1,
-                  absl::InvalidArgumentError("SplitChunk's requests ask for a byte at least."));
+      const bool at_end = nbytes_.size() == 1 && nbytes < 0;
+      OP_REQUIRES(ctx, nbytes >= 1 || (at_end && nbytes > std::numeric_limits<int64_t>::min()),
+                  absl::InvalidArgumentError(
+                      "SplitChunk's requests ask for a byte at least; one alone may be negative, for "
+                      "that many bytes at the end of the largest chunk."));
     }
   }
 

@@ -22,7 +22,7 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfswap.analysis.profile import Profile
@@ -70,6 +70,7 @@ class OptimizedFunction:
     Attributes:
         batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
             data pipeline that feeds it; plans leave room for them.
+        others: functions of the same program: what one of them was granted, a later trace of this one may take too.
     """
 
     __name__: str
@@ -96,6 +97,7 @@ class OptimizedFunction:
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self.batches_beside = 0
+        self.others: Collection[OptimizedFunction] = ()
         functools.update_wrapper(self, function.python_function, updated=())
         self.__name__ = name_of(function)
 
@@ -168,6 +170,11 @@ class OptimizedFunction:
     def plans(self) -> int:
         """How many plans there are, of all traces."""
         return sum(step.planned for steps in self._made.values() for step in steps)
+
+    @property
+    def granted_bytes(self) -> int:
+        """The highest limit of all plans; 0 where there is none."""
+        return max((step.limit_bytes or 0 for steps in self._made.values() for step in steps), default=0)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -255,6 +262,11 @@ class OptimizedFunction:
                 was planned, inside of a function that calls this one.
         """
         return self._require_latest().report
+
+    @property
+    def latest_report(self) -> Report | None:
+        """As `report`, without asking what TensorFlow has run; None where `report` raises."""
+        return None if self._latest is None else self._latest.report
 
     def plan(self) -> Plan:
         """The plan of the latest signature. Raises as `report`."""
@@ -358,7 +370,7 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        granted = max((s.limit_bytes or 0 for steps in self._made.values() for s in steps), default=0)
+        granted = max(each.granted_bytes for each in (self, *self.others))
         first = not any(self._made.values())
         given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):

@@ -174,7 +174,8 @@ function = tf.function(net.step)
 def runs(limit):
     try:
         step = tfswap.optimize(function, memory_limit=limit, on_exceeded="raise")
-        return max(peak_of(step, x) for _ in range(3)) <= limit
+        peak = max(peak_of(step, x) for _ in range(3))
+        return peak <= limit and step.report().floor_bytes <= limit
     except tfswap.InfeasibleMemoryLimit:
         return False
 floor = {floor} or floor_of(function, x)

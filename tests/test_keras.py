@@ -60,7 +60,70 @@ def test_an_epoch_whose_pipeline_holds_more_batches_needs_no_new_plan():
 
 
 def test_one_plan_serves_fit_and_batches_of_any_smaller_size():
-    assert run("on_batches")["plans"] <= 2  # fit gives a weight to every sample, train_on_batch does not
+    # fit gives a weight to every sample, train_on_batch does not; of its batches Keras traces the first as it is.
+    assert run("on_batches")["plans"] <= 3
+
+
+def test_a_share_leaves_batches_of_another_kind_what_the_others_have():
+    """Such as have no weights, and so few rows that a share of what they take would never do."""
+    first, other, refused = on_arena(
+        """
+        import json
+        from keras_programs import dense, dense_data, settle
+        import tfswap
+
+        settle()
+        x, y = dense_data()
+        model = tfswap.keras.optimize(dense(), memory_limit="75%")
+        model.fit(x, y, batch_size=256, verbose=0)
+        first = tfswap.keras.report(model).memory_limit_bytes
+        model.train_on_batch(x[:2], y[:2])
+        other = tfswap.keras.report(model).memory_limit_bytes
+        try:
+            tfswap.keras.optimize(dense(), memory_limit="75%").train_on_batch(x[:2], y[:2])
+            refused = False
+        except tfswap.InfeasibleMemoryLimit:
+            refused = True
+        print(json.dumps([first, other, refused]))
+        """
+    )
+    assert first == other
+    assert refused
+
+
+def test_batches_are_traced_as_keras_traces_them():
+    """As a `tf.function` does that Keras makes, with what shapes and how often."""
+    x, y = np.ones((8, 6, 5), "float32"), np.ones((8, 1), "float32")
+    shapes = [(4, 6), (4, 5), (3, 5), (4, 6), (2, 2)]
+
+    class Traced(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.seen = keras.layers.Dense(1), []
+
+        def call(self, inputs):
+            if not isinstance(inputs, keras.KerasTensor):
+                self.seen.append(inputs.shape.as_list())
+            return self.dense(tf.reduce_sum(inputs, axis=1))
+
+    def train(model, data):
+        model.compile("sgd", "mse", jit_compile=False)
+        model.train_on_batch(x, y)  # builds it, which calls it eagerly too
+        model.seen.clear()
+        if data is not None:
+            model.fit(data, verbose=0, shuffle=False)
+        for rows, length in shapes:
+            model.train_on_batch(x[:rows, :length], y[:rows])
+        return model.seen
+
+    for data in (
+        None,
+        tf.data.Dataset.from_tensors((x[:2], y[:2])),
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+    ):
+        found = train(tfswap.keras.optimize(Traced(), memory_limit="200%"), data)
+        assert found == train(Traced(), data)
+        assert [None, None, 5] in found
 
 
 # --- without an arena: what is refused, and what stays ----------------------------------------------------------
@@ -254,6 +317,26 @@ def test_memory_is_told_epoch_by_epoch(tmp_path):
         expected = [[epoch["epoch"], float(np.float32(epoch[name]))] for epoch in found["epochs"]]
         assert found["written"][f"memory/{name}"] == expected
     assert sum("epoch" in line and "measured" in line for line in found["told"]) == 2
+
+
+def test_the_figures_of_an_epoch_are_of_all_its_steps():
+    """Not of the latest alone, which may be one of few rows with a limit of its own."""
+    model = optimized()
+    x, y = dense_data()
+    memory = tfswap.keras.MemoryReport()
+    memory.set_model(model)
+    memory.on_train_begin()
+    figures = []
+    for sizes in ((256, 4, 100), (2, 3), (4, 256)):
+        memory.on_epoch_begin(len(figures))
+        reports = []
+        for rows in sizes:
+            model.train_on_batch(x[:rows], y[:rows])
+            reports.append(tfswap.keras.report(model))
+        memory.on_epoch_end(len(figures))
+        figures.append((max(r.planned_peak_bytes for r in reports), max(r.memory_limit_bytes for r in reports)))
+    assert [(e.planned_peak_bytes, e.limit_bytes) for e in memory.epochs] == figures
+    assert figures[0][0] > figures[1][0]
 
 
 def test_a_memory_report_needs_an_optimized_model_and_no_arena(caplog):

@@ -227,7 +227,62 @@ def test_custom_gradients_and_recomputation_inside():
     def run(x):
         return clipped(block(tf.nn.relu(x @ net.weights[0])) @ net.weights[3])
 
-    same(run, net.weights[:4], batch())
+    step = same(run, net.weights[:4], batch(), memory_limit="85%")
+    assert step.plan().order
+    assert step.report().trains
+
+
+def test_what_is_recomputed_reads_variables_as_they_are_then():
+    net = Net(layers=3)
+
+    @tf.recompute_grad
+    def run(x):
+        for weight in net.weights:
+            x = tf.sin(x @ weight)
+        return x
+
+    def train(function):
+        for weight in net.weights:
+            weight.assign(tf.ones_like(weight) / WIDTH)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(function(batch())))
+        for weight in net.weights:
+            weight.assign(1.5 * weight)
+        return loss, tape.gradient(loss, net.weights)
+
+    step = planned(run, memory_limit="85%")
+    for _ in range(2):
+        assert bits(train(step)) == bits(as_traced(train, tf.function(run)))
+    assert step.plan().moves
+
+
+def test_a_call_without_a_plan_says_why(caplog):
+    net = Net(layers=3)
+    step = planned(features(net), memory_limit="200%")
+    gradients(step, net.weights, batch(), persistent=True)
+    for told in (step.report, step.plan, step.stats):
+        with pytest.raises(tfswap.TfswapError, match="no plan of the latest call.*it is persistent"):
+            told()
+    assert "it is persistent" in caplog.text
+    gradients(step, net.weights, batch())
+    with pytest.raises(tfswap.TfswapError, match="no plan of the latest call.*has done so before"):
+        step.report()
+    step(batch())
+    assert step.report().planned_peak_bytes
+    within = planned(features(net), memory_limit="90%")
+    tf.function(lambda: gradients(within, net.weights, batch()))()
+    with pytest.raises(tfswap.TfswapError, match="both are inside of another tf.function"):
+        within.report()
+
+    def returns_a_handle(x):
+        return x @ net.weights[0], net.weights[0].handle
+
+    handles = planned(returns_a_handle, memory_limit="200%")
+    with tf.GradientTape() as tape:
+        made, _ = handles(batch())
+    assert tape.gradient(made, net.weights[0]) is not None
+    with pytest.raises(tfswap.TfswapError, match="it returns handles"):
+        handles.report()
 
 
 def test_batches_of_other_sizes():

@@ -22,10 +22,12 @@ from tfswap.oplib.names import BESIDE
 log = logging.getLogger("tfswap")
 
 WATCHED = (
-    "a gradient tape watches this call from outside, in a way that can't be planned (a persistent tape, one inside of "
-    "another, forward mode, a tape inside of another tf.function), so it runs as it was traced, without its memory "
-    "limit. Use one tape that is not persistent, or take the gradients inside the function that is optimized; or, if "
-    "none are wanted, call it outside of the tape or under tape.stop_recording()."
+    "a gradient tape watches this call from outside, and {why}. So it runs as it was traced, without its memory limit. "
+    "{remedy}, or take the gradients inside the function that is optimized; or, if none are wanted, call it outside of "
+    "the tape or under tape.stop_recording()."
+)
+CONCRETE = WATCHED.format(
+    why="the gradients of what get_concrete_function() gives are not planned", remedy="Call the function itself"
 )
 
 
@@ -90,7 +92,7 @@ def export_function(graph: Graph, original: Any) -> Any:
         ) -> Any:
             watched = possible_gradient_type != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE
             if watched:
-                log.warning("tfswap: %s: %s", source.name, WATCHED)
+                log.warning("tfswap: %s: %s", source.name, CONCRETE)
             function = original if watched else super()
             return function._select_forward_and_backward_functions(args, possible_gradient_type, executing_eagerly)
 

@@ -9,6 +9,7 @@ from tfswap.frontends.graph_variables import writes_reference
 from tfswap.importers.hidden import hidden_calls
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import is_view, writes_variable
+from tfswap.oplib.names import OUTSIDE
 
 BACKWARD_MARKS = ("Grad", "Backprop")
 """Parts of the names of kernels that only a backward pass has."""
@@ -22,8 +23,8 @@ def is_training(op: str) -> bool:
 
 
 def trains(graph: Graph) -> bool:
-    """Whether anything in the graph trains: an update, or a gradient."""
-    return any(is_training(n.op) for g in (graph, *graph.all_bodies()) for n in g)
+    """Whether anything in the graph trains: an update, or a gradient, which may be one that is asked for outside."""
+    return any(is_training(n.op) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g)
 
 
 def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]] | None = None) -> None:

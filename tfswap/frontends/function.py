@@ -5,7 +5,8 @@ on: the rewritten ConcreteFunction has the trace's own signature and captures. W
 `frontends/step.py`.
 
 A call that a tape watches is planned with its gradients (`frontends/outside_step.py`). Not handled: tapes that may ask
-for more than first-order gradients, once. Under those the function runs as it was traced, with a warning.
+for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and there is
+no report of the call.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
-from tfswap.exporters.function import WATCHED
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
 from tfswap.frontends.captures import without_asking
-from tfswap.frontends.joint import Joint, in_forward_mode, joint_of
+from tfswap.frontends.joint import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.frontends.open_function import has_size, open_function
 from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.policy import Policy
@@ -71,6 +71,7 @@ class OptimizedFunction:
     Attributes:
         batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
             data pipeline that feeds it; plans leave room for them.
+        others: functions of the same program: what one of them was granted, a later trace of this one may take too.
     """
 
     __name__: str
@@ -88,9 +89,10 @@ class OptimizedFunction:
         self._told: set[str] = set()
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
-        self._joints: dict[Any, Joint | None] = {}
+        self._joints: dict[Any, Joint | str] = {}
         self._told_sizes: dict[Any, ToldSizes | None] = {}  # by trace that shapes alone do not tell the sizes of
         self._latest: Step | None = None
+        self._unplanned: str | None = None  # why the latest call had no plan
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
         self._open: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()  # by what they look like
         # By _plain_key, of calls with nothing but tensors: the trace, and the step, where it is always the same.
@@ -98,6 +100,7 @@ class OptimizedFunction:
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self.batches_beside = 0
+        self.others: Collection[OptimizedFunction] = ()
         functools.update_wrapper(self, function.python_function, updated=())
         self.__name__ = name_of(function)
 
@@ -134,9 +137,9 @@ class OptimizedFunction:
         if not at_once:
             refuse_compiled_caller(self.__name__)
         if (watched := _watched(concrete, inputs)) is not None:
-            joint = self._joint(concrete, inputs) if at_once and watched == FIRST_ORDER else None
-            if joint is None:
-                return self._call_traced(concrete, inputs)
+            joint = self._joint(concrete, inputs, watched)
+            if isinstance(joint, str):
+                return self._call_traced(concrete, inputs, joint)
             with self._lock:
                 return self._step(joint if joint.gradients else concrete, inputs)(inputs, plain=True)
         with self._lock if at_once else contextlib.nullcontext():
@@ -147,11 +150,17 @@ class OptimizedFunction:
                 self._plain[key] = concrete, step if step.is_made_for(_shapes(inputs)) else None
             return step(inputs, plain=_runs_plainly())
 
-    def _joint(self, concrete: Any, inputs: Sequence[Any]) -> Joint | None:
-        """A trace with its gradients, for a tape that watches these arguments and asks once; None as `joint_of`."""
+    def _joint(self, concrete: Any, inputs: Sequence[Any], watched: int) -> Joint | str:
+        """A trace with its gradients, for a tape that watches these arguments and asks once; or why there is none."""
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            return WITHIN
         arguments = [*inputs, *without_asking(concrete)]
         if in_forward_mode(arguments):
-            return None
+            return FORWARD_MODE
+        if watched != FIRST_ORDER:
+            return SEVERAL
         if concrete not in self._joints:
             self._joints[concrete] = joint_of(concrete, arguments)
         return self._joints[concrete]
@@ -170,6 +179,11 @@ class OptimizedFunction:
     def plans(self) -> int:
         """How many plans there are, of all traces."""
         return sum(step.planned for steps in self._made.values() for step in steps)
+
+    @property
+    def granted_bytes(self) -> int:
+        """The highest limit of all plans; 0 where there is none."""
+        return max((step.limit_bytes or 0 for steps in self._made.values() for step in steps), default=0)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -253,10 +267,15 @@ class OptimizedFunction:
         """The report of the latest signature.
 
         Raises:
-            TfswapError: there has been no call yet; or (VerificationError) TensorFlow has run something else than what
-                was planned, inside of a function that calls this one.
+            TfswapError: there has been no call yet, or the latest ran as it was traced; or (VerificationError)
+                TensorFlow has run something else than what was planned, inside of a function that calls this one.
         """
         return self._require_latest().report
+
+    @property
+    def latest_report(self) -> Report | None:
+        """As `report`, without asking what TensorFlow has run; None where the latest call had no plan."""
+        return None if self._latest is None or self._unplanned is not None else self._latest.report
 
     def plan(self) -> Plan:
         """The plan of the latest signature. Raises as `report`."""
@@ -271,6 +290,8 @@ class OptimizedFunction:
         return self._require_latest().stats()
 
     def _require_latest(self) -> Step:
+        if self._unplanned is not None:
+            raise TfswapError(f"{self.__name__}: there is no plan of the latest call: {self._unplanned}")
         if self._latest is None:
             raise TfswapError(
                 f"{self.__name__} has not been planned yet: call it once, or get_concrete_function() it for known sizes"
@@ -285,9 +306,10 @@ class OptimizedFunction:
             concrete._garbage_collector.release()
         return concrete
 
-    def _call_traced(self, concrete: Any, inputs: Sequence[Any]) -> Any:
+    def _call_traced(self, concrete: Any, inputs: Sequence[Any], why: str) -> Any:
         """Run the function as it was traced: TensorFlow can differentiate it, and not the rewritten one."""
-        self._warn_once(WATCHED)
+        self._note_unplanned(why)
+        self._warn_once(why)
         return concrete._call_flat(inputs, captured_inputs=concrete.captured_inputs)
 
     def _step(self, concrete: Any, inputs: Sequence[Any]) -> Step:
@@ -367,15 +389,22 @@ class OptimizedFunction:
                 return own
         return covering
 
+    def _note_unplanned(self, why: str) -> None:
+        """Take note that the latest call had no plan."""
+        self._unplanned = why
+        original = self._cloned_from and self._cloned_from()
+        if original is not None:
+            original._note_unplanned(why)
+
     def _note(self, step: Step) -> None:
         """Make `step` the one that is reported."""
-        self._latest = step
+        self._latest, self._unplanned = step, None
         original = self._cloned_from and self._cloned_from()
         if original is not None:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        granted = max((s.limit_bytes or 0 for steps in self._made.values() for s in steps), default=0)
+        granted = max(each.granted_bytes for each in (self, *self.others))
         first = not any(self._made.values())
         given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):

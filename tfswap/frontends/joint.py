@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfswap.exporters.function import WATCHED
 from tfswap.importers.function import import_function, own_outputs
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph, Node
@@ -27,6 +28,32 @@ INLINED = "Func/"
 ROOM = 4
 """So many tensors of each result's size the caller's part may have at once, besides the results and their gradients: a
 squared error has the difference, its square, the gradient that a mean spreads, and their product."""
+
+# Why a call has no plan that a tape watches.
+WITHIN = WATCHED.format(
+    why="both are inside of another tf.function, where its gradients are not planned",
+    remedy="Take tfswap.optimize from it to the outer function",
+)
+SEVERAL = WATCHED.format(
+    why="it may ask for gradients more than once, or for gradients of gradients: it is persistent, or inside of "
+    "another tape",
+    remedy="Use one tape that is not persistent",
+)
+FORWARD_MODE = WATCHED.format(
+    why="a forward accumulator does too, which is not planned for", remedy="Call it outside of the accumulator"
+)
+DERIVED = WATCHED.format(
+    why="one that is persistent, inside of another tape or inside of another tf.function has done so before, for which "
+    "TensorFlow has given its trace more results",
+    remedy="Optimize another tf.function of the same Python function for that tape",
+)
+HANDLES_RETURNED = WATCHED.format(
+    why="it returns handles or lists, whose gradients are not planned", remedy="Let it return tensors"
+)
+CAPTURES = WATCHED.format(
+    why="its backward pass (a custom gradient's, perhaps) takes tensors of elsewhere, which the trace does not have",
+    remedy="Read them in its forward pass",
+)
 
 
 class Joint:
@@ -78,7 +105,9 @@ class Joint:
             gradients: Any = op_def_library.apply_op(
                 "Tfswap>Outside", results=[results[i] for i in self.differentiable], room=ROOM, name="outside"
             )
-            here = {id(t): s for t, s in zip(pair._forward_graph.outputs, saved, strict=True)}
+            captured = self.trace.captured_inputs
+            here = {id(t): a for t, a in zip(captured, arguments[len(arguments) - len(captured) :], strict=True)}
+            here |= {id(t): s for t, s in zip(pair._forward_graph.outputs, saved, strict=True)}
             taken = [here[id(t)] for t in self.backward.captured_inputs]
             with tf.name_scope(BACKWARD):
                 derived = self.backward.inference_fn.call_flat(*gradients, *taken)
@@ -122,9 +151,11 @@ def in_forward_mode(arguments: Sequence[Any]) -> bool:
     return bool(forwardprop_util.pack_tangents(list(arguments)).indices)
 
 
-def joint_of(trace: Any, arguments: Sequence[Any]) -> Joint | None:
-    """The trace with its gradients, as a tape asks for them that watches these arguments; None where what crosses is
-    more than tensors.
+def joint_of(trace: Any, arguments: Sequence[Any]) -> Joint | str:
+    """The trace with its gradients, as a tape asks for them that watches these arguments; or why there is none.
+
+    Besides what the forward function returns for it, the backward function may take what the trace itself captures: one
+    of `tf.recompute_grad` reads variables again.
     """
     from tensorflow.python.ops import gradients_util
 
@@ -133,8 +164,11 @@ def joint_of(trace: Any, arguments: Sequence[Any]) -> Joint | None:
     )
     call.forward()
     pair, results = call._functions, own_outputs(trace)
-    returned = {id(t) for t in pair._forward_graph.outputs}
-    plain = all(id(t) in returned for t in pair._backward.captured_inputs)
-    if not plain or pair._num_inference_outputs != len(results) or any(t.dtype.name in HANDLES for t in results):
-        return None
+    known = {id(t) for t in (*pair._forward_graph.outputs, *trace.captured_inputs)}
+    if pair._num_inference_outputs != len(results):
+        return DERIVED
+    if any(t.dtype.name in HANDLES for t in results):
+        return HANDLES_RETURNED
+    if any(id(t) not in known for t in pair._backward.captured_inputs):
+        return CAPTURES
     return Joint(trace, pair)

@@ -1,8 +1,9 @@
 """`tfswap.keras.optimize`: a Keras model whose `fit` and `train_on_batch` keep to a memory limit.
 
 Keras' own train function takes batches from the iterator inside of a `tf.function`, where nobody knows how many rows
-they have. Here a batch is taken first, and the step on it is an optimized function, traced as Keras traces it (for any
-number of rows), and planned for the rows that there are. `steps_per_execution` is a loop around it.
+they have. Here a batch is taken first, and the step on it is an optimized function, traced as Keras traces it (for what
+the iterator may give, or for the batches that train_on_batch() was given), and planned for the sizes that there are.
+`steps_per_execution` is a loop around it.
 
 `evaluate` and `predict` stay as Keras makes them. So does what `compile` was told: nothing that Keras saves differs.
 
@@ -16,9 +17,12 @@ refused), Keras 2 and other backends.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tfswap.errors import TfswapError, UnsupportedGraph
@@ -34,8 +38,35 @@ BATCHES_BESIDE = 2
 """Batches that Keras' pipeline makes in the arena while a step runs, once its buffers are full: the next one, and one
 that is being handed over. It makes them on the host, so that they matter where the step runs there too."""
 
+Signature = tuple[Any, ...]
+"""What the parts of a batch are that it has: specs."""
+
 REST_S, LOOKS, MOST_LOOKS = 0.01, 3, 100
 """A new pipeline fills its buffers at once. It is at rest when this many looks, so far apart, find the same bytes."""
+
+
+@dataclass(frozen=True)
+class Highest:
+    """The highest figures of several steps, in bytes.
+
+    Attributes:
+        planned_peak_bytes: each is of a step in the arena in which it ran.
+        limit_bytes: None where a step had none.
+    """
+
+    planned_peak_bytes: int
+    limit_bytes: int | None
+
+    @classmethod
+    def of(cls, report: Report) -> Highest:
+        return cls(report.planned_peak_bytes, report.memory_limit_bytes)
+
+    def with_those_of(self, report: Report) -> Highest:
+        limits = self.limit_bytes, report.memory_limit_bytes
+        return Highest(
+            max(self.planned_peak_bytes, report.planned_peak_bytes),
+            None if limits[0] is None or limits[1] is None else max(limits[0], limits[1]),
+        )
 
 
 class Training:
@@ -49,8 +80,10 @@ class Training:
     def __init__(self, model: Any, **options: Any):
         self._model = model
         self._optimize = optimize(**options)
-        self._steps: dict[Any, OptimizedFunction] = {}
+        self._steps: dict[str, OptimizedFunction] = {}  # by what a batch is, whole
+        self._traces: dict[str, dict[Signature, OptimizedFunction]] = {}  # by which parts it has, and what they are
         self._latest: OptimizedFunction | None = None
+        self._highest: Highest | None = None
         self._pipeline: Any = None  # weakly, that of the latest batch
 
     def __call__(self, force: bool = False) -> Any:
@@ -61,19 +94,25 @@ class Training:
         _refuse_eager(model)
         _turn_off_xla(model)
         self._steps.clear()
+        self._traces.clear()
         model.train_function = self._train
         return model.train_function
 
     @property
     def plans(self) -> int:
         """How many plans there are: one for most models, and one more for every size of batch that needs its own."""
-        return sum(step.plans for step in self._steps.values())
+        return sum(step.plans for step in set(self._steps.values()))
 
     def report(self) -> Report:
         """The report of the step that ran last. Raises TfswapError before the first."""
         if self._latest is None:
             raise TfswapError(f"model {self._model.name!r} has not been planned yet: call fit() or train_on_batch()")
         return self._latest.report()
+
+    def take_highest(self) -> Highest | None:
+        """The highest figures of the steps that ran since this was called last; None where none did."""
+        highest, self._highest = self._highest, None
+        return highest
 
     def _train(self, batches: Any) -> Any:
         """The train function: up to `steps_per_execution` steps, and the logs of the last.
@@ -87,9 +126,16 @@ class Training:
                 self._pipeline = weakref.ref(batches)
                 _await_rest()
             logs = self._run(_spec(batch) if spec is None else spec, batch)
+            self._note()
         if logs is None:
             raise StopIteration
         return logs
+
+    def _note(self) -> None:
+        """Take note of the figures of the step that has just run."""
+        ran = None if self._latest is None else self._latest.latest_report
+        if ran is not None:
+            self._highest = Highest.of(ran) if self._highest is None else self._highest.with_those_of(ran)
 
     def _run(self, spec: Any, batch: Any) -> Any:
         """One step on a batch of this spec. Raises UnsupportedGraph and InfeasibleMemoryLimit."""
@@ -101,15 +147,17 @@ class Training:
             self._latest = step
             return step(*tensors)
         spec = tf.nest.map_structure(lambda each, given: None if _is_absent(given) else each, spec, batch)
+        traces = self._traces.setdefault(repr(tf.nest.map_structure(lambda each: each is None, spec)), {})
+        signature = traced_for(_present(spec), traces)
         try:
-            self._latest = step = self._step(spec, _present(spec))
+            self._latest = step = traces.get(signature) or self._step(spec, signature)
             logs = step(*tensors)
         except UnsupportedGraph:
             # In the graph for any number of rows the sizes of some tensors may be open, in loops above all.
             self._latest = step = self._step(spec, None)
             logs = step(*tensors)
             log.info("tfswap: %s: traced and planned for each size of batch by itself", _named(self._model))
-        self._steps[key] = step
+        traces[signature] = self._steps[key] = step
         return logs
 
     def _step(self, spec: Any, signature: Any) -> OptimizedFunction:
@@ -118,6 +166,7 @@ class Training:
 
         made = self._optimize(tf.function(self._one_step(spec), input_signature=signature))
         made.batches_beside = 0 if _shared_device() is None else BATCHES_BESIDE
+        made.others = self._steps.values()
         return made
 
     def _one_step(self, spec: Any) -> Any:
@@ -267,17 +316,34 @@ def _await_rest() -> None:
         time.sleep(REST_S)
 
 
+def traced_for(asked: Sequence[Any], traced: Collection[Signature]) -> Signature:
+    """The signature of the trace that Keras runs for a batch: that of one which there is and takes it, the closest, or
+    else one for this batch and for all that was traced before.
+
+    As a `tf.function` with reduce_retracing=True chooses (type_dispatch.py), which Keras' step is: a trace in which a
+    size is open may have other ops, and so other last bits, than one in which it is known.
+    """
+
+    def takes(signature: Signature, other: Sequence[Any]) -> bool:
+        return all(given.is_subtype_of(taken) for given, taken in zip(other, signature, strict=True))
+
+    made = tuple(asked)
+    if made in traced:
+        return made
+    if taking := [each for each in traced if takes(each, made)]:
+        return functools.reduce(lambda closest, each: each if takes(closest, each) else closest, taking)
+    for each in traced:
+        common = tuple(a.most_specific_common_supertype([b]) for a, b in zip(made, each, strict=True))
+        if None not in common:
+            made = common
+    return made
+
+
 def _spec(batch: Any) -> Any:
-    """What a batch is, with any number of rows: as tf.data describes batches."""
+    """What a batch is, size by size: as a `tf.function` describes its arguments."""
     import tensorflow as tf
 
-    def describe(value: Any) -> Any:
-        found = tf.type_spec_from_value(value)
-        if not isinstance(found, tf.TensorSpec) or not found.shape.rank:
-            return found
-        return tf.TensorSpec([None, *found.shape[1:]], found.dtype)
-
-    return tf.nest.map_structure(lambda value: None if _is_absent(value) else describe(value), batch)
+    return tf.nest.map_structure(lambda leaf: None if _is_absent(leaf) else tf.type_spec_from_value(leaf), batch)
 
 
 def _present(structure: Any) -> list[Any]:

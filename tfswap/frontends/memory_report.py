@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfswap.frontends import machine
-from tfswap.frontends.keras import training
+from tfswap.frontends.keras import Highest, training
 from tfswap.sizes import format_bytes
 
 log = logging.getLogger("tfswap")
@@ -19,13 +19,13 @@ log = logging.getLogger("tfswap")
 
 @dataclass(frozen=True)
 class EpochMemory:
-    """One epoch's training, in bytes.
+    """One epoch's training, in bytes: the highest of its steps, of which each size of batch may have one of its own.
 
     Attributes:
         epoch: counted from 0, as callbacks do.
-        planned_peak_bytes: of the step that ran last, in the arena in which it was measured.
+        planned_peak_bytes: of all steps, in the arenas in which they ran.
         measured_peak_bytes: the allocator's own; None where it keeps none.
-        limit_bytes: what it may take.
+        limit_bytes: what the step with the highest limit may take.
     """
 
     epoch: int
@@ -66,6 +66,7 @@ class MemoryReport(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._measured = False
+        training(self.model).take_highest()
         if machine.memory_info(self._device) is not None:
             tf.config.experimental.reset_memory_stats(self._device)
 
@@ -74,8 +75,9 @@ class MemoryReport(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._measure()
-        report = training(self.model).report()
-        found = EpochMemory(epoch, report.planned_peak_bytes, self._peak_bytes, report.memory_limit_bytes)
+        trained = training(self.model)
+        highest = trained.take_highest() or Highest.of(trained.report())  # an epoch of no step at all
+        found = EpochMemory(epoch, highest.planned_peak_bytes, self._peak_bytes, highest.limit_bytes)
         self.epochs.append(found)
         self._log(found)
         self._write(found)

@@ -93,8 +93,8 @@ class Step:
     Attributes:
         function: the rewritten ConcreteFunction; the trace itself where nothing is changed.
         plan, report: of the latest planning.
-        limit_bytes: the limit; a share is of the unoptimised peak at the first planning, and stays what it was. It
-            comes to no less than what another trace was granted: a smaller last batch may take what the others may.
+        limit_bytes: the limit; a share is of this step's unoptimised peak at the first planning, and stays what it was.
+            It comes to no less than what another trace was granted: a smaller last batch may take what the others may.
         planned: whether there is a plan.
     """
 
@@ -552,6 +552,8 @@ class Step:
         floor = self._optimizer.floor_bytes() + self._optimizer.unplaced_bytes
         if self._gate is not None and self.plan.keeps_limit:  # what has been planned can be
             floor = min(floor, promised(self.plan.planned_peak_bytes) + self._margin_bytes)
+            if self.limit_bytes is not None:  # also where that took the plan's own margin
+                floor = min(floor, self.limit_bytes)
         _name_floor(self._optimizer, floor)
         return floor
 

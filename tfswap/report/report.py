@@ -170,7 +170,11 @@ class Report:
 
     @cached_property
     def floor_bytes(self) -> int:
-        """The smallest limit that the planner reaches: at it the step runs, below it it is refused."""
+        """The smallest limit that the planner reaches: at it the step runs, below it it is refused.
+
+        No limit that the step keeps is below it. Its planned peak may be: plans leave a margin, and room for what is
+        made beside the step.
+        """
         return self._floor()
 
     @property

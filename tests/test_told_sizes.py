@@ -125,6 +125,13 @@ def test_inside_of_another_function_arguments_tell_nothing() -> None:
         outer(rows)
 
 
+def test_arguments_without_values_tell_nothing() -> None:
+    step = tfswap.optimize(tf.function(lambda n: tf.cast(tf.range(n), tf.float32) * 2.0), memory_limit="1MiB")
+    assert step(tf.constant(3000)).shape == [3000]
+    with pytest.raises(tfswap.UnsupportedGraph, match=r"'range:0' .*is not known before the step runs"):
+        step.get_concrete_function(tf.TensorSpec([], tf.int32))
+
+
 def test_what_hangs_on_a_variable_is_not_told() -> None:
     count = tf.Variable(3)
     traced = tf.function(lambda x: tf.tile(x, [count]))

@@ -434,7 +434,8 @@ class Step:
 
         device, model = _device()
         sizes = tuple(tuple(shape or ()) for shape in self.shapes[len(arguments) :])
-        graph = import_function(self._concrete, arguments, self._told and self._told.types(sizes))
+        told = self._told.types(sizes) if self._told is not None and sizes else None  # none where none have values
+        graph = import_function(self._concrete, arguments, told)
         given = [*arguments, *without_asking(self._concrete)]
         measure_compiled(graph, self._concrete, given, device, model)
         place(self.name, graph, given, model)

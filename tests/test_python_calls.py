@@ -105,3 +105,14 @@ def test_without_a_word_one_returns_as_much_as_it_is_given_at_most() -> None:
     )
     found = {node.op: str(node.outputs[0]) for node in import_function(concrete) if node.outputs}
     assert found["AddV2"] == "float32<=[100,8]"
+
+
+def test_calls_one_after_another_are_not_each_other_s_gradients() -> None:
+    def step(a: Any, b: Any) -> Any:
+        first = tf.py_function(lambda h: 2.0 * h, [a], tf.float32)
+        return first, tf.py_function(lambda h: 3.0 * h, [b], tf.float32)
+
+    concrete = tf.function(step).get_concrete_function(tf.TensorSpec([100]), tf.TensorSpec([7000]))
+    calls = [node for node in import_function(concrete) if node.op == "EagerPyFunc"]
+    assert [str(node.outputs[0]) for node in calls] == ["float32<=[100]", "float32<=[7000]"]
+    assert not any(map(differentiated, calls))

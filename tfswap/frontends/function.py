@@ -340,7 +340,7 @@ class OptimizedFunction:
         larger = grown(shapes, [step.shapes for step in made if step.planned and step.instead_of is None])
         if larger != shapes:
             step = self._new_step(concrete, larger)
-            with contextlib.suppress(InfeasibleMemoryLimit):
+            with contextlib.suppress(InfeasibleMemoryLimit, UnsupportedGraph):
                 step.prepare(inputs)
                 made.append(step)
                 return step
@@ -349,12 +349,12 @@ class OptimizedFunction:
         try:
             step.prepare(inputs)
         except UnsupportedGraph:
+            made.remove(step)
             if concrete in self._told_sizes or isinstance(concrete, Joint) or not have_values(inputs):
                 raise
             told = self._told_sizes[concrete] = find_told_sizes(concrete, inputs)
             if told is None:
                 raise
-            made.remove(step)
             return self._step(concrete, inputs)
         return step
 
@@ -525,6 +525,7 @@ def grown(shapes: Shapes, planned: Sequence[Shapes]) -> Shapes:
     The second plan is for the sizes that are asked for. From the third on it covers all that came before as well, and
     an axis that is longer than ever gets GROWTH times what it had at most.
     """
+    planned = [each for each in planned if len(each) == len(shapes)]  # others knew nothing of some sizes
     if len(planned) < 2:
         return shapes
 

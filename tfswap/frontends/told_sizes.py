@@ -5,7 +5,9 @@ mask of lengths: shapes do not say it. Where such a size follows from arguments 
 by those few nodes of the step, and planned for as the arguments' own sizes are.
 
 Not handled: sizes that hang on variables, on random numbers or on what a loop computes; steps whose gradients are taken
-outside, or that run inside of another `tf.function`, where arguments have no values yet.
+outside, or that run inside of another `tf.function`, where arguments have no values yet. Nor does a plan know of what
+is computed to tell sizes: padded batches, and what is made from ranges, are in the arena for that moment, before the
+step.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_const, is_pure
 from tfswap.ir.types import TensorType
 
+RANGE_TAKES = 3
+"""Inputs."""
 MOST_ROUNDS = 4
 """What has been told tells what else is open: from one to the next at most so often."""
 
@@ -96,18 +100,20 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
     for node in part:
         node.controls = ()  # checks, which the step makes itself
     part.targets = []
-    part.fetches = [part.tensor(tensor.name) for tensor in tensors]
+    asked = [_asked(tensor) for tensor in tensors]
+    part.fetches = [part.tensor(each.name) for several in asked for each in several]
     feeds = [feed.name for feed in graph.feeds]
     part.feeds = []
     part.prune()
     used = [position for position, name in enumerate(feeds) if name in part]
     graph_def = export_graph_def(part)
-    names = [tensor.name for tensor in tensors]
+    names = [each.name for several in asked for each in several]
 
     def shapes(*given: Any) -> Any:
         fed = {f"{feeds[position]}:0": value for position, value in zip(used, given, strict=True)}
-        made = tf.graph_util.import_graph_def(graph_def, input_map=fed, return_elements=names, name="")
-        return [tf.shape(tensor, tf.int64) for tensor in made]
+        made = iter(tf.graph_util.import_graph_def(graph_def, input_map=fed, return_elements=names, name=""))
+        found = [[next(made) for _ in several] for several in asked]
+        return [_length(*each) if len(each) == RANGE_TAKES else tf.shape(each[0], tf.int64) for each in found]
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
     compute = tf.function(shapes, input_signature=specs, autograph=False)
@@ -116,6 +122,19 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
         return tuple(tuple(shape.numpy().tolist()) for shape in compute(*(given[p] for p in used)))
 
     return run
+
+
+def _asked(tensor: Output) -> list[Output]:
+    """What the size of a tensor is told from: itself; of a range, which can be of any size, what it is made from."""
+    return list(tensor.node.inputs) if tensor.node.op == "Range" else [tensor]
+
+
+def _length(start: Any, limit: Any, delta: Any) -> Any:
+    """The shape of a range."""
+    import tensorflow as tf
+
+    start, limit, delta = (tf.cast(each, tf.float64) for each in (start, limit, delta))
+    return tf.cast(tf.maximum(tf.math.ceil((limit - start) / delta), 0), tf.int64)[None]
 
 
 def have_values(inputs: Sequence[Any]) -> bool:

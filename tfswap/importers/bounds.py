@@ -10,7 +10,7 @@ so whether this is the size itself or the most that it can be.
 
 What a Python function returns (`tf.py_function`) TensorFlow does not know either. As a rule such a function works
 element by element, or checks, or logs: where the user says nothing else (`tf.ensure_shape`, `set_shape`), it is taken
-to return as much as it is given. Its gradients are exactly as large as what it was given.
+to return as much as it is given of that type. Its gradients are exactly as large as what it was given.
 
 Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that hang
 on the step's arguments alone can be computed before it (frontends/told_sizes.py).
@@ -109,7 +109,7 @@ def _called(node: Node) -> Iterator[Largest]:
         return
     sizes = [kind for kind in given if kind.nbytes is not None]
     for i, kind in enumerate(node.outputs):
-        if alike := [one for one in sizes if one.dtype == kind.dtype] or sizes:
+        if alike := [one for one in sizes if one.dtype == kind.dtype]:
             yield Largest(i, max(alike, key=lambda one: one.num_elements or 0).shape)
 
 

@@ -6,6 +6,7 @@ runs: another call, of a function that asks the tape (script_ops.py, `_EagerPyFu
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -28,10 +29,7 @@ def _token(node: Node) -> str:
 
 def _asked_token(node: Node) -> str | None:
     """The token of the function whose tape a gradient's function asks; None for a function that is no gradient."""
-    from tensorflow.python.ops import script_ops
-
-    registry: Any = script_ops
-
+    registry: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     function = registry._py_funcs.get(_token(node))
     if not getattr(function, "_is_grad_func", False):
         return None

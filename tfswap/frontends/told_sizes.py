@@ -23,8 +23,6 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_const, is_pure
 from tfswap.ir.types import TensorType
 
-RANGE_TAKES = 3
-"""Inputs."""
 MOST_ROUNDS = 4
 """What has been told tells what else is open: from one to the next at most so often."""
 
@@ -62,12 +60,12 @@ def find_told_sizes(concrete: Any, inputs: Sequence[Any]) -> ToldSizes | None:
     rounds: list[tuple[Sequence[Output], Callable[[Sequence[Any]], Sizes]]] = []
     for _ in range(MOST_ROUNDS):
         told = ToldSizes(rounds)
-        graph = import_function(concrete, inputs, told.types(told.sizes(concrete, inputs)))
+        known = told.types(told.sizes(concrete, inputs))
+        graph = import_function(concrete, inputs, known)
         unknown = dict.fromkeys(sizeless(graph))
         if not unknown:
             return told if rounds else None
-        known = told.types(told.sizes(concrete, inputs))
-        first = [t for t in unknown if t.name not in known and not any(source in unknown for source in t.node.inputs)]
+        first = [t for t in unknown if t.name not in known and unknown.keys().isdisjoint(t.node.inputs)]
         first = [t for t in first if _follows(graph, t)]
         if not first:
             return None
@@ -100,20 +98,21 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
     for node in part:
         node.controls = ()  # checks, which the step makes itself
     part.targets = []
-    asked = [_asked(tensor) for tensor in tensors]
-    part.fetches = [part.tensor(each.name) for several in asked for each in several]
+    # A range can be of any size: it is told from what it is made from, and not made.
+    asked = [tensor.node.inputs if _is_range(tensor) else (tensor,) for tensor in tensors]
+    names = [each.name for several in asked for each in several]
+    part.fetches = list(map(part.tensor, names))
     feeds = [feed.name for feed in graph.feeds]
     part.feeds = []
     part.prune()
     used = [position for position, name in enumerate(feeds) if name in part]
     graph_def = export_graph_def(part)
-    names = [each.name for several in asked for each in several]
 
     def shapes(*given: Any) -> Any:
         fed = {f"{feeds[position]}:0": value for position, value in zip(used, given, strict=True)}
         made = iter(tf.graph_util.import_graph_def(graph_def, input_map=fed, return_elements=names, name=""))
-        found = [[next(made) for _ in several] for several in asked]
-        return [_length(*each) if len(each) == RANGE_TAKES else tf.shape(each[0], tf.int64) for each in found]
+        found = zip(tensors, [[next(made) for _ in several] for several in asked], strict=True)
+        return [_length(*each) if _is_range(tensor) else tf.shape(each[0], tf.int64) for tensor, each in found]
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
     compute = tf.function(shapes, input_signature=specs, autograph=False)
@@ -124,9 +123,8 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
     return run
 
 
-def _asked(tensor: Output) -> list[Output]:
-    """What the size of a tensor is told from: itself; of a range, which can be of any size, what it is made from."""
-    return list(tensor.node.inputs) if tensor.node.op == "Range" else [tensor]
+def _is_range(tensor: Output) -> bool:
+    return tensor.node.op == "Range"
 
 
 def _length(start: Any, limit: Any, delta: Any) -> Any:

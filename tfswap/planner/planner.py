@@ -35,7 +35,7 @@ from tfswap.planner.simulate import (
     judge_memory,
     simulate_time,
 )
-from tfswap.planner.splits import LEAST_SHARES, LEAST_STAYS, choose_ends, choose_splits
+from tfswap.planner.splits import LEAST_SHARES, choose_ends, choose_splits
 from tfswap.planner.tiers import ANYTHING, Tiers
 from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions, needs
 
@@ -434,8 +434,7 @@ class Judged:
         if live_bytes > most_bytes:
             return
         steps = build_schedule(*apart.choice)
-        for least_stay in LEAST_STAYS:
-            ends = choose_ends(planner.flow, steps, planner.resident, splits, least_stay)
+        for ends in choose_ends(planner.flow, steps, planner.resident, splits):
             choice = apart.choice._replace(splits=ends)
             memory = self._memory(choice)
             yield Candidate(choice, memory, apart.timing, promised(memory.peak_bytes))

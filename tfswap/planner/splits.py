@@ -14,7 +14,7 @@ pass lies where some smaller tensor happened to leave a hole, and parts what a l
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -62,24 +62,27 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
 
 
 def choose_ends(
-    flow: Dataflow, steps: Sequence[Step], resident: Resident, splits: Sequence[Split], least_stay: int
-) -> tuple[Split, ...]:
-    """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none.
+    flow: Dataflow, steps: Sequence[Step], resident: Resident, splits: Sequence[Split]
+) -> Iterator[tuple[Split, ...]]:
+    """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none:
+    for each of LEAST_STAYS.
 
     Args:
         splits: as of `choose_splits`.
-        least_stay: for so many steps at least.
     """
     ledger, replay, _ = _replayed(flow, steps, resident)
     least = min(LEAST_SHARES) * replay.peak
-    stays: dict[int, int] = {}  # by step, the bytes of the largest
+    large: list[tuple[int, int, int]] = []  # for how many steps each stays, in which it is made, and its bytes
     for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
-        if nbytes < least or made < 0 or LEAD in (steps[made].kind, steps[made - 1].kind):
-            continue
-        if (len(steps) if gone is None else gone.step) - made >= least_stay:
-            stays[made] = max(nbytes, stays.get(made, 0))
-    ends = [Split(step, nbytes, at_end=True) for step, nbytes in stays.items()]
-    return tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
+        if nbytes >= least and made >= 0 and LEAD not in (steps[made].kind, steps[made - 1].kind):
+            large.append(((len(steps) if gone is None else gone.step) - made, made, nbytes))
+    for least_stay in LEAST_STAYS:
+        stays: dict[int, int] = {}  # by step, the bytes of the largest
+        for stay, made, nbytes in large:
+            if stay >= least_stay:
+                stays[made] = max(nbytes, stays.get(made, 0))
+        ends = [Split(step, nbytes, at_end=True) for step, nbytes in stays.items()]
+        yield tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
 
 
 def _replayed(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[_Lives, Replay, array[int]]:

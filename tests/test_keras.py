@@ -91,6 +91,27 @@ def test_a_share_leaves_batches_of_another_kind_what_the_others_have():
     assert refused
 
 
+def test_batches_that_are_traced_apart_share_the_host_memory():
+    limits, traces = on_arena(
+        """
+        import json
+        from keras_programs import dense, dense_data, settle
+        import tfswap
+
+        settle()
+        x, y = dense_data()
+        model = tfswap.keras.optimize(dense(), memory_limit="80%", host_memory_limit="8MiB")
+        limits = []
+        for rows in (256, 100, 200):
+            model.train_on_batch(x[:rows], y[:rows])
+            limits.append(tfswap.ops.stats().pool_limit_bytes)
+        print(json.dumps([limits, len(set(model.make_train_function._steps.values()))]))
+        """
+    )
+    assert traces == 2
+    assert set(limits) == {8 << 20}
+
+
 def test_batches_are_traced_as_keras_traces_them():
     """As a `tf.function` does that Keras makes, with what shapes and how often."""
     x, y = np.ones((8, 6, 5), "float32"), np.ones((8, 1), "float32")

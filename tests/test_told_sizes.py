@@ -132,11 +132,64 @@ def test_arguments_without_values_tell_nothing() -> None:
         step.get_concrete_function(tf.TensorSpec([], tf.int32))
 
 
+def test_as_much_of_a_variable_as_an_argument_says_is_told() -> None:
+    table = tf.Variable(tf.ones([4000, 8]))
+    step = tfswap.optimize(tf.function(lambda n: tf.reduce_sum(table[:n] * 2.0)), memory_limit="1MiB")
+    assert [float(step(tf.constant(n))) for n in (900, 3000)] == [14400.0, 48000.0]
+
+
+def test_sizes_that_were_small_at_first_are_told_once_they_may_be_large() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([], tf.int32)])
+    def plain(x: Any, n: Any) -> Any:
+        numbers = tf.cast(tf.range(n * 300), tf.float32)
+        return tf.reduce_sum(tf.tanh(tf.reshape(x, [n, -1]))) + tf.reduce_sum(numbers)
+
+    step = tfswap.optimize(plain, memory_limit="1MiB")
+    for rows in (4, 1000, 8, 2000):
+        x = tf.ones([rows, 4])
+        assert float(step(x, tf.constant(2))) == float(plain(x, tf.constant(2)))
+    assert step.plans <= 4
+
+
+BESIDE = """
+import json
+import tensorflow as tf
+import tfswap
+
+def plain(x):
+    masks = [x[:, None] * tf.cast(x[None, :] > float(i), tf.float32) for i in range(4)]
+    count = tf.cast(tf.add_n([tf.reduce_max(mask) for mask in masks]), tf.int32)
+    return tf.reduce_sum(tf.cast(tf.range(1000 * count), tf.float32))
+
+x = tf.ones([1000])  # each mask 4 MB: all of them, side by side, take far more than the limit
+step = tfswap.optimize(tf.function(plain), memory_limit="10MiB")
+step(x)
+tf.config.experimental.reset_memory_stats("CPU:0")
+found = float(step(x))
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+try:
+    tfswap.optimize(tf.function(plain), memory_limit="3MiB")(x)
+except tfswap.InfeasibleMemoryLimit as error:
+    floor = error.floor_bytes
+tf.config.experimental.reset_memory_stats("CPU:0")
+tfswap.optimize(tf.function(plain), memory_limit=floor)(x)
+low = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps({"same": found == float(plain(x)), "peak": peak, "floor": floor, "low": low}))
+"""
+
+
+def test_what_tells_sizes_keeps_the_limit_too() -> None:
+    found = on_arena(BESIDE)
+    assert found["same"]
+    assert found["peak"] <= 10 << 20
+    assert 4_000_000 < found["low"] <= found["floor"] < 10 << 20
+
+
 def test_what_hangs_on_a_variable_is_not_told() -> None:
     count = tf.Variable(3)
     traced = tf.function(lambda x: tf.tile(x, [count]))
     x = tf.ones([1000])
-    assert find_told_sizes(traced.get_concrete_function(x), [x]) is None
+    assert find_told_sizes(traced.get_concrete_function(x), [x], lambda function: function) is None
 
 
 def test_what_was_told_tells_what_else_is_open() -> None:
@@ -145,7 +198,7 @@ def test_what_was_told_tells_what_else_is_open() -> None:
 
     n, m = tf.constant(600), tf.constant(2)
     concrete = tf.function(step).get_concrete_function(n, m)
-    told = find_told_sizes(concrete, [n, m])
+    told = find_told_sizes(concrete, [n, m], lambda function: function)
     assert told is not None
     assert sorted(told.sizes(concrete, [n, m])) == [(600,), (1200,)]
     assert sorted(told.sizes(concrete, [tf.constant(700), m])) == [(700,), (1400,)]

@@ -14,14 +14,20 @@ from tfswap.importers.shapes import HANDLES
 
 def captured(concrete: Any) -> list[Any] | None:
     """What a call captures that begins now; None where it is the same at each call."""
-    return concrete.captured_inputs if any(map(callable, concrete._captured_inputs)) else None
+    return concrete.captured_inputs if any(deferred(concrete)) else None
+
+
+def deferred(concrete: Any) -> list[bool]:
+    """Of each input of the trace, captures included, whether only a call may ask for it."""
+    late = [callable(capture) for capture in concrete._captured_inputs]
+    return [False] * (len(concrete.inputs) - len(late)) + late
 
 
 def without_asking(concrete: Any) -> list[Any]:
     """What the trace captures, with zeros for what only a call may ask for."""
     import tensorflow as tf
 
-    if not any(map(callable, concrete._captured_inputs)):
+    if not any(deferred(concrete)):
         return concrete.captured_inputs
     made: list[Any] = []
     placeholders = concrete.inputs[-len(concrete._captured_inputs) :]

@@ -23,16 +23,17 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfswap.analysis.profile import Profile
-from tfswap.errors import InfeasibleMemoryLimit, TfswapError, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
 from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.frontends.open_function import has_size, open_function
+from tfswap.frontends.options import Options
 from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.policy import Policy
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
@@ -41,6 +42,7 @@ from tfswap.frontends.told_sizes import ToldSizes, find_told_sizes, have_values
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
+from tfswap.sizes import is_share
 
 if TYPE_CHECKING:
     from tfswap.ops.runtime import StepStats
@@ -60,6 +62,25 @@ MAX_OWN = 8
 """So many sizes of one trace have plans of their own. Each holds the step's constants once more."""
 
 
+class Program:
+    """What functions share that are parts of one program: host memory, and what one was granted another may take too.
+
+    Attributes:
+        owner: of the host memory, by number.
+        functions: those that there are.
+    """
+
+    def __init__(self) -> None:
+        self.owner = 1 + secrets.randbits(62)  # 0 is nobody
+        self.functions: weakref.WeakSet[OptimizedFunction] = weakref.WeakSet()
+        weakref.finalize(self, _forget, self.owner).atexit = False
+
+    @property
+    def granted_bytes(self) -> int:
+        """The highest limit of all plans; 0 where there is none."""
+        return max((each.granted_bytes for each in tuple(self.functions)), default=0)
+
+
 class OptimizedFunction:
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
@@ -71,7 +92,6 @@ class OptimizedFunction:
     Attributes:
         batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the
             data pipeline that feeds it; plans leave room for them.
-        others: functions of the same program: what one of them was granted, a later trace of this one may take too.
     """
 
     __name__: str
@@ -80,17 +100,17 @@ class OptimizedFunction:
     # AutoGraph, tracing a function that calls this one, takes it as it is. (What it wraps is converted as ever.)
     autograph_info__: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, function: Any, request: Request, on_exceeded: str):
+    def __init__(self, function: Any, request: Request, on_exceeded: str, program: Program | None = None):
         self._function = function
         self._request = request
         self._on_exceeded = on_exceeded
-        self._owner = 1 + secrets.randbits(62)  # 0 is nobody
-        weakref.finalize(self, _forget, self._owner).atexit = False
+        self._program = program or Program()
+        self._program.functions.add(self)
         self._told: set[str] = set()
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}
         self._joints: dict[Any, Joint | str] = {}
-        self._told_sizes: dict[Any, ToldSizes | None] = {}  # by trace that shapes alone do not tell the sizes of
+        self._told_sizes: dict[Any, ToldSizes] = {}  # by trace that shapes alone do not tell the sizes of
         self._latest: Step | None = None
         self._unplanned: str | None = None  # why the latest call had no plan
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
@@ -100,7 +120,6 @@ class OptimizedFunction:
         self._cloned_from: weakref.ref[OptimizedFunction] | None = None
         self._bound: weakref.WeakKeyDictionary[Any, OptimizedFunction] = weakref.WeakKeyDictionary()
         self.batches_beside = 0
-        self.others: Collection[OptimizedFunction] = ()
         functools.update_wrapper(self, function.python_function, updated=())
         self.__name__ = name_of(function)
 
@@ -183,7 +202,8 @@ class OptimizedFunction:
     @property
     def granted_bytes(self) -> int:
         """The highest limit of all plans; 0 where there is none."""
-        return max((step.limit_bytes or 0 for steps in self._made.values() for step in steps), default=0)
+        made = [step for steps in tuple(self._made.values()) for step in tuple(steps)]  # perhaps of another thread's
+        return max((step.limit_bytes or 0 for step in made), default=0)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -223,9 +243,13 @@ class OptimizedFunction:
         """Another function, optimised as this one."""
         return OptimizedFunction(function, self._request, self._on_exceeded)
 
+    def beside(self, function: Any) -> OptimizedFunction:
+        """Another `tf.function` of the same program, optimised as this one."""
+        return OptimizedFunction(function, self._request, self._on_exceeded, self._program)
+
     def _clone(self, python_function: Any) -> OptimizedFunction:
         """As `tf.function`'s: `strategy.run` runs one. What it plans is reported here too."""
-        made = self._of(self._function._clone(python_function))
+        made = self.beside(self._function._clone(python_function))
         made._cloned_from = weakref.ref(self)
         return made
 
@@ -340,7 +364,7 @@ class OptimizedFunction:
         larger = grown(shapes, [step.shapes for step in made if step.planned and step.instead_of is None])
         if larger != shapes:
             step = self._new_step(concrete, larger)
-            with contextlib.suppress(InfeasibleMemoryLimit, UnsupportedGraph):
+            with contextlib.suppress(InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph):
                 step.prepare(inputs)
                 made.append(step)
                 return step
@@ -350,13 +374,25 @@ class OptimizedFunction:
             step.prepare(inputs)
         except UnsupportedGraph:
             made.remove(step)
-            if concrete in self._told_sizes or isinstance(concrete, Joint) or not have_values(inputs):
+            if isinstance(concrete, Joint) or not have_values(inputs):
                 raise
-            told = self._told_sizes[concrete] = find_told_sizes(concrete, inputs)
+            known = self._told_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
+            told = find_told_sizes(concrete, inputs, self._under_limit, known)
             if told is None:
                 raise
+            self._told_sizes[concrete] = told
             return self._step(concrete, inputs)
         return step
+
+    def _under_limit(self, function: Any) -> Any:
+        """What tells sizes of this one's, kept to its limit too, as far as that is known before they are."""
+        limit = self._request.memory_limit
+        if limit is None or is_share(limit):
+            limit = self.granted_bytes or machine.device_limit_bytes(machine.current_device()[0])
+        if limit is None or self._request.changes_nothing:
+            return function
+        tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
+        return OptimizedFunction(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
 
     def _sizes(self, concrete: Any, inputs: Sequence[Any]) -> Shapes:
         """The shapes of a call's arguments, and what they tell besides of the trace's sizes."""
@@ -404,9 +440,9 @@ class OptimizedFunction:
             original._note(step)
 
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
-        granted = max(each.granted_bytes for each in (self, *self.others))
+        granted = self._program.granted_bytes
         first = not any(self._made.values())
-        given = (self._on_exceeded, self._owner, self.batches_beside, instead_of, granted, first)
+        given = (self._on_exceeded, self._program.owner, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.

@@ -164,9 +164,9 @@ class Training:
         """The step for batches of this spec, traced for the signature, or without one for each batch as it comes."""
         import tensorflow as tf
 
-        made = self._optimize(tf.function(self._one_step(spec), input_signature=signature))
+        another = self._latest.beside if self._latest is not None and self._steps else self._optimize
+        made = another(tf.function(self._one_step(spec), input_signature=signature))
         made.batches_beside = 0 if _shared_device() is None else BATCHES_BESIDE
-        made.others = self._steps.values()
         return made
 
     def _one_step(self, spec: Any) -> Any:

@@ -4,20 +4,24 @@ How long the rows of a ragged batch are when they are padded (`ragged.to_tensor(
 mask of lengths: shapes do not say it. Where such a size follows from arguments alone it is computed before each call,
 by those few nodes of the step, and planned for as the arguments' own sizes are.
 
+What is computed to tell a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
+made to tell how large it is where a rule tells it (size_rules.py).
+
 Not handled: sizes that hang on variables, on random numbers or on what a loop computes; steps whose gradients are taken
-outside, or that run inside of another `tf.function`, where arguments have no values yet. Nor does a plan know of what
-is computed to tell sizes: padded batches, and what is made from ranges, are in the arena for that moment, before the
-step.
+outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known for is
+made to tell its size, before the step and whatever the limit is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tfswap.exporters.graph_def import export_graph_def
-from tfswap.frontends.captures import without_asking
+from tfswap.frontends.captures import deferred, without_asking
 from tfswap.frontends.known import sizeless
+from tfswap.frontends.size_rules import SizeRule, size_rule
 from tfswap.importers.function import import_function
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_const, is_pure
@@ -28,57 +32,118 @@ MOST_ROUNDS = 4
 
 Sizes = tuple[tuple[int, ...], ...]
 
+UnderLimit = Callable[[Any], Callable[..., Any]]
+"""From a `tf.function` to what calls it within the step's limit."""
+
+
+class Round(NamedTuple):
+    """Sizes that are told together.
+
+    Attributes:
+        told: the tensors.
+        compute: from the trace's arguments, captures included, to their shapes.
+    """
+
+    told: Sequence[Output]
+    compute: Callable[[Sequence[Any]], Sizes]
+
 
 class ToldSizes:
     """Tells the sizes of some tensors of a trace from its arguments.
 
     Args:
-        rounds: of what is told, in order: the tensors, and a function from the trace's arguments, captures included, to
-            their shapes.
+        rounds: what is told, in order.
     """
 
-    def __init__(self, rounds: Sequence[tuple[Sequence[Output], Callable[[Sequence[Any]], Sizes]]]):
-        self._rounds = rounds
+    def __init__(self, rounds: Sequence[Round]):
+        self.rounds = tuple(rounds)
 
     def sizes(self, concrete: Any, inputs: Sequence[Any]) -> Sizes:
         """The shapes of these tensors in a call with these arguments, which have values."""
         given = [*inputs, *without_asking(concrete)]
-        return tuple(shape for _, compute in self._rounds for shape in compute(given))
+        return tuple(shape for each in self.rounds for shape in each.compute(given))
 
     def types(self, sizes: Sizes) -> dict[str, TensorType]:
         """What a plan for these sizes supposes of the tensors, by their names."""
-        tensors = [tensor for told, _ in self._rounds for tensor in told]
+        tensors = [tensor for each in self.rounds for tensor in each.told]
         return {t.name: TensorType(t.type.dtype, shape, True) for t, shape in zip(tensors, sizes, strict=True)}
 
 
-def find_told_sizes(concrete: Any, inputs: Sequence[Any]) -> ToldSizes | None:
+def find_told_sizes(
+    concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: ToldSizes | None = None
+) -> ToldSizes | None:
     """What tells all sizes of a trace that its arguments' shapes leave open; None where these don't tell all.
 
     Args:
         inputs: the arguments of a call, with values.
+        under_limit: what tells them is called by.
+        known: what tells some of them already.
     """
-    rounds: list[tuple[Sequence[Output], Callable[[Sequence[Any]], Sizes]]] = []
+    told = ToldSizes(() if known is None else known.rounds)
     for _ in range(MOST_ROUNDS):
-        told = ToldSizes(rounds)
-        known = told.types(told.sizes(concrete, inputs))
-        graph = import_function(concrete, inputs, known)
+        types = told.types(told.sizes(concrete, inputs))
+        graph = import_function(concrete, inputs, types)
         unknown = dict.fromkeys(sizeless(graph))
         if not unknown:
-            return told if rounds else None
-        first = [t for t in unknown if t.name not in known and unknown.keys().isdisjoint(t.node.inputs)]
-        first = [t for t in first if _follows(graph, t)]
-        if not first:
+            return None if told.rounds == (() if known is None else known.rounds) else told
+        first = [t for t in unknown if t.name not in types and unknown.keys().isdisjoint(t.node.inputs)]
+        first = [t for t in first if _is_own(graph, t)]
+        asked = {t: rule for t in first if (rule := _rule(graph, t, concrete)) is not None}
+        if not asked:
             return None
-        rounds.append((first, _computing(graph, first, concrete)))
+        told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
     return None
 
 
-def _follows(graph: Graph, tensor: Output) -> bool:
-    """Whether a tensor of the step itself follows from its arguments alone."""
-    if tensor.node.name not in graph or graph[tensor.node.name] is not tensor.node:
-        return False  # of a body
-    feeds = {feed for feed in graph.feeds if all(kind.dtype != "resource" for kind in feed.outputs)}
-    pending, seen = [tensor.node], set[Node]()
+def _is_own(graph: Graph, tensor: Output) -> bool:
+    """Whether a tensor is of the step itself, and of no body."""
+    return tensor.node.name in graph and graph[tensor.node.name] is tensor.node
+
+
+def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
+    """What tells a tensor's size from the arguments alone; at worst the tensor itself."""
+    rule = size_rule(tensor)
+    if rule is None:
+        return SizeRule((), _unstacked, tensor) if _follows(graph, (tensor,), concrete) else None
+    if rule.of is not None and (shape := _traced_shape(concrete, rule.of)) is not None:
+        rule = SizeRule(rule.asked, functools.partial(_with_shape, rule.shape, shape))
+    return rule if _follows(graph, _computed(rule), concrete) else None
+
+
+def _with_shape(of: Callable[..., Sequence[Any]], shape: Sequence[int], *asked: Any) -> Sequence[Any]:
+    import tensorflow as tf
+
+    return of(tf.constant(shape, tf.int64), *asked)
+
+
+def _computed(rule: SizeRule) -> list[Output]:
+    return [*rule.asked] if rule.of is None else [rule.of, *rule.asked]
+
+
+def _unstacked(shape: Any) -> Sequence[Any]:
+    import tensorflow as tf
+
+    return tf.unstack(shape)
+
+
+def _traced_shape(concrete: Any, tensor: Output) -> tuple[int, ...] | None:
+    """A tensor's shape where it is the same for all arguments that the trace takes."""
+    try:
+        shape = concrete.graph.get_tensor_by_name(tensor.name).shape
+    except KeyError:  # of a function that is called
+        return None
+    return tuple(shape) if shape.is_fully_defined() else None
+
+
+def _follows(graph: Graph, tensors: Sequence[Output], concrete: Any) -> bool:
+    """Whether tensors follow from the step's arguments alone."""
+    unknown = deferred(concrete)
+    feeds = {
+        feed
+        for feed, late in zip(graph.feeds, unknown, strict=True)
+        if not late and all(kind.dtype != "resource" for kind in feed.outputs)
+    }
+    pending, seen = [tensor.node for tensor in tensors], set[Node]()
     while pending:
         node = pending.pop()
         if node in seen or node in feeds:
@@ -90,7 +155,9 @@ def _follows(graph: Graph, tensor: Output) -> bool:
     return True
 
 
-def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callable[[Sequence[Any]], Sizes]:
+def _computing(
+    graph: Graph, rules: Mapping[Output, SizeRule], concrete: Any, under_limit: UnderLimit
+) -> Callable[[Sequence[Any]], Sizes]:
     """A function from a trace's arguments to the shapes of tensors that follow from them."""
     import tensorflow as tf
 
@@ -98,9 +165,7 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
     for node in part:
         node.controls = ()  # checks, which the step makes itself
     part.targets = []
-    # A range can be of any size: it is told from what it is made from, and not made.
-    asked = [tensor.node.inputs if _is_range(tensor) else (tensor,) for tensor in tensors]
-    names = [each.name for several in asked for each in several]
+    names = [t.name for rule in rules.values() for t in _computed(rule)]
     part.fetches = list(map(part.tensor, names))
     feeds = [feed.name for feed in graph.feeds]
     part.feeds = []
@@ -108,31 +173,24 @@ def _computing(graph: Graph, tensors: Sequence[Output], concrete: Any) -> Callab
     used = [position for position, name in enumerate(feeds) if name in part]
     graph_def = export_graph_def(part)
 
-    def shapes(*given: Any) -> Any:
+    def sizes(*given: Any) -> Any:
         fed = {f"{feeds[position]}:0": value for position, value in zip(used, given, strict=True)}
         made = iter(tf.graph_util.import_graph_def(graph_def, input_map=fed, return_elements=names, name=""))
-        found = zip(tensors, [[next(made) for _ in several] for several in asked], strict=True)
-        return [_length(*each) if _is_range(tensor) else tf.shape(each[0], tf.int64) for tensor, each in found]
+        shapes = []
+        for rule in rules.values():
+            of = [] if rule.of is None else [tf.shape(next(made), tf.int64)]
+            shapes.append(tf.stack(rule.shape(*of, *(next(made) for _ in rule.asked))))
+        return shapes
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
-    compute = tf.function(shapes, input_signature=specs, autograph=False)
+    compute = tf.function(sizes, input_signature=specs, autograph=False)
+    if all(size_rule(tensor) is not None for tensor in rules):
+        compute = under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:
         return tuple(tuple(shape.numpy().tolist()) for shape in compute(*(given[p] for p in used)))
 
     return run
-
-
-def _is_range(tensor: Output) -> bool:
-    return tensor.node.op == "Range"
-
-
-def _length(start: Any, limit: Any, delta: Any) -> Any:
-    """The shape of a range."""
-    import tensorflow as tf
-
-    start, limit, delta = (tf.cast(each, tf.float64) for each in (start, limit, delta))
-    return tf.cast(tf.maximum(tf.math.ceil((limit - start) / delta), 0), tf.int64)[None]
 
 
 def have_values(inputs: Sequence[Any]) -> bool:

@@ -1,0 +1,207 @@
+"""How large what an op returns is, by what it is given: the ops whose sizes hang on values, as TensorFlow defines them.
+
+Nothing of what such an op returns is made to tell its size, which may be all that there is room for.
+
+Not handled: ops that must run to tell how much they return, which are made; see told_sizes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tfswap.ir.graph import Output
+
+
+class SizeRule(NamedTuple):
+    """What the size of a tensor is told by.
+
+    Attributes:
+        asked: tensors of the graph, by what they hold.
+        shape: from that, as symbolic tensors, to the lengths of the axes; first of all from the shape of `of`, if that
+            is one.
+        of: a tensor whose shape alone matters.
+    """
+
+    asked: Sequence[Output]
+    shape: Callable[..., Sequence[Any]]
+    of: Output | None = None
+
+
+def size_rule(tensor: Output) -> SizeRule | None:
+    """What tells this tensor's size without making it; None where nothing does."""
+    rule = _RULES.get(tensor.node.op)
+    return None if rule is None else rule(tensor)
+
+
+def _range(tensor: Output) -> SizeRule:
+    return SizeRule(tensor.node.inputs, lambda start, limit, delta: [_steps(start, limit, delta)])
+
+
+def _ragged_range(tensor: Output) -> SizeRule | None:
+    """Of its second output, all ranges one after the other; the other has a number for each of them."""
+
+    def shape(starts: Any, limits: Any, deltas: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        return [tf.reduce_sum(_steps(starts, limits, deltas))]
+
+    return SizeRule(tensor.node.inputs, shape) if tensor.index == 1 else None
+
+
+def _steps(start: Any, limit: Any, delta: Any) -> Any:
+    """How many numbers there are from `start` to `limit`."""
+    import tensorflow as tf
+
+    if not start.dtype.is_floating:  # whole numbers stay exact
+        start, limit, delta = (tf.cast(each, tf.int64) for each in (start, limit, delta))
+        return tf.maximum(-((start - limit) // delta), 0)
+    start, limit, delta = (tf.cast(each, tf.float64) for each in (start, limit, delta))
+    return tf.cast(tf.maximum(tf.math.ceil((limit - start) / delta), 0), tf.int64)
+
+
+def _padded(tensor: Output) -> SizeRule | None:
+    """Of a ragged tensor given by row splits alone."""
+    node = tensor.node
+    if set(_tuple(node.attrs["row_partition_types"])) != {b"ROW_SPLITS"}:
+        return None
+    wanted, values, _, *splits = node.inputs
+    kept = [d for d in (values.type.shape or ())[1:] if d is not None]
+    if values.type.shape is None or len(kept) < len(values.type.shape) - 1 or (kept and values.type.bound):
+        return None
+    count = 1 + len(splits)
+
+    def shape(wanted: Any, *splits: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        rows = tf.cast(tf.size(splits[0]) - 1, tf.int64)
+        # A tensor without rows has no longest one.
+        longest = [tf.reduce_max(tf.concat([tf.cast(s[1:] - s[:-1], tf.int64), [0]], 0)) for s in splits]
+        asked = tf.broadcast_to(tf.cast(wanted, tf.int64), [count + len(kept)])
+        found = tf.stack([rows, *longest, *(tf.constant(d, tf.int64) for d in kept)])
+        return tf.unstack(tf.where(asked < 0, found, asked))
+
+    return SizeRule((wanted, *splits), shape)
+
+
+def _by_input(position: int) -> Callable[[Output], SizeRule]:
+    """The input at this position is the shape."""
+    return lambda tensor: SizeRule((tensor.node.inputs[position],), lambda shape: _unstacked(shape, tensor))
+
+
+def _reshaped(tensor: Output) -> SizeRule:
+    def shape(dims: Any, wanted: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        wanted = tf.cast(wanted, tf.int64)
+        others = tf.maximum(tf.reduce_prod(tf.where(wanted < 0, tf.ones_like(wanted), wanted)), 1)
+        return _unstacked(tf.where(wanted < 0, tf.reduce_prod(dims) // others, wanted), tensor)
+
+    given, wanted = tensor.node.inputs
+    return SizeRule((wanted,), shape, given)
+
+
+def _tiled(tensor: Output) -> SizeRule:
+    def shape(dims: Any, times: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        return _unstacked(dims * tf.cast(times, tf.int64), tensor)
+
+    given, times = tensor.node.inputs
+    return SizeRule((times,), shape, given)
+
+
+def _sliced(tensor: Output) -> SizeRule:
+    def shape(dims: Any, begin: Any, size: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        begin, size = tf.cast(begin, tf.int64), tf.cast(size, tf.int64)
+        return _unstacked(tf.where(size < 0, dims - begin, size), tensor)
+
+    given, *ends = tensor.node.inputs
+    return SizeRule(ends, shape, given)
+
+
+def _strided(tensor: Output) -> SizeRule | None:
+    """As `ValidateStridedSliceOp` (strided_slice_op.cc): what is said of each axis that is sliced, is new, or goes."""
+    node = tensor.node
+    masks = {
+        name: int(str(node.attrs[f"{name}_mask"])) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    given, *ends = node.inputs
+    axes, specs = given.type.shape, node.inputs[1].type.num_elements
+    if axes is None or specs is None:
+        return None
+    rank = len(axes)
+
+    def has(mask: str, spec: int) -> bool:
+        return bool(masks[mask] >> spec & 1)
+
+    def shape(dims: Any, begin: Any, end: Any, strides: Any) -> Sequence[Any]:
+        import tensorflow as tf
+
+        begin, end, strides = (tf.cast(each, tf.int64) for each in (begin, end, strides))
+        made: list[Any] = []
+        axis = 0
+        for spec in range(specs):
+            if has("ellipsis", spec):
+                after = sum(not has("new_axis", later) for later in range(spec + 1, specs))
+                made += [dims[each] for each in range(axis, rank - after)]
+                axis = rank - after
+            elif has("new_axis", spec):
+                made.append(tf.constant(1, tf.int64))
+            else:
+                if not has("shrink_axis", spec):
+                    ends = _within(
+                        dims[axis], begin[spec], end[spec], strides[spec], has("begin", spec), has("end", spec)
+                    )
+                    made.append(_steps(*ends, strides[spec]))
+                axis += 1
+        return [*made, *(dims[each] for each in range(axis, rank))]
+
+    return SizeRule(ends, shape, given)
+
+
+def _within(dim: Any, begin: Any, end: Any, stride: Any, from_first: bool, to_last: bool) -> tuple[Any, Any]:
+    """Where a slice of an axis begins and ends: counted from the axis's end where negative, and within the axis."""
+    import tensorflow as tf
+
+    forward = stride > 0
+    least, most = tf.where(forward, tf.zeros_like(dim), -1), tf.where(forward, dim, dim - 1)
+    begin, end = (tf.clip_by_value(tf.where(each < 0, each + dim, each), least, most) for each in (begin, end))
+    first, last = tf.where(forward, least, most), tf.where(forward, most, least)
+    return first if from_first else begin, last if to_last else end
+
+
+def _unstacked(shape: Any, tensor: Output) -> Sequence[Any]:
+    import tensorflow as tf
+
+    rank = None if tensor.type.shape is None else len(tensor.type.shape)
+    return tf.unstack(tf.cast(shape, tf.int64), rank)
+
+
+def _tuple(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+_DRAWS = (
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
+    "StatelessRandomNormal", "StatelessRandomNormalV2", "StatelessRandomUniform", "StatelessRandomUniformInt",
+    "StatelessRandomUniformIntV2", "StatelessRandomUniformV2", "StatelessTruncatedNormal",
+    "StatelessTruncatedNormalV2",
+)  # fmt: skip
+
+_RULES: dict[str, Callable[[Output], SizeRule | None]] = {
+    "BroadcastTo": _by_input(1),
+    "Fill": _by_input(0),
+    "RaggedRange": _ragged_range,
+    "RaggedTensorToTensor": _padded,
+    "Range": _range,
+    "Reshape": _reshaped,
+    "ScatterNd": _by_input(2),
+    "Slice": _sliced,
+    "SparseToDense": _by_input(1),
+    "StridedSlice": _strided,
+    "Tile": _tiled,
+    **dict.fromkeys(_DRAWS, _by_input(0)),
+}

@@ -225,9 +225,17 @@ def _stack(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
+    """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc)."""
     made = machine.allocate(VARIANT_BYTES)
     source = call.inputs[0]
-    made.parts = [None if p is None else _made(machine, p.buffer.nbytes) for p in source.parts]
+    sizes = [None if part is None else part.buffer.nbytes for part in source.parts]
+    if names.KERNEL in call.node.attrs:
+        zeros = {size: _made(machine, size) for size in dict.fromkeys(sizes) if size is not None}
+        made.parts = [None if size is None else _shared(machine, zeros[size]) for size in sizes]
+        for zero in zeros.values():
+            _let_go(machine, zero)
+    else:
+        made.parts = [None if size is None else _made(machine, size) for size in sizes]
     machine.exact &= not source.endless
     return [made]
 

@@ -37,7 +37,7 @@ from tfswap.passes.devices import apply_carriers
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join
-from tfswap.passes.likes import apply_likes
+from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.order import apply_order
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -132,6 +132,7 @@ class Optimizer:
         if not portable:
             apply_join(settled, device)
             apply_settle(settled)
+            apply_list_zeros(settled, device)
         apply_shared_reads(settled)
         apply_split_views(settled)
         apply_likes(settled)

@@ -5,16 +5,22 @@ feature maps: for an output of which nothing is asked (a split's), for the branc
 becomes a Fill, which may run when it is needed, of a Shape, which runs at once (planner/ordering.py). The bits are the
 same.
 
-Not handled: the bodies of loops and conditionals, whose shapes need not be known; what is there all along, a variable
-or what the caller gives; anything but numbers of floating point, which are what gradients are made of.
+Zeros like a list are one tensor for all elements of a size, where TensorFlow makes one for each: the gradient of each
+loop begins with such zeros, for each list that the loop was given.
+
+Not handled: lists on a GPU; of the others the bodies of loops and conditionals, whose shapes need not be known; what is
+there all along, a variable or what the caller gives; anything but numbers of floating point, which are what gradients
+are made of.
 """
 
 from __future__ import annotations
 
+from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import is_const, is_feed, reads_variable
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
+from tfswap.oplib.names import KERNEL, OWN_KERNEL
 from tfswap.passes.nodes import add_shape
 
 _TENSOR_PROTOS = {
@@ -41,6 +47,21 @@ def apply_likes(graph: Graph) -> int:
         node.attrs = {"T": dtype, "index_type": Dtype("int32")}
         count += 1
     return count
+
+
+def apply_list_zeros(graph: Graph, device: DeviceModel) -> int:
+    """Let zeros like lists, in bodies too, be made by tfswap's own kernel, in place; returns how many."""
+    if device.kind != "cpu":
+        return 0
+    lists = [
+        node
+        for part in (graph, *graph.all_bodies())
+        for node in part
+        if node.op == "ZerosLike" and node.outputs[0].dtype == "variant"
+    ]
+    for node in lists:
+        node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
+    return len(lists)
 
 
 def _is_made(tensor: Output) -> bool:

@@ -3,6 +3,7 @@
 #ifndef TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
 #define TFSWAP_OPS_CSRC_CORE_OP_SUPPORT_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "host_pool.h"
 #include "runtime.h"
 #include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
@@ -21,6 +23,19 @@ namespace tfswap {
 
 // Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in oplib/names.py
 inline constexpr char kOwnKernel[] = "tfswap";
+inline constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
+
+// TensorFlow's own kernel of a node that asks for tfswap's.
+inline std::unique_ptr<tensorflow::OpKernel> MakeUnlabelled(tensorflow::OpKernelConstruction* ctx) {
+  tensorflow::NodeDef def = ctx->def();
+  def.mutable_attr()->erase(kLabelAttribute);
+  absl::Status status;
+  auto made =
+      tensorflow::CreateOpKernel(ctx->device_type(), ctx->device(), ctx->device()->GetAllocator({}), def,
+                                 ctx->graph_def_version(), &status);
+  if (!status.ok()) ctx->CtxFailure(status);
+  return made;
+}
 
 // Base of what tfswap's variants hold. None can leave the process.
 struct ProcessLocal {

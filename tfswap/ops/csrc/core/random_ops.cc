@@ -17,7 +17,6 @@
 #include "absl/status/status.h"
 #include "export.h"
 #include "op_support.h"
-#include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace tfswap {
@@ -27,7 +26,6 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
 constexpr char kOwner[] = "_tfswap_owner";     // STATE_OWNER
 constexpr char kPlace[] = "_tfswap_place";     // STATE_PLACE
 
@@ -71,13 +69,8 @@ class States {
 class SharedStateOp : public OpKernel {
  public:
   explicit SharedStateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    tensorflow::NodeDef def = ctx->def();
-    def.mutable_attr()->erase(kLabelAttribute);
-    absl::Status status;
-    std::shared_ptr<OpKernel> made =
-        tensorflow::CreateOpKernel(ctx->device_type(), ctx->device(), ctx->device()->GetAllocator({}), def,
-                                   ctx->graph_def_version(), &status);
-    OP_REQUIRES_OK(ctx, status);
+    std::shared_ptr<OpKernel> made = MakeUnlabelled(ctx);
+    if (!ctx->status().ok()) return;
     int64_t owner;
     std::string place;
     OP_REQUIRES_OK(ctx, ctx->GetAttr(kOwner, &owner));

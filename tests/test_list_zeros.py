@@ -1,0 +1,114 @@
+"""Zeros like the lists of loops: one tensor for all elements of a size, with TensorFlow's own values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from processes import on_arena
+
+tf: Any = pytest.importorskip("tensorflow")
+
+import tfswap.ops  # noqa: E402, F401 registers the kernel
+from tfswap.analysis.device import DeviceModel  # noqa: E402
+from tfswap.importers.function import import_function  # noqa: E402
+from tfswap.oplib.names import KERNEL, OWN_KERNEL  # noqa: E402
+from tfswap.passes.likes import apply_list_zeros  # noqa: E402
+
+
+def zeros_like(handle: Any, *, own: bool) -> Any:
+    """Of a list, by tfswap's kernel or by TensorFlow's."""
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+    @tf.function(autograph=False)
+    def made(handle: Any) -> Any:
+        zeros = tf.raw_ops.ZerosLike(x=handle)
+        if own:
+            zeros.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+        return zeros
+
+    with tf.device("CPU:0"):
+        return made(handle)
+
+
+def elements(handle: Any, dtype: Any) -> list[Any]:
+    count = int(tf.raw_ops.TensorListLength(input_handle=handle))
+    get = tf.raw_ops.TensorListGetItem
+    return [
+        get(input_handle=handle, index=i, element_shape=tf.constant(-1), element_dtype=dtype).numpy()
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int64, tf.bool, tf.complex64])
+def test_elements_are_zeros_of_their_own_shapes(dtype: Any) -> None:
+    handle = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
+    for shape in ([2, 6], [3, 4], [12], [], [5], [0, 3], [2, 6]):
+        handle = tf.raw_ops.TensorListPushBack(input_handle=handle, tensor=tf.cast(tf.ones(shape), dtype))
+    for made, expected in zip(
+        elements(zeros_like(handle, own=True), dtype), elements(zeros_like(handle, own=False), dtype), strict=True
+    ):
+        assert made.shape == expected.shape
+        assert made.dtype == expected.dtype
+        assert made.tobytes() == expected.tobytes()
+
+
+def test_what_is_not_set_stays_so() -> None:
+    reserved = tf.raw_ops.TensorListReserve(element_shape=tf.constant([3]), num_elements=4, element_dtype=tf.float32)
+    handle = tf.raw_ops.TensorListSetItem(input_handle=reserved, index=2, item=[1.0, 2.0, 3.0])
+    zeros = zeros_like(handle, own=True)
+    # A list that was put together with another takes the other's elements where it has none itself.
+    total = tf.raw_ops.AddN(inputs=[zeros, handle])
+    assert [each.tolist() for each in elements(total, tf.float32)] == [[0.0] * 3, [0.0] * 3, [1.0, 2.0, 3.0], [0.0] * 3]
+
+
+def test_a_list_of_lists_is_left_to_tensorflow() -> None:
+    inner = tf.raw_ops.TensorListFromTensor(tensor=tf.ones([2, 3]), element_shape=tf.constant([3]))
+    outer = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.variant
+    )
+    outer = tf.raw_ops.TensorListPushBack(input_handle=outer, tensor=inner)
+    zeros = zeros_like(outer, own=True)
+    _, inside = tf.raw_ops.TensorListPopBack(
+        input_handle=zeros, element_shape=tf.constant([], tf.int32), element_dtype=tf.variant
+    )
+    assert [each.tolist() for each in elements(inside, tf.float32)] == [[0.0] * 3] * 2
+
+
+def test_a_loop_s_gradient_holds_one_zero_and_keeps_its_bits() -> None:
+    found = on_arena(
+        """
+        import json
+        from list_zeros_program import raw, x
+        import tensorflow as tf
+        import tfswap
+
+        def bits(values):
+            return [v.numpy().tobytes() for v in values]
+
+        expected = bits(tf.function(raw)(x))
+        step = tfswap.optimize(tf.function(raw), memory_limit="100%", tactics=())
+        step(x)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        same = bits(step(x)) == expected
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        report = step.report()
+        zeros = [name for name, _ in report.alive_at_peak if "zeros_like" in name]
+        print(json.dumps({
+            "same": same, "peak": peak, "planned": report.planned_peak_bytes, "base": report.baseline_peak_bytes,
+            "zeros": len(zeros), "list": x.shape.num_elements() * 4,
+        }))
+        """
+    )
+    assert found["same"]
+    assert found["peak"] <= found["planned"] <= found["base"] - found["list"] // 2
+    assert found["zeros"] <= 2
+
+
+def test_gpus_are_left_to_tensorflow() -> None:
+    def step(x: Any) -> Any:
+        return tf.raw_ops.ZerosLike(x=tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=tf.constant([3])))
+
+    graph = import_function(tf.function(step).get_concrete_function(tf.TensorSpec([2, 3])))
+    assert apply_list_zeros(graph.copy(), DeviceModel(kind="gpu")) == 0
+    assert apply_list_zeros(graph, DeviceModel()) == 1

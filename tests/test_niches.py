@@ -130,3 +130,21 @@ except tfswap.InfeasibleMemoryLimit:
     )
     assert made
     assert not any(made)
+
+
+def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
+    left, limit = on_arena(
+        f"""{STEP}
+from tfswap.frontends.pipeline import Optimizer
+Optimizer.niches = lambda optimizer, resident: [64 << 10] * 1000
+before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+try:
+    run(28 * MIB)
+except tfswap.InfeasibleMemoryLimit as error:
+    limit = error.limit_bytes
+print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["current"] - before, limit]))
+""",
+        28,
+    )
+    assert limit == 28 << 20
+    assert left < 64 << 10

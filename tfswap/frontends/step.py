@@ -462,14 +462,14 @@ class Step:
                     tfswap.ops.own_buffer(handle)
 
     def _make_niches(self, optimizer: Optimizer) -> bool:
-        """Make places for small tensors in the arena; whether the step has a use for any."""
+        """Make places for small tensors in the arena; whether the step has a use for any, and the arena room for them."""
         import tensorflow as tf
 
-        with tf.init_scope(), tf.device(_device()[0]):
+        with tf.init_scope(), tf.device(_device()[0]), contextlib.suppress(tf.errors.ResourceExhaustedError):
             # One after the other, they come from what is free and lies together, once smaller chunks are used up.
             sizes = [part for niche in optimizer.niches(self._resident()) for part in (niche, ALIGNMENT_BYTES)]
             made = [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
-        self._niches = made[1::2]
+            self._niches = made[1::2]
         return bool(self._niches)
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:

@@ -462,7 +462,7 @@ class Step:
                     tfswap.ops.own_buffer(handle)
 
     def _make_niches(self, optimizer: Optimizer) -> bool:
-        """Make places for small tensors in the arena; whether the step has a use for any, and the arena room for them."""
+        """Make places for small tensors in the arena; whether the step has a use for them, and the arena room."""
         import tensorflow as tf
 
         with tf.init_scope(), tf.device(_device()[0]), contextlib.suppress(tf.errors.ResourceExhaustedError):

@@ -153,7 +153,7 @@ from tfswap.oplib.load import load
 step = optimized(Net().step)
 step(batch())
 ops.configure(bandwidth_bytes_per_s=STUCK_BYTES_PER_S)
-load().ops.tfswap_swap_out(tensor=tf.zeros([2**20]), owner=step._owner)  # the handle is gone, the copy is not
+load().ops.tfswap_swap_out(tensor=tf.zeros([2**20]), owner=step._program.owner)  # the handle is gone, the copy is not
 left = ops.stats().pool_in_use_bytes
 next_step = threading.Thread(target=step, args=(batch(),))
 next_step.start()
@@ -209,7 +209,7 @@ from tfswap.ops import runtime
 for _ in range(3):
     step = optimized(Net(5).step)
     step(batch())
-    owner = step._owner
+    owner = step._program.owner
     assert runtime.step_stats(owner).out_bytes > 0
     del step
     gc.collect()

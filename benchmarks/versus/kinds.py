@@ -86,6 +86,14 @@ def present(found: dict[str, Any]) -> Section:
         if "planned" in n["runs"]
     ]
     over = [name.partition(",")[0] for name, net in found.items() if "planned" not in net["runs"]]
+    notes = [
+        "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
+        "chunks are larger by than what they hold."
+    ]
+    if saved:
+        notes.append(f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.")
+    if over:
+        notes.append(f"Half of the peak is below the floor of {', '.join(over)}.")
     return Section(
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
@@ -99,10 +107,5 @@ def present(found: dict[str, Any]) -> Section:
             )
         ],
         plots,
-        [
-            "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
-            "chunks are larger by than what they hold.",
-            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.",
-            f"Half of the peak is below the floor of {', '.join(over) or 'none'}.",
-        ],
+        notes,
     )

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from versus.turns import REFERENCE
+
 MIB = 2**20
 COLOURS = ("#2563c9", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#0b7285", "#5f3dc4", "#495057")
 
@@ -77,8 +79,14 @@ Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps 
 does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies by
 some per cent, so that the predicted one, as of a machine of its own, stands beside it. Times are step times over those
 of the unoptimised step, taken in turns, round by round: medians, and in brackets their quartiles; CPU seconds, of all
-threads, vary less than the clock on a machine that others use, and do not show kernels that wait. Losses are compared
-with the unoptimised step's, and are the same unless they are said to be off.
+threads, vary less than the clock on a machine that others use, and do not show kernels that wait.
+
+Losses of all steps are compared with those of "memory optimizer off" where a table has that form, and else with the
+unoptimised step's; they are the same, to the bit, unless they are said to be off. That form is what tfswap's bits are
+those of: TensorFlow as it is by default, without Grappler's memory optimizer, which makes large sums in any order, so
+that last bits of an unoptimised step differ from run to run ([Limits](limits.md)). Training carries that on: where
+"unoptimised" itself is said to be off, TensorFlow differs from TensorFlow, and the figure is the largest relative
+difference of all steps ([how far it goes in six](measurements.md#how-far-last-bits-carry)).
 """
 
 
@@ -106,19 +114,20 @@ def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Of what `turns.compare` found, the first of which is the unoptimised step."""
     base = lines[0]["peak_bytes"]
     predicted = next((line["baseline_bytes"] for line in lines if "baseline_bytes" in line), None)
-    found = [_form_line(line, base) for line in lines]
+    right = next((line for line in lines if line["how"] == REFERENCE.how and line["fits"]), lines[0])
+    found = [_form_line(line, base, right["label"]) for line in lines]
     found[0][0] += f" (predicted {mib(predicted)} MiB)" * (predicted is not None)
     return found
 
 
-def _form_line(line: dict[str, Any], base: int) -> list[str]:
+def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     limit = mib(line.get("limit_bytes"))
     if not line["fits"]:
         return [line["label"], limit, "", "", "", "", f"out of reach: its floor is {mib(line.get('floor_bytes'))}", ""]
     done = [f"{line[k]} {k}" for k in ("swapped", "recomputed", "encoded") if line.get(k)]
     done += ["order alone"] * (line["how"] == "tfswap" and not done)
     if line.get("loss_off"):
-        done.append(f"losses off by {line['loss_off']:.0e}")
+        done.append(f"losses {line['loss_off']:.0e} off those of {right!r}")
     done += ["losses not compared"] * (line.get("loss_off") is None)
     kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
     share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""

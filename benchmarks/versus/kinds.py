@@ -23,6 +23,14 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer, 6 blocks, batch 8": ("peer", {"name": "transformer"}),
     "LSTM, 2 layers, batch 32": ("lstm_lm", {"layers": 2, "batch": 32}),
     "NMT, 8 layers, 50 steps, batch 8": ("nmt", {"batch": 8, "length": 50}),
+    "VGG16, 128x128, batch 16": ("application", {"name": "VGG16", "batch": 16, "size": 128, "momentum": 0.0}),
+    "Inception (GoogLeNet), 128x128, batch 16": ("classic", {"name": "inception", "batch": 16, "size": 128}),
+    "ResNet-101, 128x128, batch 16": ("application", {"name": "ResNet101", "batch": 16, "size": 128}),
+    "ResNet-152, 128x128, batch 16": ("application", {"name": "ResNet152", "batch": 16, "size": 128}),
+    "ResNet of 302 layers, 32x32, batch 8": ("deep_resnet", {"layers": 302}),
+    "ResNet of 1517 layers, 32x32, batch 32": ("deep_resnet", {"layers": 1517, "batch": 32}),
+    "NiN, 227x227, batch 32": ("classic", {"name": "nin", "batch": 32, "size": 227}),
+    "Overfeat, 231x231, batch 16": ("classic", {"name": "overfeat", "batch": 16, "size": 231}),
 }
 CURVE = "ResNet-50, 224x224, batch 16"
 

@@ -127,7 +127,7 @@ def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     done = [f"{line[k]} {k}" for k in ("swapped", "recomputed", "encoded") if line.get(k)]
     done += ["order alone"] * (line["how"] == "tfswap" and not done)
     if line.get("loss_off"):
-        done.append(f"losses {line['loss_off']:.0e} off those of {right!r}")
+        done.append(f'losses {line["loss_off"]:.0e} off those of "{right}"')
     done += ["losses not compared"] * (line.get("loss_off") is None)
     kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
     share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""
@@ -183,7 +183,16 @@ def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequenc
     lines = [(f"[{s.title}](#{row})", s.published, s.ours, s.differs) for row, s in sections.items()]
     parts = [HEAD, _table(columns, lines)]
     parts += [f"Not measured yet: {', '.join(missing)}.\n"] * bool(missing)
-    return "\n".join([*parts, *(_section(row, s, figures[row]) for row, s in sections.items())])
+    parts += [_section(row, s, figures[row]) for row, s in sections.items()]
+    return "\n".join([*parts, _published()])
+
+
+def _published() -> str:
+    """What is quoted as papers have it."""
+    from versus import published
+
+    tables = [text for one in published.tables() for text in (f"{one.title}\n", _table(one.columns, one.lines))]
+    return "\n".join([published.HEAD, *tables])
 
 
 def _section(name: str, section: Section, row: dict[str, Any]) -> str:

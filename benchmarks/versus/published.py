@@ -1,0 +1,51 @@
+"""Figures of other systems as their papers have them. Nothing of these ran here.
+
+Only what a paper's abstract says, or what follows from one of its tables' ratios, is set down; each line says where it
+stands in its paper.
+"""
+
+from __future__ import annotations
+
+from versus.page import Table
+
+DEPTHS = {"Caffe": 148, "Torch": 152, "MXNet": 480, "TensorFlow": 592, "SuperNeurons": 1920}
+"""Layers of the deepest ResNet, with a batch of 16 in the 12 GB of a K40c."""
+
+CLAIMS = (
+    (
+        "SuperNeurons (Wang et al., PPoPP 2018)",
+        "abstract",
+        "networks at least 3.2432 times deeper than with Caffe, Torch, MXNet and TensorFlow; ResNet2500, of 10^4 basic "
+        "layers, on a K40c of 12 GB",
+    ),
+    (
+        "GeePS (Cui et al., EuroSys 2016)",
+        "abstract",
+        "13 times as many images a second on 16 machines, with a GPU each, as the single-node code on one; four such "
+        "machines train faster than a CPU-only system on 108",
+    ),
+    (
+        "vDNN (Rhu et al., MICRO 2016)",
+        "abstract",
+        "average use of GPU memory down by up to 89% (AlexNet), 91% (OverFeat) and 95% (GoogLeNet); VGG-16 with a "
+        "batch of 256, which needs 28 GB, on a Titan X of 12 GB at 18% less speed than with enough memory",
+    ),
+)
+
+HEAD = """## As published { #published }
+
+Caffe, Torch, MXNet, GeePS, SuperNeurons and vDNN, as their papers quote them: **nothing of this ran here**, and their
+GPUs, kernels and nets are others than this page's. GeePS reports throughput, not how much memory it saves; its
+parameter server moves what a layer does not use to the host. SuperNeurons' largest batches are in its own table 5.
+"""
+
+
+def tables() -> list[Table]:
+    """What papers say of other systems."""
+    ours = DEPTHS["SuperNeurons"]
+    depths = [[name, str(layers), f"{ours / layers:.4f}" if layers < ours else ""] for name, layers in DEPTHS.items()]
+    title = "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons, table 4; the least ratio is its abstract's):"
+    return [
+        Table(title, ("framework", "layers", "SuperNeurons over it"), depths),
+        Table("What their abstracts say:", ("system", "where", "figure"), CLAIMS),
+    ]

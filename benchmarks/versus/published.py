@@ -21,8 +21,8 @@ CLAIMS = (
     (
         "GeePS (Cui et al., EuroSys 2016)",
         "abstract",
-        "13 times as many images a second on 16 machines, with a GPU each, as the single-node code on one; four such "
-        "machines train faster than a CPU-only system on 108",
+        "13 times as many images a second on 16 machines as the single-node code on one; on four GPU machines a higher "
+        "throughput than a CPU-only system on 108",
     ),
     (
         "vDNN (Rhu et al., MICRO 2016)",
@@ -35,8 +35,8 @@ CLAIMS = (
 HEAD = """## As published { #published }
 
 Caffe, Torch, MXNet, GeePS, SuperNeurons and vDNN, as their papers quote them: **nothing of this ran here**, and their
-GPUs, kernels and nets are others than this page's. GeePS reports throughput, not how much memory it saves; its
-parameter server moves what a layer does not use to the host. SuperNeurons' largest batches are in its own table 5.
+GPUs, kernels and nets are others than this page's. SuperNeurons' table of largest batches isn't quoted, nor what GeePS
+says of memory: there was no copy at hand to hold such figures against.
 """
 
 
@@ -44,7 +44,9 @@ def tables() -> list[Table]:
     """What papers say of other systems."""
     ours = DEPTHS["SuperNeurons"]
     depths = [[name, str(layers), f"{ours / layers:.4f}" if layers < ours else ""] for name, layers in DEPTHS.items()]
-    title = "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons, table 4; the least ratio is its abstract's):"
+    title = (
+        "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons' table of depths; its abstract has the least ratio):"
+    )
     return [
         Table(title, ("framework", "layers", "SuperNeurons over it"), depths),
         Table("What their abstracts say:", ("system", "where", "figure"), CLAIMS),

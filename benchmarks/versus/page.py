@@ -19,6 +19,10 @@ MARKED = 30
 """Points of a line, at most, that are marked."""
 
 
+INSIDE = 6
+"""Series of a plot, at most, whose legend finds room among them."""
+
+
 class Table(NamedTuple):
     """A table; `title` stands above it."""
 
@@ -163,7 +167,7 @@ def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:
 
 
 def module_of(row: str) -> Any:
-    """A row's module: PARTS, `measure` and `present`."""
+    """A row's module: PARTS, `measure` and `present`; BESIDE, where it is shown beside the figures of other rows."""
     return importlib.import_module(f"versus.{row}")
 
 
@@ -171,9 +175,14 @@ def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Secti
     """By row, what the parts that were measured say, in their order."""
     made = {}
     for row in filter(figures.__contains__, rows):
-        parts = {part: figures[row][part]["found"] for part in module_of(row).PARTS if part in figures[row]}
-        made[row] = module_of(row).present(parts)
+        beside = {other: _found(figures, other) for other in getattr(module_of(row), "BESIDE", ())}
+        made[row] = module_of(row).present(_found(figures, row), **beside)
     return made
+
+
+def _found(figures: dict[str, Any], row: str) -> dict[str, Any]:
+    """What was measured of a row, by part, in the order of its parts."""
+    return {part: figures[row][part]["found"] for part in module_of(row).PARTS if part in figures.get(row, ())}
 
 
 def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequence[str]) -> str:
@@ -228,7 +237,8 @@ def draw(plot: Plot, path: Path) -> None:
     """A plot as PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    crowded = len(plot.series) > INSIDE
+    figure = Figure(figsize=(9 if crowded else 7, 4.5 if crowded else 4), layout="constrained")
     axes = figure.add_subplot()
     for n, one in enumerate(plot.series):
         if one.points:
@@ -239,7 +249,10 @@ def draw(plot: Plot, path: Path) -> None:
     axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.set_title(plot.title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if crowded:
+        figure.legend(fontsize=8, loc="outside right upper")
+    else:
+        axes.legend(fontsize=8)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 

@@ -36,6 +36,7 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         counts += f", {kinds.count(UNREACHED)} below its floor" * (UNREACHED in kinds)
         words.append(f"{title}: {counts}")
         notes += _faster_peers(title, beside)
+    notes.append("Caffe, Torch, MXNet, GeePS and others are quoted [as published](#published).")
     return Section(
         "Peers in TensorFlow",
         "none: these are what users have",

@@ -1,7 +1,7 @@
 """Figures of other systems as their papers have them. Nothing of these ran here.
 
-Only what a paper's abstract says, or what follows from one of its tables' ratios, is set down; each line says where it
-stands in its paper.
+What abstracts say was held against copies of them; what a paper's tables say was not, and is set down only where an
+abstract bears part of it out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ CLAIMS = (
 HEAD = """## As published { #published }
 
 Caffe, Torch, MXNet, GeePS, SuperNeurons and vDNN, as their papers quote them: **nothing of this ran here**, and their
-GPUs, kernels and nets are others than this page's. SuperNeurons' table of largest batches isn't quoted, nor what GeePS
-says of memory: there was no copy at hand to hold such figures against.
+GPUs, kernels and nets are others than this page's. What abstracts say was held against copies of them. Of the papers'
+tables there was none: of the depths only the least ratio is confirmed, by an abstract, and SuperNeurons' largest
+batches and what GeePS says of memory aren't quoted.
 """
 
 
@@ -44,9 +45,7 @@ def tables() -> list[Table]:
     """What papers say of other systems."""
     ours = DEPTHS["SuperNeurons"]
     depths = [[name, str(layers), f"{ours / layers:.4f}" if layers < ours else ""] for name, layers in DEPTHS.items()]
-    title = (
-        "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons' table of depths; its abstract has the least ratio):"
-    )
+    title = "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons' table of depths):"
     return [
         Table(title, ("framework", "layers", "SuperNeurons over it"), depths),
         Table("What their abstracts say:", ("system", "where", "figure"), CLAIMS),

@@ -33,6 +33,7 @@ from typing import Any
 
 MIB = 2**20
 ARENA_MIB = 14000
+CLOCKS = "clock", "cpu"
 MODES: dict[str, dict[str, Any]] = {
     "unoptimised": {},
     "order": {"tactics": ()},
@@ -212,6 +213,7 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
         cpu.append(time.process_time() - begun[1])
     row["peak_bytes"] = tf.config.experimental.get_memory_info("CPU:0")["peak"]
     row["clock_s"], row["cpu_s"] = statistics.median(clock[1:]), statistics.median(cpu[1:])
+    row["took_s"] = list(zip(clock[1:], cpu[1:], strict=True))
     if mode != "unoptimised":
         plan = function.plan()
         row |= {"encoded": len(plan.encoded), "reduced": len(plan.reduced), "planned_bytes": plan.planned_peak_bytes}
@@ -234,6 +236,15 @@ def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
     command = [sys.executable, __file__, name, "--mode", mode, "--steps", str(steps)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def spreads(row: dict[str, Any], base: dict[str, Any]) -> dict[str, list[float]]:
+    """Quartiles of a form's steps over the median of the unoptimised ones; forms run one after another."""
+    found = {}
+    for n, key in enumerate(CLOCKS):
+        ratios = sorted(took[n] / base[f"{key}_s"] for took in row["took_s"])
+        found[f"{key}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
+    return found
 
 
 def main() -> None:
@@ -260,7 +271,8 @@ def main() -> None:
             rows.append(row)
             ratios = [base[k] / row[k] for k in ("map_bytes", "peak_bytes")]
             row |= {"maps_smaller": ratios[0], "peak_smaller": ratios[1]}
-            row |= {key: row[f"{key}_s"] / base[f"{key}_s"] for key in ("clock", "cpu")}
+            row |= {key: row[f"{key}_s"] / base[f"{key}_s"] for key in CLOCKS}
+            row |= spreads(row, base)
             print(
                 f"{name:<11}{mode:<12}{row['map_bytes'] / MIB:>11.1f}{ratios[0]:>11.2f}{row['peak_bytes'] / MIB:>11.1f}"
                 f"{ratios[1]:>11.2f}{row['clock']:>11.2f}{row['cpu']:>11.2f}",

@@ -20,7 +20,7 @@
 
 Each row is a module of benchmarks/versus: `measure` gives the figures of one of its parts, as one of its nets,
 `present` says what they mean. A part that was measured takes the place of that part in the JSON file, and carries its
-command, machine, versions, time and load.
+command, machine, versions, time and load. What only papers say of other systems is in versus/published.py.
 """
 
 from __future__ import annotations

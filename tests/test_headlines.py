@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import sys
 
 import pytest
@@ -45,6 +47,26 @@ def test_every_row_has_a_module_and_is_told_of(headlines):
     modules = {path.stem for path in (BENCHMARKS / "versus").glob("*.py") if "\ndef present(" in path.read_text()}
     assert modules == set(headlines.ROWS)
     assert all(f"\n    {row} " in headlines.__doc__ for row in headlines.ROWS)
+
+
+def test_each_part_is_shown_by_itself(headlines):
+    """As `headlines.py ROW:PART` does; not each note applies to each part."""
+    from versus import page
+
+    figures = json.loads((DOCS / "headlines.json").read_text())
+    for row, parts in figures.items():
+        for part, one in parts.items():
+            section = page.module_of(row).present({part: one["found"]})
+            assert all(page.as_text(table) for table in section.tables), (row, part)
+
+
+def test_words_about_planning_are_those_of_measurements(headlines):
+    from versus import scale
+
+    numbers = re.findall(r"\d[\d,.]*\d", scale.PLANNING)
+    measured = (DOCS / "measurements.md").read_text()
+    assert len(numbers) == 7
+    assert all(number in measured for number in numbers)
 
 
 def test_ratios_of_a_small_net_are_within_bounds():

@@ -23,6 +23,14 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer, 6 blocks, batch 8": ("peer", {"name": "transformer"}),
     "LSTM, 2 layers, batch 32": ("lstm_lm", {"layers": 2, "batch": 32}),
     "NMT, 8 layers, 50 steps, batch 8": ("nmt", {"batch": 8, "length": 50}),
+    "VGG16, 128x128, batch 16": ("application", {"name": "VGG16", "batch": 16, "size": 128, "momentum": 0.0}),
+    "Inception (GoogLeNet), 128x128, batch 16": ("classic", {"name": "inception", "batch": 16, "size": 128}),
+    "ResNet-101, 128x128, batch 16": ("application", {"name": "ResNet101", "batch": 16, "size": 128}),
+    "ResNet-152, 128x128, batch 16": ("application", {"name": "ResNet152", "batch": 16, "size": 128}),
+    "ResNet of 302 layers, 32x32, batch 8": ("deep_resnet", {"layers": 302}),
+    "ResNet of 1517 layers, 32x32, batch 32": ("deep_resnet", {"layers": 1517, "batch": 32}),
+    "NiN, 227x227, batch 32": ("classic", {"name": "nin", "batch": 32, "size": 227}),
+    "Overfeat, 231x231, batch 16": ("classic", {"name": "overfeat", "batch": 16, "size": 231}),
 }
 CURVE = "ResNet-50, 224x224, batch 16"
 
@@ -86,6 +94,14 @@ def present(found: dict[str, Any]) -> Section:
         if "planned" in n["runs"]
     ]
     over = [name.partition(",")[0] for name, net in found.items() if "planned" not in net["runs"]]
+    notes = [
+        "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
+        "chunks are larger by than what they hold."
+    ]
+    if saved:
+        notes.append(f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.")
+    if over:
+        notes.append(f"Half of the peak is below the floor of {', '.join(over)}.")
     return Section(
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
@@ -99,10 +115,5 @@ def present(found: dict[str, Any]) -> Section:
             )
         ],
         plots,
-        [
-            "Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what "
-            "chunks are larger by than what they hold.",
-            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.",
-            f"Half of the peak is below the floor of {', '.join(over) or 'none'}.",
-        ],
+        notes,
     )

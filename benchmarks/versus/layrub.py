@@ -16,8 +16,8 @@ import planning_time
 from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines
 from versus.turns import REFERENCE, UNOPTIMISED, Form, compare
 
-SLOWER = 1.12
-"""What the average may cost."""
+CUT, BEST, SLOWER = 0.582, 0.989, 1.12
+"""What is to be passed: the average cut, the best one, and what the average may cost."""
 
 
 class Case(NamedTuple):
@@ -66,6 +66,21 @@ def _images(size: dict[str, Any]) -> str:
     return f"{size.get('batch', planning_time.BATCH)} images of {side}x{side}"
 
 
+def _met(name: str, figures: list[tuple[float, ...]]) -> str:
+    """Which of the demands a set of limits meets, of each net its cut, CPU time and time by the clock."""
+    average, best = statistics.mean(one[0] for one in figures), max(figures)[0]
+    cpu, clock = (statistics.mean(one[n] for one in figures) for n in (1, 2))
+    demands = {
+        f"the average cut ({average:.1%}, to be more than {CUT:.1%})": average > CUT,
+        f"the best cut ({best:.1%}, to be {BEST:.1%})": best >= BEST,
+        f"the average time by CPU ({cpu:.4f}, to be at most {SLOWER:.2f})": cpu <= SLOWER,
+        f"the average time by the clock ({clock:.4f}, to be at most {SLOWER:.2f})": clock <= SLOWER,
+    }
+    met, unmet = ([told for told, held in demands.items() if held is one] for one in (True, False))
+    parts = [f"{verb}: {', '.join(which)}" for verb, which in (("met", met), ("not met", unmet)) if which]
+    return f"Demands {name}: {'; '.join(parts)}."
+
+
 def present(found: dict[str, Any]) -> Section:
     lines: list[list[str]] = []
     floors: list[tuple[float, ...]] = []
@@ -95,6 +110,7 @@ def present(found: dict[str, Any]) -> Section:
         f"and {low[2]:.2f} by the clock on average; each net at its lowest limit here of at most {SLOWER:.2f} of the "
         f"CPU time, or at its fastest: -{fast[0]:.1%} on average at {fast[1]:.2f} and {fast[2]:.2f}"
     )
+    notes += [_met("at the floors", floors), _met("at the limits chosen for their time", chosen)]
     notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     alone = [name for name, net in found.items() if net["case"]["alone"]]

@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from versus.turns import REFERENCE
+
 MIB = 2**20
 COLOURS = ("#2563c9", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#0b7285", "#5f3dc4", "#495057")
 
 MARKED = 30
 """Points of a line, at most, that are marked."""
+
+
+INSIDE = 6
+"""Series of a plot, at most, whose legend finds room among them."""
 
 
 class Table(NamedTuple):
@@ -77,8 +83,14 @@ Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps 
 does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies by
 some per cent, so that the predicted one, as of a machine of its own, stands beside it. Times are step times over those
 of the unoptimised step, taken in turns, round by round: medians, and in brackets their quartiles; CPU seconds, of all
-threads, vary less than the clock on a machine that others use, and do not show kernels that wait. Losses are compared
-with the unoptimised step's, and are the same unless they are said to be off.
+threads, vary less than the clock on a machine that others use, and do not show kernels that wait.
+
+Losses of all steps are compared with those of "memory optimizer off" where a table has that form, and else with the
+unoptimised step's; they are the same, to the bit, unless they are said to be off. That form is what tfswap's bits are
+those of: TensorFlow as it is by default, without Grappler's memory optimizer, which makes large sums in any order, so
+that last bits of an unoptimised step differ from run to run ([Limits](limits.md)). Training carries that on: where
+"unoptimised" itself is said to be off, TensorFlow differs from TensorFlow, and the figure is the largest relative
+difference of all steps ([how far it goes in six](measurements.md#how-far-last-bits-carry)).
 """
 
 
@@ -106,19 +118,20 @@ def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Of what `turns.compare` found, the first of which is the unoptimised step."""
     base = lines[0]["peak_bytes"]
     predicted = next((line["baseline_bytes"] for line in lines if "baseline_bytes" in line), None)
-    found = [_form_line(line, base) for line in lines]
+    right = next((line for line in lines if line["how"] == REFERENCE.how and line["fits"]), lines[0])
+    found = [_form_line(line, base, right["label"]) for line in lines]
     found[0][0] += f" (predicted {mib(predicted)} MiB)" * (predicted is not None)
     return found
 
 
-def _form_line(line: dict[str, Any], base: int) -> list[str]:
+def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     limit = mib(line.get("limit_bytes"))
     if not line["fits"]:
         return [line["label"], limit, "", "", "", "", f"out of reach: its floor is {mib(line.get('floor_bytes'))}", ""]
     done = [f"{line[k]} {k}" for k in ("swapped", "recomputed", "encoded") if line.get(k)]
     done += ["order alone"] * (line["how"] == "tfswap" and not done)
     if line.get("loss_off"):
-        done.append(f"losses off by {line['loss_off']:.0e}")
+        done.append(f'losses {line["loss_off"]:.0e} off those of "{right}"')
     done += ["losses not compared"] * (line.get("loss_off") is None)
     kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
     share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""
@@ -154,7 +167,7 @@ def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:
 
 
 def module_of(row: str) -> Any:
-    """A row's module: PARTS, `measure` and `present`."""
+    """A row's module: PARTS, `measure` and `present`; BESIDE, where it is shown beside the figures of other rows."""
     return importlib.import_module(f"versus.{row}")
 
 
@@ -162,9 +175,14 @@ def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Secti
     """By row, what the parts that were measured say, in their order."""
     made = {}
     for row in filter(figures.__contains__, rows):
-        parts = {part: figures[row][part]["found"] for part in module_of(row).PARTS if part in figures[row]}
-        made[row] = module_of(row).present(parts)
+        beside = {other: _found(figures, other) for other in getattr(module_of(row), "BESIDE", ())}
+        made[row] = module_of(row).present(_found(figures, row), **beside)
     return made
+
+
+def _found(figures: dict[str, Any], row: str) -> dict[str, Any]:
+    """What was measured of a row, by part, in the order of its parts."""
+    return {part: figures[row][part]["found"] for part in module_of(row).PARTS if part in figures.get(row, ())}
 
 
 def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequence[str]) -> str:
@@ -174,7 +192,16 @@ def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequenc
     lines = [(f"[{s.title}](#{row})", s.published, s.ours, s.differs) for row, s in sections.items()]
     parts = [HEAD, _table(columns, lines)]
     parts += [f"Not measured yet: {', '.join(missing)}.\n"] * bool(missing)
-    return "\n".join([*parts, *(_section(row, s, figures[row]) for row, s in sections.items())])
+    parts += [_section(row, s, figures[row]) for row, s in sections.items()]
+    return "\n".join([*parts, _published()])
+
+
+def _published() -> str:
+    """What is quoted as papers have it."""
+    from versus import published
+
+    tables = [text for one in published.tables() for text in (f"{one.title}\n", _table(one.columns, one.lines))]
+    return "\n".join([published.HEAD, *tables])
 
 
 def _section(name: str, section: Section, row: dict[str, Any]) -> str:
@@ -210,7 +237,8 @@ def draw(plot: Plot, path: Path) -> None:
     """A plot as PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    crowded = len(plot.series) > INSIDE
+    figure = Figure(figsize=(9 if crowded else 7, 4.5 if crowded else 4), layout="constrained")
     axes = figure.add_subplot()
     for n, one in enumerate(plot.series):
         if one.points:
@@ -221,7 +249,10 @@ def draw(plot: Plot, path: Path) -> None:
     axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.set_title(plot.title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if crowded:
+        figure.legend(fontsize=8, loc="outside right upper")
+    else:
+        axes.legend(fontsize=8)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 

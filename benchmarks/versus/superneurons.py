@@ -13,6 +13,8 @@ from versus.turns import UNOPTIMISED, Form, attempt, written_by
 
 SCRIPT = Path(__file__).parent.parent / "depth.py"
 CAP_MIB, TIMES = 64, (1, 20)
+CONVOLUTIONS = 3
+"""Of a block; a step that does not fit doesn't tell of them."""
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet of 152 layers, batch 8": ("deep_resnet", {"layers": 152}),
     "AlexNet, batch 16": ("classic", {"name": "alexnet", "batch": 16, "size": 227}),
@@ -37,11 +39,8 @@ def present(found: dict[str, Any]) -> Section:
     lines, words, tables = [], [], []
     depth = found.get(DEPTH, {"depths": []})
     for row in depth["depths"]:
-        line = [
-            "tfswap" if row["optimised"] else "unoptimised",
-            str(row.get("convolutions", "")),
-            str(row.get("nodes", "")),
-        ]
+        line = ["tfswap" if row["optimised"] else "unoptimised", str(row["size"])]
+        line += [str(row.get("convolutions", CONVOLUTIONS * row["size"])), str(row.get("nodes", ""))]
         done = f"{row['peak_mib']:.1f}" if row["fits"] else "out of memory"
         moved = f"{row['swapped']} swapped, {row['reruns']} kernels again" if row["fits"] and row["optimised"] else ""
         lines.append([*line, done, f"{row['baseline_mib']:.0f}" if moved else "", moved])
@@ -63,7 +62,7 @@ def present(found: dict[str, Any]) -> Section:
     columns = ("net", "unoptimised peak, MiB", "always there", "largest kernel", "peak at the floor", "over both")
     if lines:
         words.append(f"{ours / plain:.0f} times deeper under {depth['cap_mib']} MiB, the deepest that was tried")
-        deep = "", "convolutions", "nodes", "peak, MiB", "of, MiB", "in the step"
+        deep = "", "blocks", "convolutions", "nodes", "peak, MiB", "of, MiB", "in the step"
         tables.append(Table(f"Bottleneck ResNets, 8 images of 32x32, an arena of {depth['cap_mib']} MiB:", deep, lines))
     if near:
         over = " and ".join(sorted(line[-1] for line in near))
@@ -76,6 +75,8 @@ def present(found: dict[str, Any]) -> Section:
         "small images in a CPU's arena of some MiB; SuperNeurons' other nets were not tried",
         tables,
         notes=[
-            "10^4 basic layers: `python benchmarks/depth.py --cap_mib 256 --blocks 833` (half an hour): Measurements."
+            "10^4 basic layers, 1,000 blocks of ten (convolutions, normalisations, ReLUs, a sum): `python "
+            "benchmarks/depth.py --cap_mib 256 --blocks 1000 --steps 2`, in "
+            "[Measurements](measurements.md#depth-under-a-cap-benchmarksdepthpy)."
         ],
     )

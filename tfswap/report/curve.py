@@ -52,7 +52,7 @@ class Point:
     algorithms: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Curve:
     """What a step takes under limits from its floor to its unoptimised peak, on one machine.
 
@@ -154,6 +154,8 @@ class Curve:
                 f"{workspace}{bar}{mark}"
             )
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         def workspace(point: Point) -> str:

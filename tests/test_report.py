@@ -193,6 +193,18 @@ def test_the_page_needs_no_network_and_quotes_what_it_is_given(report: Report, t
         assert max(sum(column[2:]) for column in run["columns"]) == drawn.record.peak_bytes
 
 
+def test_the_page_says_what_its_figures_are(report: Report, tmp_path: Path) -> None:
+    text = saved(dataclasses.replace(report, measured_peak_bytes=None), tmp_path, ".html").read_text(encoding="utf-8")
+    assert "none yet" not in text
+    assert "the allocator told none" in text
+    after = timeline(report).after
+    assert after is not None
+    margin = format_bytes(report.planned_peak_bytes - after.record.peak_bytes)
+    assert f"without the margin of {margin} that the planned peak has" in text
+    assert "peak before, predicted" in text
+    assert "peak before, predicted" in str(report)
+
+
 def test_a_notebook_shows_the_charts(report: Report) -> None:
     text = report._repr_html_()
     assert text.count("<div class=box") == 2

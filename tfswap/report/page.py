@@ -34,7 +34,7 @@ LIMIT_SHOWN = 1.6
 """A limit further above the highest peak than this many times is not worth the room in the chart."""
 STACK = (OTHERS, *range(OTHERS))
 """From the bottom to the top: first what is always there."""
-ON_CARDS = ("memory limit", "peak before", "peak planned", "peak measured", "predicted time")
+ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
 BLOCKS = {"run": "kernels", "again": "kernels again", "wait": "waiting for a copy", "copy": "copies"}
@@ -101,10 +101,13 @@ def _top(report: Report) -> str:
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
+    told = ("not known", "the allocator told none")
+    if measured is not None:
+        told = (format_bytes(measured), "by the allocator")
     cards = [
         ("peak before, predicted", format_bytes(before), "the step as it is"),
         ("peak planned", format_bytes(planned), change),
-        ("peak measured", "none yet" if measured is None else format_bytes(measured), "by the allocator"),
+        ("peak measured", *told),
         ("memory limit", "none" if limit is None else format_bytes(limit), "" if report.keeps_limit else "NOT KEPT"),
         ("step time, predicted", f"x{report.time_ratio:.2f}", f"{report.costs} costs"),
     ]
@@ -171,9 +174,11 @@ def _charts(report: Report, timeline: Timeline | None) -> tuple[list[RunData], s
     )
     legend = f"<h2>Device memory over one step</h2><ul class=legend>{legend}</ul>"
     which = "planned peak" if len(runs) > 1 else "peak"
+    kept_free = report.planned_peak_bytes - last.record.peak_bytes
+    margin = f", without the margin of {format_bytes(kept_free)} that the planned peak has" if kept_free > 0 else ""
     legend += (
-        f"<p class=soft>Simulated. Beside each kind is what it holds at the {which}; optimizers' arithmetic counts as "
-        "gradients.</p>"
+        f"<p class=soft>Simulated{margin if len(runs) > 1 else ''}. Beside each kind is what it holds at the {which}; "
+        "optimizers' arithmetic counts as gradients.</p>"
     )
     return [_teller(run, width_s) for _, run in runs], legend + pictures
 

@@ -252,7 +252,7 @@ class Report:
         return [
             *([] if self.trains else [("step", NO_BACKWARD)]),
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
-            ("peak before", format_bytes(self.baseline_peak_bytes)),
+            ("peak before, predicted", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("always there", format_bytes(self.persistent_bytes)),

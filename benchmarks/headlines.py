@@ -107,6 +107,8 @@ def main() -> int:
         return 0
     from versus import page
 
+    from tfswap import progress
+
     asked: list[tuple[str, str]] = []
     for one in args.rows or ROWS:
         row, _, part = one.partition(":")
@@ -122,7 +124,7 @@ def main() -> int:
     if args.page:
         page.make_page(json.loads(args.page.read_text()), args.page.with_suffix(".md"), ROWS)
         return 0
-    for row, part in asked:
+    for row, part in progress.over("measuring rows", asked):
         started = time.time()
         found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
         command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]

@@ -126,7 +126,8 @@ def main() -> int:
         return 0
     for row, part in progress.over("measuring rows", asked):
         started = time.time()
-        found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
+        with progress.task(f"{row}: {part}"):
+            found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
         command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]
         figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
         figures.setdefault(row, {})[part] = {"taken": taken(command, started), "found": found}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+import time
 
 import pytest
 
@@ -11,6 +13,9 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("matplotlib")
 
 from processes import ROOT, on_arena
+from terminals import on_terminal
+
+from tfswap import progress
 
 BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
@@ -45,6 +50,26 @@ def test_every_row_has_a_module_and_is_told_of(headlines):
     modules = {path.stem for path in (BENCHMARKS / "versus").glob("*.py") if "\ndef present(" in path.read_text()}
     assert modules == set(headlines.ROWS)
     assert all(f"\n    {row} " in headlines.__doc__ for row in headlines.ROWS)
+
+
+def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys):
+    from versus import solvers
+
+    figures = json.loads((DOCS / "headlines.json").read_text())["solvers"]
+    part = next(iter(figures))
+
+    def measure(part):
+        time.sleep(0.3)  # for the display to be drawn
+        return figures[part]["found"]
+
+    monkeypatch.setattr(solvers, "measure", measure)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(sys, "argv", ["headlines.py", f"solvers:{part}"])
+    with on_terminal() as screen:
+        assert headlines.main() == 0
+    assert "measuring rows" in screen.text
+    assert f"solvers: {part}" in screen.text
+    assert "published:" in capsys.readouterr().out
 
 
 def test_ratios_of_a_small_net_are_within_bounds():

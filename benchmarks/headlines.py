@@ -107,6 +107,8 @@ def main() -> int:
         return 0
     from versus import page
 
+    from tfswap import progress
+
     asked: list[tuple[str, str]] = []
     for one in args.rows or ROWS:
         row, _, part = one.partition(":")
@@ -122,9 +124,10 @@ def main() -> int:
     if args.page:
         page.make_page(json.loads(args.page.read_text()), args.page.with_suffix(".md"), ROWS)
         return 0
-    for row, part in asked:
+    for row, part in progress.over("measuring rows", asked):
         started = time.time()
-        found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
+        with progress.task(f"{row}: {part}"):
+            found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
         command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]
         figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
         figures.setdefault(row, {})[part] = {"taken": taken(command, started), "found": found}

@@ -79,6 +79,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         "limit_bytes": report.memory_limit_bytes,
         "swapped": len(report.swapped),
         "recomputed": len(report.recomputed),
+        "encoded": len(report.encoded),
     }
 
 
@@ -119,7 +120,9 @@ def main() -> int:
         ("limit, MiB", "", f"{after['limit_bytes'] / MIB:.1f}"),
         ("first epoch, s", f"{plain['epoch_s'][0]:.1f}", f"{after['epoch_s'][0]:.1f}"),
         ("last epoch, s", f"{plain['epoch_s'][-1]:.1f}", f"{after['epoch_s'][-1]:.1f}"),
-        ("swapped, recomputed", "0, 0", f"{after['swapped']}, {after['recomputed']}"),
+        ("swapped", "0", f"{after['swapped']}"),
+        ("recomputed", "0", f"{after['recomputed']}"),
+        ("encoded", "0", f"{after['encoded']}"),
     ):
         print(f"  {label:<24}{before:>12}{now:>12}")
     same = plain["losses"] == after["losses"]

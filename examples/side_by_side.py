@@ -1,4 +1,5 @@
-"""What the examples share: one program, run as it is and with tfswap, each in a process of its own.
+"""What the examples saved_model.py, seq2seq.py and transformer.py share: one program, run as it is and with tfswap,
+each in a process of its own. It is no example by itself: run one of these.
 
 Each process has TensorFlow manage the CPU's memory as it manages a GPU's, so that the peak is what the allocator says.
 TensorFlow's own optimizers re-order sums, and are off in both: so that both trainings have the same bits.
@@ -83,7 +84,7 @@ def side_by_side(
     plain = run(*how)
     limit_bytes = int(plain["peak_bytes"] * float(args.limit.rstrip("%")) / 100)
     planned = run(*how, "--limit_bytes", limit_bytes)
-    print(f"{planned['swapped']} tensors swapped, {planned['recomputed']} recomputed")
+    print(f"{planned['swapped']} tensors swapped, {planned['recomputed']} recomputed, {planned['encoded']} encoded")
     return compare(plain, planned, limit_bytes)
 
 
@@ -95,7 +96,8 @@ def limited(step: Any, arguments: tuple[Any, ...], steps: int, limit_bytes: int 
 
     step = tfswap.optimize(step, memory_limit=limit_bytes)
     found, report = trained(step, arguments, steps), step.report()
-    return found | {"swapped": len(report.swapped), "recomputed": len(report.recomputed)}
+    counts = {tactic: len(getattr(report, tactic)) for tactic in ("swapped", "recomputed", "encoded")}
+    return found | counts
 
 
 def compare(plain: dict[str, Any], planned: dict[str, Any], limit_bytes: int) -> int:
@@ -114,3 +116,7 @@ def compare(plain: dict[str, Any], planned: dict[str, Any], limit_bytes: int) ->
         f"limit {limit_bytes / MIB:.1f} MiB {'held' if held else 'PASSED'}, losses {'identical' if same else 'DIFFER'}"
     )
     return 0 if same and held else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(__doc__)

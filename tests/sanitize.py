@@ -42,7 +42,9 @@ OPTIONS = "detect_leaks=0:alloc_dealloc_mismatch=0:detect_odr_violation=0:alloca
 
 TESTS = (
     "test_ops.py",
+    "test_chunk_ends.py",
     "test_codecs.py",
+    "test_list_zeros.py",
     "test_loop_ops.py",
     "test_spill.py",
     "test_fuzz_ops.py",

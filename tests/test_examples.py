@@ -44,3 +44,9 @@ def test_two_workers_keep_their_limits():
     done = subprocess.run([sys.executable, "multi_worker.py"], cwd=EXAMPLES, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "identical to the bit; limits held" in done.stdout
+
+
+def test_what_examples_share_says_that_it_is_none():
+    done = subprocess.run([sys.executable, "side_by_side.py"], cwd=EXAMPLES, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "run one of these" in done.stderr

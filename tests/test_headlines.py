@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import time
 
 import pytest
 
@@ -13,6 +14,9 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("matplotlib")
 
 from processes import ROOT, on_arena
+from terminals import on_terminal
+
+from tfswap import progress
 
 BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"
@@ -67,6 +71,26 @@ def test_words_about_planning_are_those_of_measurements(headlines):
     measured = (DOCS / "measurements.md").read_text()
     assert len(numbers) == 7
     assert all(number in measured for number in numbers)
+
+
+def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys):
+    from versus import solvers
+
+    figures = json.loads((DOCS / "headlines.json").read_text())["solvers"]
+    part = next(iter(figures))
+
+    def measure(part):
+        time.sleep(0.3)  # for the display to be drawn
+        return figures[part]["found"]
+
+    monkeypatch.setattr(solvers, "measure", measure)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(sys, "argv", ["headlines.py", f"solvers:{part}"])
+    with on_terminal() as screen:
+        assert headlines.main() == 0
+    assert "measuring rows" in screen.text
+    assert f"solvers: {part}" in screen.text
+    assert "published:" in capsys.readouterr().out
 
 
 def test_ratios_of_a_small_net_are_within_bounds():

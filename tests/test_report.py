@@ -26,6 +26,7 @@ from tfswap.planner.baseline import record_baseline
 from tfswap.planner.record import record_planned
 from tfswap.planner.schedule import KERNELS, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN
+from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
 from tfswap.report.report import ROWS_SHOWN, Report, TensorRow
 from tfswap.report.tables import show
@@ -116,9 +117,37 @@ def test_the_page_tells_what_is_alive_and_sorts_its_table(report: Report, tmp_pa
     assert len({told["at_peak"], told["before"], told["start"]}) == 3
     assert "at " in told["start"]
     assert told["first"][0] == format_bytes(report.rows[0].nbytes)
-    assert told["rising"] == [format_bytes(n) for n in sorted(row.nbytes for row in report.rows)]
-    assert [name.split("\n")[0] for name in told["names"]] == sorted((row.name for row in report.rows), key=natural)
+    rows = (*report.rows, *report.others)
+    assert told["rising"] == [format_bytes(n) for n in sorted(row.nbytes for row in rows)]
+    assert [name.split("\n")[0] for name in told["names"]] == sorted((row.name for row in rows), key=natural)
     assert told["swapped"] == ["swap"] * len(report.swapped)
+
+
+def test_the_page_has_every_tensor_with_what_explain_says_of_it(report: Report, tmp_path: Path) -> None:
+    text = saved(report, tmp_path, ".html").read_text(encoding="utf-8")
+    data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
+    names = data["names"]
+    told = {names[row["name"]]: (row["tactic"], names[row["reason"]], row["nbytes"]) for row in data["rows"]}
+    planned = timeline(report).planned
+    assert planned is not None
+    assert {value.tensor.name for value in planned.flow.values if value.nbytes} == {*told}
+    for name, row in told.items():
+        explained = report.explain(name)
+        assert (explained.tactic, explained.reason, explained.nbytes) == row
+    kept = {reason for tactic, reason, _ in told.values() if tactic == "keep"}
+    assert {"there before the step: a variable, an argument or a constant", "never waits between two uses"} <= kept
+    assert not {row.name for row in report.rows} & {row.name for row in report.others}
+
+
+def test_where_no_plan_keeps_the_limit_no_tensor_is_said_to_need_nothing() -> None:
+    optimizer = Optimizer(training_step(NET, 512, 128), CPU, Options(("swap",)))
+    made = optimizer.report(optimizer.analysis("1KiB"))
+    assert not made.keeps_limit
+    reasons = {row.reason for row in (*made.rows, *made.others)}
+    assert UNMET in reasons
+    assert not any(SUFFICES in reason for reason in reasons)
+    waits = next(row for row in made.rows if row.reason == UNMET)
+    assert made.explain(waits.name).reason == UNMET
 
 
 @needs_browser
@@ -158,10 +187,22 @@ def test_the_page_needs_no_network_and_quotes_what_it_is_given(report: Report, t
     assert not re.findall(r"(?:src|href|url)\s*[=(]", text)
     assert "default-src 'none'" in text
     data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
-    assert len(data["rows"]) == len(report.rows)
+    assert len(data["rows"]) == len(report.rows) + len(report.others)
     for run, drawn in zip(data["runs"], (timeline(report).before, timeline(report).after), strict=True):
         assert drawn is not None
         assert max(sum(column[2:]) for column in run["columns"]) == drawn.record.peak_bytes
+
+
+def test_the_page_says_what_its_figures_are(report: Report, tmp_path: Path) -> None:
+    text = saved(dataclasses.replace(report, measured_peak_bytes=None), tmp_path, ".html").read_text(encoding="utf-8")
+    assert "none yet" not in text
+    assert "the allocator told none" in text
+    after = timeline(report).after
+    assert after is not None
+    margin = format_bytes(report.planned_peak_bytes - after.record.peak_bytes)
+    assert f"without the margin of {margin} that the planned peak has" in text
+    assert "peak before, predicted" in text
+    assert "peak before, predicted" in str(report)
 
 
 def test_a_notebook_shows_the_charts(report: Report) -> None:
@@ -237,16 +278,21 @@ def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path
     planned = record_planned(flow, build_schedule(order, ()), cost_s, rates, resident=NOTHING_KNOWN)
     before = record_baseline(flow, cost_s, CPU, resident=NOTHING_KNOWN)
     row = TensorRow("n" * 400, "MatMul", 1 << 20, (1, 2), "keep", "r" * 1000, 0, 0.0, "s" * 400)
-    rows = tuple(dataclasses.replace(row, name=f"{n}{row.name}{n}") for n in range(2 * ROWS))
+    named = [(f"{n}{row.name}{n}", f"{n if n % 4 == 0 else ''}{row.reason}") for n in range(2 * ROWS)]
+    rows = tuple(dataclasses.replace(row, name=name, reason=reason) for name, reason in named)
     made = dataclasses.replace(report, rows=rows, _timeline=lambda: Timeline(before, planned, sum(cost_s)))
     assert min(len(planned.holds), len(before.holds)) > HOLDS
     page = saved(made, tmp_path, ".html")
     assert page.stat().st_size <= MOST_BYTES
     text = page.read_text()
-    assert f"The {ROWS} smallest are left out" in text
+    assert f"{ROWS + len(made.others)} more are left out, of 1.0 MiB at most" in text
     data = json.loads(re.findall(r"<script type=application/json id=data>(.*?)</script>", text)[0])
     assert max(sum(column[2:]) for column in data["runs"][1]["columns"]) == planned.peak_bytes
-    assert all(len(run["blocks"]) <= 3000 for run in data["runs"])
+    for run in data["runs"]:
+        assert len(run["blocks"]) <= 3000
+        wide = run["width_s"] / COLUMNS
+        assert all(end - start < wide for *_, start, end, count in run["blocks"] if count > 1)
+    assert len(data["runs"][1]["blocks"]) > 1000
 
 
 def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

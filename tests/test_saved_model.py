@@ -497,6 +497,7 @@ def test_numpy_s_numbers_are_numbers(models: dict[str, Path], tmp_path: Path) ->
 def test_an_analysis_of_a_limit_that_can_t_be_met_names_the_smallest(models: dict[str, Path], tmp_path: Path) -> None:
     report = optimize(models["plain"], tmp_path, memory_limit="1MiB", mode="analyze")
     assert not report.keeps_limit
+    assert report.title == "tfswap: train_step"
     assert report.memory_limit_bytes == 1 << 20 < report.floor_bytes < report.baseline_peak_bytes
     assert optimize(models["plain"], tmp_path / "out", memory_limit=report.floor_bytes).keeps_limit
 

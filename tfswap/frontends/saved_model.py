@@ -10,6 +10,7 @@ Not handled: a SavedModel that TensorFlow 1 wrote, whose steps are not functions
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ from tfswap.report.report import Report
 from tfswap.sizes import format_bytes, is_share, parse_limit
 
 TRAIN_STEP = "train_step"
+TRACED = re.compile(r"__inference_(.+)_\d+")
+"""What TensorFlow calls the trace of a function."""
 SUFFIX = "_tfswap"
 """Ends the name of a library function that tfswap has made."""
 
@@ -301,7 +304,9 @@ def _plan_file(file: ModelFile, function: str, request: Request, sizes: Argument
     too_large: list[InfeasibleMemoryLimit] = []
     for name, (graph, optimizer) in found.items():
         try:
-            planned[name] = plan_with(optimizer, name, graph, request)
+            traced = TRACED.fullmatch(name)
+            step = traced[1] if traced is not None and len(found) == 1 else name  # which tells several apart
+            planned[name] = plan_with(optimizer, step, graph, request)
         except InvalidModel as error:
             refused.append(error)
         except InfeasibleMemoryLimit as error:

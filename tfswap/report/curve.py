@@ -52,7 +52,7 @@ class Point:
     algorithms: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Curve:
     """What a step takes under limits from its floor to its unoptimised peak, on one machine.
 
@@ -155,6 +155,8 @@ class Curve:
             )
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         def workspace(point: Point) -> str:
             return f"<td>{format_bytes(point.workspace_bytes)}</td>" if self.has_workspaces else ""
@@ -232,4 +234,14 @@ class Curve:
         ]
         parts.append(dot(self.knee.limit_bytes, self.knee.time_ratio, "knee", "knee"))
         parts.append(dot(self.baseline_peak_bytes, 1.0, "plain", "unoptimised"))
+        across, down = (LEFT + WIDTH - EDGE) / 2, (HEIGHT - LEFT + EDGE) / 2
+        parts.append(f"<text x={across:.0f} y={HEIGHT - LEFT + 34} text-anchor=middle>memory limit</text>")
+        parts.append(
+            f"<text x=12 y={down:.0f} text-anchor=middle transform='rotate(-90 12 {down:.0f})'>"
+            "step time, predicted, over unoptimised</text>"
+        )
+        marks = {"point": "the fastest plan under a limit", "knee": "the knee", "plain": "the step as it is"}
+        for number, (kind, text) in enumerate(marks.items()):
+            x, y = LEFT + 8 + 200 * number, HEIGHT - 6
+            parts.append(f"<circle class={kind} cx={x} cy={y - 4} r=3 /><text x={x + 10} y={y}>{text}</text>")
         return "".join([*parts, "</svg>"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import TfswapError
+from tfswap.ir.permits import ANYTHING
 from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.problem import Problem
 from tfswap.report.markup import format_seconds
@@ -21,6 +22,10 @@ from tfswap.sizes import format_bytes
 if TYPE_CHECKING:
     from tfswap.report.report import TensorRow
 
+SUFFICES = "memory suffices without"
+"""Why what could leave, or be encoded, does not."""
+UNMET = "no plan keeps the limit: the step is left as it is"
+OVER = "this plan leaves it where it is, and does not keep the limit"
 READERS_SHOWN = 6
 NAMES_SHOWN = 5
 
@@ -92,18 +97,41 @@ class Explanation:
         return "\n".join([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)])
 
 
+def why_unused(plan: Plan) -> str:
+    """Why what could leave, or be encoded, does not."""
+    if plan.keeps_limit:
+        return SUFFICES
+    return UNMET if plan.changes_nothing else OVER
+
+
+def why_kept(problem: Problem, v: int, waits: bool, unused: str) -> str:
+    """Why nothing is done about a value.
+
+    Args:
+        waits: whether it waits between two uses.
+        unused: why nothing is done where something could be, as `why_unused` says.
+    """
+    if refusal := problem.refusals.get(v):
+        return refusal
+    if problem.flow.values[v].nbytes < problem.smallest_bytes:
+        return f"below {format_bytes(problem.smallest_bytes)} a tensor costs more to move than it frees"
+    return problem.flow.permits.get(v, ANYTHING).why or unused if waits else "never waits between two uses"
+
+
 def explain(
     problem: Problem,
     plan: Plan | Inside,
     rows: Sequence[TensorRow],
     locate: Callable[[str], str | None],
     name: str,
+    unused: str,
     within: str = "",
 ) -> Explanation:
     """What there is to know of the tensor `name`, or of the first output of a node of that name.
 
     Args:
         problem: the step, or the body that has the tensor.
+        unused: why nothing is done where something could be, as `why_unused` says.
         within: what comes before the tensor's name in `rows`.
 
     Raises TfswapError, with the nearest names, where there is no such tensor.
@@ -113,12 +141,12 @@ def explain(
     value = flow.values[v]
     order = [flow.place[kernel] for kernel in plan.order] or problem.order
     row = next((row for row in rows if row.name == f"{within}{value.tensor.name}"), None)
-    tactic, reason = ("keep", _unconsidered(problem, v)) if row is None else (row.tactic, row.reason)
+    waits = any(gap.value == v for gap in problem.gaps)
+    tactic, reason = ("keep", why_kept(problem, v, waits, unused)) if row is None else (row.tactic, row.reason)
     made = tuple(position for position, kernel in enumerate(order) if kernel == value.producer)
     reads = [position for position, kernel in enumerate(order) if v in flow.reads[kernel]]
     uses = sorted({*made, *reads})
-    waits = [(start, end) for start, end in pairwise(uses) if end - start > 1]
-    wait = max(waits, key=lambda w: w[1] - w[0], default=None)
+    wait = max((w for w in pairwise(uses) if w[1] - w[0] > 1), key=lambda w: w[1] - w[0], default=None)
     rates = problem.rates
     return Explanation(
         tensor=f"{within}{value.tensor.name}",
@@ -152,11 +180,6 @@ def _value(flow: Dataflow, name: str) -> int:
         f"the step has no tensor {name!r}, or it holds no memory of its own. Near to it are "
         f"{', '.join(map(repr, near)) or 'none'}."
     )
-
-
-def _unconsidered(problem: Problem, v: int) -> str:
-    refusal = problem.refusals.get(v)
-    return refusal or f"below {format_bytes(problem.smallest_bytes)} a tensor costs more to move than it frees"
 
 
 def _rerun_s(problem: Problem, v: int) -> float | None:

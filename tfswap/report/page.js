@@ -64,11 +64,12 @@ const table = document.querySelector("table.tensors");
 if (table) {
   const body = table.tBodies[0], find = document.querySelector("input[type=search]"), more = document.querySelector(".more");
   const found = document.querySelector(".found");
+  for (const row of data.rows) for (const part of ["name", "op", "reason", "source"]) row[part] = data.names[row[part]];
   let rows = data.rows, sorted = null, down = true, shown = SHOWN;
-  const keys = [r => r.nbytes, r => r.tactic, r => data.names[r.name], r => r.reason, r => r.moved, r => r.cost_s];
+  const keys = [r => r.nbytes, r => r.tactic, r => r.name, r => r.reason, r => r.moved, r => r.cost_s];
   function draw() {
     const word = find.value.toLowerCase();
-    rows = data.rows.filter(r => !word || `${data.names[r.name]} ${r.op} ${r.tactic} ${r.source}`.toLowerCase().includes(word));
+    rows = data.rows.filter(r => !word || `${r.name} ${r.op} ${r.tactic} ${r.source}`.toLowerCase().includes(word));
     if (sorted !== null) {
       const key = keys[sorted], order = (a, b) => typeof a === "number" ? a - b : a.localeCompare(b, "en", {numeric: true});
       rows.sort((a, b) => down ? order(key(b), key(a)) : order(key(a), key(b)));
@@ -76,7 +77,7 @@ if (table) {
     body.replaceChildren(...rows.slice(0, shown).map(r => made("tr", {},
       made("td", {className: "n"}, size(r.nbytes)),
       made("td", {}, made("span", {className: `tactic ${r.tactic.split(", ").pop()}`}, r.tactic)),
-      made("td", {className: "name"}, data.names[r.name], made("br", {}), made("span", {className: "soft"}, r.source ? `${r.op} · ${r.source}` : r.op)),
+      made("td", {className: "name"}, r.name, made("br", {}), made("span", {className: "soft"}, r.source ? `${r.op} · ${r.source}` : r.op)),
       made("td", {className: "why"}, r.reason),
       made("td", {className: "n"}, r.moved ? size(r.moved) : ""),
       made("td", {className: "n"}, r.cost_s ? time(r.cost_s) : ""))));

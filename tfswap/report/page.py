@@ -25,7 +25,8 @@ COLUMNS = 1000
 HEIGHT = 1000
 HOLDS = 4000
 """Tensors and workspaces of a run, the largest, that a pointer is told of one by one."""
-ROWS = 5000
+ROWS = 10_000
+"""Tensors of the table: all that something is done about, and the largest of the others."""
 NAME_LENGTH, REASON_LENGTH = 160, 400
 BLOCK_COLUMNS = 0.7
 """Blocks of a lane that are narrower are drawn as one."""
@@ -33,7 +34,7 @@ LIMIT_SHOWN = 1.6
 """A limit further above the highest peak than this many times is not worth the room in the chart."""
 STACK = (OTHERS, *range(OTHERS))
 """From the bottom to the top: first what is always there."""
-ON_CARDS = ("memory limit", "peak before", "peak planned", "peak measured", "predicted time")
+ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
 BLOCKS = {"run": "kernels", "again": "kernels again", "wait": "waiting for a copy", "copy": "copies"}
@@ -50,6 +51,7 @@ def page(report: Report, timeline: Timeline | None) -> str:
         timeline: of the step; without one there are no charts.
     """
     title = html.escape(report.title)
+    tensors = sorted((*report.rows, *report.others), key=lambda row: (row.tactic == "keep", -row.nbytes))
     runs, charts = _charts(report, timeline)
     names = _Names()
     data = {
@@ -57,19 +59,19 @@ def page(report: Report, timeline: Timeline | None) -> str:
         "columns": COLUMNS,
         "width": BLOCK_COLUMNS,
         "runs": [run(names) for run in runs],
-        "rows": [_row(row, names) for row in report.rows[:ROWS]],
+        "rows": [_row(row, names) for row in tensors[:ROWS]],
     }
     data["names"] = names.all
-    left_out = len(report.rows) - ROWS
-    rest = f"The {left_out} smallest are left out; they are in the report's JSON." if left_out > 0 else ""
+    largest = format_bytes(max((row.nbytes for row in tensors[ROWS:]), default=0))
+    rest = f"{len(tensors) - ROWS} more are left out, of {largest} at most." if tensors[ROWS:] else ""
     heads = (("n", "bytes"), ("", "tactic"), ("", "tensor"), ("", "why"), ("n", "travels"), ("n", "runs again"))
     columns = "".join(f"<th scope=col class='{c}'><button>{text}</button></th>" for c, text in heads)
     table = (
-        "<h2>Every tensor that was considered</h2><div class=tools><input type=search placeholder='name, op, tactic or "
+        "<h2>Every tensor</h2><div class=tools><input type=search placeholder='name, op, tactic or "
         "source' aria-label='filter'><span class='soft found'></span></div><table class=tensors><thead><tr>"
         f"{columns}</tr></thead><tbody></tbody></table><button class=more>show more</button><p class=soft>{rest}</p>"
     )
-    body = f"<h1>{title}</h1>{_top(report)}{charts}{table if report.rows else ''}{_notes(report)}"
+    body = f"<h1>{title}</h1>{_top(report)}{charts}{table if tensors else ''}{_notes(report)}"
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     head = (
         "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
@@ -99,10 +101,13 @@ def _top(report: Report) -> str:
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
+    told = ("not known", "the allocator told none")
+    if measured is not None:
+        told = (format_bytes(measured), "by the allocator")
     cards = [
         ("peak before, predicted", format_bytes(before), "the step as it is"),
         ("peak planned", format_bytes(planned), change),
-        ("peak measured", "none yet" if measured is None else format_bytes(measured), "by the allocator"),
+        ("peak measured", *told),
         ("memory limit", "none" if limit is None else format_bytes(limit), "" if report.keeps_limit else "NOT KEPT"),
         ("step time, predicted", f"x{report.time_ratio:.2f}", f"{report.costs} costs"),
     ]
@@ -169,9 +174,11 @@ def _charts(report: Report, timeline: Timeline | None) -> tuple[list[RunData], s
     )
     legend = f"<h2>Device memory over one step</h2><ul class=legend>{legend}</ul>"
     which = "planned peak" if len(runs) > 1 else "peak"
+    kept_free = report.planned_peak_bytes - last.record.peak_bytes
+    margin = f", without the margin of {format_bytes(kept_free)} that the planned peak has" if kept_free > 0 else ""
     legend += (
-        f"<p class=soft>Simulated. Beside each kind is what it holds at the {which}; optimizers' arithmetic counts as "
-        "gradients.</p>"
+        f"<p class=soft>Simulated{margin if len(runs) > 1 else ''}. Beside each kind is what it holds at the {which}; "
+        "optimizers' arithmetic counts as gradients.</p>"
     )
     return [_teller(run, width_s) for _, run in runs], legend + pictures
 
@@ -245,22 +252,18 @@ Drawn = tuple[str, str, str, float, float, int]
 
 
 def _drawn(run: Run, width_s: float) -> list[Drawn]:
-    """The blocks of all lanes; those too narrow to be seen together with their neighbours."""
+    """The blocks of all lanes; of those too narrow to be seen, neighbours are one while that is narrow."""
     narrow_s = BLOCK_COLUMNS * width_s / COLUMNS
     found: list[Drawn] = []
     for lane in LANES:
         merged: list[Drawn] = []
         for block in (b for b in run.blocks if b.lane == lane):
-            if merged and block.start_s - merged[-1][4] < narrow_s and _narrow(merged[-1], block, narrow_s):
+            if merged and block.end_s - merged[-1][3] < narrow_s:
                 merged[-1] = _joined(merged[-1], block)
             else:
                 merged.append((block.lane, block.kind, block.name, block.start_s, block.end_s, 1))
         found += merged
     return found
-
-
-def _narrow(before: Drawn, block: Block, narrow_s: float) -> bool:
-    return before[4] - before[3] < narrow_s or (before[1] == block.kind and block.end_s - block.start_s < narrow_s)
 
 
 def _joined(before: Drawn, block: Block) -> Drawn:
@@ -285,13 +288,13 @@ def _byte_ticks(top: float) -> list[int]:
 
 
 class _Names:
-    """Names by number, each once."""
+    """Names, and other text that comes again and again, by number: each is in the page once."""
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
 
-    def number(self, name: str) -> int:
-        return self._number.setdefault(_clipped(name, NAME_LENGTH), len(self._number))
+    def number(self, name: str, length: int = NAME_LENGTH) -> int:
+        return self._number.setdefault(_clipped(name, length), len(self._number))
 
     @property
     def all(self) -> list[str]:
@@ -324,13 +327,13 @@ def _teller(run: Run, width_s: float) -> RunData:
 def _row(row: TensorRow, names: _Names) -> dict[str, Any]:
     return {
         "name": names.number(row.name),
-        "op": row.op,
+        "op": names.number(row.op),
         "nbytes": row.nbytes,
         "tactic": row.tactic,
-        "reason": _clipped(row.reason, REASON_LENGTH),
+        "reason": names.number(row.reason, REASON_LENGTH),
         "moved": row.cost_bytes,
         "cost_s": row.cost_s,
-        "source": _clipped(row.source or "", NAME_LENGTH),
+        "source": names.number(row.source or ""),
     }
 
 

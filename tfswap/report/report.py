@@ -27,7 +27,7 @@ from tfswap.planner.reuse import Reuse, find_reuse
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 from tfswap.planner.workspaces import rooms
-from tfswap.report.explain import Explanation, explain
+from tfswap.report.explain import Explanation, explain, why_kept, why_unused
 from tfswap.report.page import fragment, page
 from tfswap.report.picture import picture
 from tfswap.report.tables import as_text, figures, listing, stacked
@@ -56,8 +56,6 @@ FOUND_OUT = (
     "workspace_bytes",
 )
 """What a report tells besides its fields."""
-SUFFICES = "memory suffices without"
-"""Why what could leave, or be encoded, does not."""
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""
 
@@ -155,6 +153,7 @@ class Report:
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
     _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
     _largest: Callable[[], tuple[str, int]] = field(repr=False, compare=False, default=lambda: ("", 0))
+    _others: Callable[[], tuple[TensorRow, ...]] = field(repr=False, compare=False, default=lambda: ())
     _reuse: Callable[[], Reuse] = field(repr=False, compare=False, default=lambda: Reuse(0, 0, 0))
     _rooms: Callable[[], tuple[ConvolutionRow, ...]] = field(repr=False, compare=False, default=lambda: ())
 
@@ -190,6 +189,11 @@ class Report:
     @cached_property
     def _largest_kernel(self) -> tuple[str, int]:
         return self._largest()
+
+    @cached_property
+    def others(self) -> tuple[TensorRow, ...]:
+        """The tensors that were not considered: what is there before the step, and what is too small. Largest first."""
+        return self._others()
 
     @cached_property
     def reuse(self) -> Reuse:
@@ -248,7 +252,7 @@ class Report:
         return [
             *([] if self.trains else [("step", NO_BACKWARD)]),
             ("memory limit", limit if self.keeps_limit else f"{limit}: NOT KEPT, see the smallest limit"),
-            ("peak before", format_bytes(self.baseline_peak_bytes)),
+            ("peak before, predicted", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
             ("always there", format_bytes(self.persistent_bytes)),
@@ -421,21 +425,27 @@ def make_report(
         encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
     reduced = {flow.value_named[r.tensor]: r for r in plan.reduced}
     packed = {flow.value_named[p.tensor]: p for p in plan.packed}
-    outer = _Moves.of(planner.problems[0], plan)
-    rows = _rows(outer, encoded, reduced, packed, locate)
+    outer, unused = _Moves.of(planner.problems[0], plan), why_unused(plan)
     in_bodies: dict[str, dict[str, list[Encoding]]] = {}  # by body and tensor
     for e in inner:
         if e.saved is None:
             in_bodies.setdefault(e.body, {}).setdefault(e.encoding.tensor.name, []).append(e.encoding)
     inside = [_Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
-    for moves in inside:
-        named = in_bodies.pop(moves.within[:-1], {})
-        by_value = {moves.problem.flow.value_named[name]: codings for name, codings in named.items()}
-        rows += _rows(moves, by_value, {}, {}, locate)
-    rows += [_inner_row(body, codings, locate) for body, named in in_bodies.items() for codings in named.values()]
+    planned_bodies = {moves.within[:-1] for moves in inside}
     smaller = {e.saved.name: e for e in inner if e.saved is not None}
-    rows += _saved_rows(saved, plan, remade_s, permits, smaller, locate)
-    rows.sort(key=lambda row: (row.tactic == "keep", -row.nbytes, row.name))
+
+    def found(rest: bool) -> tuple[TensorRow, ...]:
+        rows = _rows(outer, encoded, reduced, packed, unused, locate, rest=rest)
+        for moves in inside:
+            named = in_bodies.get(moves.within[:-1], {})
+            by_value = {moves.problem.flow.value_named[name]: codings for name, codings in named.items()}
+            rows += _rows(moves, by_value, {}, {}, unused, locate, rest=rest)
+        for body in () if rest else in_bodies.keys() - planned_bodies:
+            rows += [_inner_row(body, codings, locate) for codings in in_bodies[body].values()]
+        rows += _saved_rows(saved, plan, remade_s, permits, smaller, locate, rest=rest)
+        return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
+
+    rows = found(rest=False)
     unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
     return Report(
         planned_peak_bytes=plan.planned_peak_bytes,
@@ -446,7 +456,7 @@ def make_report(
         disk_bytes=plan.disk_bytes,
         kernels=len(plan.order),
         reruns=sum(round(moves.times * sum(map(len, moves.again.values()))) for moves in (outer, *inside)),
-        rows=tuple(rows),
+        rows=rows,
         alive_at_peak=_alive_at_peak(flow, planner, plan),
         unmodelled=unmodelled,
         trains=trains,
@@ -456,6 +466,7 @@ def make_report(
         _baseline=baseline,
         _explain=lambda name: _explained(planner.problems[0], plan, bodies, rows, locate, name),
         _largest=largest,
+        _others=lambda: found(rest=True),
         _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
         _rooms=lambda: _convolutions(flow, plan, resident),
     )
@@ -481,11 +492,12 @@ def _explained(
     name: str,
 ) -> Explanation:
     """Of a tensor of the step, or of a body that something is planned inside of."""
+    unused = why_unused(plan)
     for body in bodies:
         within = f"{body.inside.body}/"
         if name.startswith(within):
-            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), within)
-    return explain(problem, plan, rows, locate, name)
+            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), unused, within)
+    return explain(problem, plan, rows, locate, name, unused)
 
 
 def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -536,11 +548,16 @@ def _rows(
     encoded: Mapping[int, Sequence[Encoding]],
     reduced: Mapping[int, Reduction],
     packed: Mapping[int, Packing],
+    unused: str,
     locate: Callable[[str], str | None],
+    *,
+    rest: bool = False,
 ) -> list[TensorRow]:
-    """One row per tensor of a size that matters.
+    """One row per tensor that is made in the step and of a size that matters, or that something is done about.
 
     Args:
+        rest: of all others instead.
+        unused: why nothing is done where something could be.
         encoded: by value, what some kernels read in place of it.
         reduced: by value, what it is rounded to for others.
         packed: by value, in which smaller form it waits for others.
@@ -554,11 +571,13 @@ def _rows(
             gaps[gap.value] = (gap.start, gap.end)
     rows = []
     for v, value in enumerate(flow.values):
-        smaller = v in encoded or v in reduced or v in packed
-        if not smaller and (value.producer == PERSISTENT or value.nbytes < MIN_SWAP_BYTES):
-            continue
         away = moves.absences.get(v, ())
         made = moves.again.get(value.producer, ())
+        smaller = v in encoded or v in reduced or v in packed
+        least = problem.smallest_bytes if made else MIN_SWAP_BYTES
+        matters = value.producer != PERSISTENT and value.nbytes >= least
+        if rest == bool(matters or smaller or away) or not (value.nbytes or smaller):
+            continue
         codings = encoded.get(v, ())
         reasons = []
         encoded_bytes = None
@@ -584,10 +603,9 @@ def _rows(
         if made:
             reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}{of}")
         if not reasons:
-            permit = flow.permits.get(v, ANYTHING)
-            waits = permit.why or SUFFICES if v in gaps else "never waits between two uses"
-            reasons.append(problem.refusals.get(v) or waits)
-            unfit = no_codec(value.tensor.type) if v in gaps and permit.allows("encode") else None
+            reasons.append(why_kept(problem, v, v in gaps, unused))
+            may = flow.permits.get(v, ANYTHING).allows("encode")
+            unfit = no_codec(value.tensor.type) if v in gaps and may else None
             reasons += [unfit] if unfit else []
         tactics = ["encode"] * (encoded_bytes is not None) + ["swap"] * bool(away) + ["recompute"] * bool(made)
         node = value.tensor.node
@@ -641,17 +659,22 @@ def _saved_rows(
     permits: Mapping[str, Permit],
     encoded: Mapping[str, InnerEncoding],
     locate: Callable[[str], str | None],
+    *,
+    rest: bool = False,
 ) -> list[TensorRow]:
-    """One row per list that loops save in, of a size that matters.
+    """One row per list that loops save in, of a size that matters, or that something is done about.
 
     Args:
+        rest: of all others instead.
         encoded: by name of those that keep encodings, what one of the kernels that read them takes.
     """
     rows: list[TensorRow] = []
+    unused = why_unused(plan)
     for name, nbytes in saved.items():
-        if nbytes < MIN_SWAP_BYTES:
+        matters = nbytes >= MIN_SWAP_BYTES or name in encoded or name in plan.accumulators or name in remade_s
+        if rest == matters:
             continue
-        tactic, reason, cost_bytes, cost_s = "keep", f"saved by a loop; {permits[name].why or SUFFICES}", 0, 0.0
+        tactic, reason, cost_bytes, cost_s = "keep", f"saved by a loop; {permits[name].why or unused}", 0, 0.0
         encoded_bytes = None
         if name in encoded:
             tactic, reason = "encode", f"saved by a loop as what {encoded[name].encoding.kernel.name} needs of it"

@@ -50,7 +50,7 @@ def stacked(*parts: RenderableType) -> RenderableType:
 def as_text(shown: RenderableType) -> str:
     """All of it, without colours."""
     text = io.StringIO()
-    _console(text, width=WIDE, color_system=None).print(shown)
+    _console(text, width=WIDE, height=1, color_system=None, force_terminal=False).print(shown)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
@@ -67,4 +67,5 @@ def show(shown: RenderableType) -> None:
 def _console(file: TextIO, **how: object) -> Console:
     from rich.console import Console
 
-    return Console(file=file, markup=False, emoji=False, highlight=False, **how)  # type: ignore[arg-type]
+    # In a notebook rich would display instead of writing to the file.
+    return Console(file=file, markup=False, emoji=False, highlight=False, force_jupyter=False, **how)  # type: ignore[arg-type]

@@ -19,8 +19,9 @@ from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
 
 VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS = range(6)
 KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other")
-"""By number. Inputs are arguments and constants; what optimizers make of gradients counts as gradients; other is what
-else is in the arena, and what chunks are larger by than what they hold."""
+"""By number. Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks that
+come during the step count whole, under the kind of what they hold; other is what else was in the arena before, and what
+the chunks of variables and inputs that were there are larger by."""
 COMPUTE, COPIES_OUT, COPIES_IN = "compute", "copies out", "copies in"
 
 

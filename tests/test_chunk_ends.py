@@ -69,7 +69,7 @@ inputs = keras.Input((35,), dtype="int32")
 h = keras.layers.LSTM(128, return_sequences=True)(keras.layers.Embedding(1000, 128)(inputs))
 model = keras.Model(inputs, keras.layers.Dense(1000)(h))
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-words, following = tf.random.stateless_uniform([2, 106, 35], (1, 2), 0, 1000, tf.int32)
+words, following = tf.random.stateless_uniform([2, 126, 35], (1, 2), 0, 1000, tf.int32)
 
 def step(words, following):
     with tf.GradientTape() as tape:

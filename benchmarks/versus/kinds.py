@@ -95,8 +95,8 @@ def present(found: dict[str, Any]) -> Section:
     ]
     over = [name.partition(",")[0] for name, net in found.items() if "planned" not in net["runs"]]
     notes = [
-        "Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks count whole, "
-        "under the kind of what they hold; other is what those of variables and inputs are larger by."
+        "Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks count "
+        "whole, under the kind of what they hold; other is what those of variables and inputs are larger by."
     ]
     if saved:
         notes.append(f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.")

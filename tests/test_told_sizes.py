@@ -178,6 +178,23 @@ print(json.dumps({"same": found == float(plain(x)), "peak": peak, "floor": floor
 """
 
 
+def test_values_that_tensorflow_refuses_are_refused_in_its_own_words() -> None:
+    @tf.function
+    def numbers(n: Any, by: Any) -> Any:
+        return tf.cast(tf.range(0, n, by), tf.float32) * 2.0
+
+    step = tfswap.optimize(numbers, memory_limit="1MiB")
+    assert step(tf.constant(5000), tf.constant(3)).shape == [1667]
+    for n, by in ((5000, 0), (-5000, 1)):
+        with pytest.raises(tf.errors.InvalidArgumentError) as plain:
+            numbers(tf.constant(n), tf.constant(by))
+        with pytest.raises(tf.errors.InvalidArgumentError) as planned:
+            step(tf.constant(n), tf.constant(by))
+        assert "Requires" in plain.value.message
+        said = plain.value.message.partition("Requires")[2].splitlines()[0]
+        assert said in planned.value.message
+
+
 def test_what_tells_sizes_keeps_the_limit_too() -> None:
     found = on_arena(BESIDE)
     assert found["same"]

@@ -50,14 +50,16 @@ def _ragged_range(tensor: Output) -> SizeRule | None:
 
 
 def _steps(start: Any, limit: Any, delta: Any) -> Any:
-    """How many numbers there are from `start` to `limit`."""
+    """How many numbers there are from `start` to `limit`. Steps of nothing, and others that TensorFlow refuses, are
+    left for the step itself to complain about.
+    """
     import tensorflow as tf
 
-    if not start.dtype.is_floating:  # whole numbers stay exact
-        start, limit, delta = (tf.cast(each, tf.int64) for each in (start, limit, delta))
-        return tf.maximum(-((start - limit) // delta), 0)
-    start, limit, delta = (tf.cast(each, tf.float64) for each in (start, limit, delta))
-    return tf.cast(tf.maximum(tf.math.ceil((limit - start) / delta), 0), tf.int64)
+    exact = tf.float64 if start.dtype.is_floating else tf.int64
+    start, limit, delta = (tf.cast(each, exact) for each in (start, limit, delta))
+    delta = tf.where(delta == 0, tf.ones_like(delta), delta)
+    count = -((start - limit) // delta) if exact == tf.int64 else tf.math.ceil((limit - start) / delta)
+    return tf.cast(tf.maximum(count, 0), tf.int64)
 
 
 def _padded(tensor: Output) -> SizeRule | None:

@@ -19,7 +19,7 @@ from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, attempt, told_by
 
 OURS = Form("tfswap", limit=None)
 ROOMY_MIB = 6000
-TRIES = 8
+TRIES = 12
 CLOSE = 0.02
 """Batches that differ by no more are not told apart; needs so close above the cap are the cap's own, whose holes are in
 the way: they say nothing of what a batch needs."""

@@ -22,6 +22,10 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
     "range down": lambda x, n: tf.range(900 * n, -3, -7),
     "range of floats": lambda x, n: tf.range(0.0, tf.cast(n, tf.float32) * 90.1, 0.3),
     "range of wide numbers": lambda x, n: tf.range(2**60, 2**60 + tf.cast(n, tf.int64) * 900, 900, tf.int64),
+    "range of halves": lambda x, n: tf.range(
+        tf.cast(1, tf.float16), tf.cast(819 * n, tf.float16), tf.cast(1, tf.float16)
+    ),
+    "range of tenths": lambda x, n: tf.range(0.0, 0.3 * tf.cast(n, tf.float32), 0.1),
     "fill": lambda x, n: tf.fill([n, 300], 1.0),
     "broadcast": lambda x, n: tf.broadcast_to(x[0, 0], [n, 40]),
     "reshape": lambda x, n: tf.reshape(x, [-1, 2 * n]),

@@ -178,6 +178,17 @@ print(json.dumps({"same": found == float(plain(x)), "peak": peak, "floor": floor
 """
 
 
+def test_a_told_size_may_have_other_axes_in_each_call() -> None:
+    plain = tf.function(
+        lambda x, shape: tf.reshape(x, shape) * 2.0,
+        input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)],
+    )
+    step = tfswap.optimize(plain, memory_limit="1MiB")
+    x = tf.ones([6000])
+    for shape in ([60, 100], [6000], [6, 10, 100], [30, 200], [6000]):
+        assert step(x, tf.constant(shape)).shape == shape
+
+
 def test_values_that_tensorflow_refuses_are_refused_in_its_own_words() -> None:
     @tf.function
     def numbers(n: Any, by: Any) -> Any:

@@ -67,18 +67,25 @@ class Program:
 
     Attributes:
         owner: of the host memory, by number.
-        functions: those that there are.
     """
 
     def __init__(self) -> None:
         self.owner = 1 + secrets.randbits(62)  # 0 is nobody
-        self.functions: weakref.WeakSet[OptimizedFunction] = weakref.WeakSet()
+        self._functions: weakref.WeakSet[OptimizedFunction] = weakref.WeakSet()
+        self._lock = threading.Lock()  # functions are made, and planned, by several threads
         weakref.finalize(self, _forget, self.owner).atexit = False
 
     @property
     def granted_bytes(self) -> int:
         """The highest limit of all plans; 0 where there is none."""
-        return max((each.granted_bytes for each in tuple(self.functions)), default=0)
+        with self._lock:
+            functions = tuple(self._functions)
+        return max((each.granted_bytes for each in functions), default=0)
+
+    def add(self, function: OptimizedFunction) -> None:
+        """Take note of one more, for as long as it is there."""
+        with self._lock:
+            self._functions.add(function)
 
 
 class OptimizedFunction:
@@ -105,7 +112,7 @@ class OptimizedFunction:
         self._request = request
         self._on_exceeded = on_exceeded
         self._program = program or Program()
-        self._program.functions.add(self)
+        self._program.add(self)
         self._told: set[str] = set()
         self._lock = threading.RLock()
         self._made: dict[Any, list[Step]] = {}

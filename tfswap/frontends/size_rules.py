@@ -18,13 +18,13 @@ class SizeRule(NamedTuple):
 
     Attributes:
         asked: tensors of the graph, by what they hold.
-        shape: from that, as symbolic tensors, to the lengths of the axes; first of all from the shape of `of`, if that
-            is one.
+        shape: from that, as symbolic tensors, to the axes' lengths, as a vector or one by one; first of all from the
+            shape of `of`, if that is one.
         of: a tensor whose shape alone matters.
     """
 
     asked: Sequence[Output]
-    shape: Callable[..., Sequence[Any]]
+    shape: Callable[..., Any]
     of: Output | None = None
 
 
@@ -41,7 +41,7 @@ def _range(tensor: Output) -> SizeRule:
 def _ragged_range(tensor: Output) -> SizeRule | None:
     """Of its second output, all ranges one after the other; the other has a number for each of them."""
 
-    def shape(starts: Any, limits: Any, deltas: Any) -> Sequence[Any]:
+    def shape(starts: Any, limits: Any, deltas: Any) -> Any:
         import tensorflow as tf
 
         return [tf.reduce_sum(_steps(starts, limits, deltas))]
@@ -50,16 +50,20 @@ def _ragged_range(tensor: Output) -> SizeRule | None:
 
 
 def _steps(start: Any, limit: Any, delta: Any) -> Any:
-    """How many numbers there are from `start` to `limit`. Steps of nothing, and others that TensorFlow refuses, are
-    left for the step itself to complain about.
+    """How many numbers there are from `start` to `limit`, in the arithmetic of their own type (sequence_ops.cc).
+
+    Steps of nothing, and others that TensorFlow refuses, are left for the step itself to complain about.
     """
     import tensorflow as tf
 
-    exact = tf.float64 if start.dtype.is_floating else tf.int64
-    start, limit, delta = (tf.cast(each, exact) for each in (start, limit, delta))
-    delta = tf.where(delta == 0, tf.ones_like(delta), delta)
-    count = -((start - limit) // delta) if exact == tf.int64 else tf.math.ceil((limit - start) / delta)
-    return tf.cast(tf.maximum(count, 0), tf.int64)
+    if not start.dtype.is_floating:
+        start, limit, delta = (tf.cast(each, tf.int64) for each in (start, limit, delta))
+    delta = tf.where(tf.equal(delta, 0), tf.ones_like(delta), delta)
+    if not start.dtype.is_floating:
+        return tf.maximum(-((start - limit) // delta), 0)
+    ahead = tf.equal(limit > start, delta > 0)
+    count = tf.math.ceil(tf.abs((limit - start) / delta))
+    return tf.cast(tf.where(ahead, count, tf.zeros_like(count)), tf.int64)
 
 
 def _padded(tensor: Output) -> SizeRule | None:
@@ -73,7 +77,7 @@ def _padded(tensor: Output) -> SizeRule | None:
         return None
     count = 1 + len(splits)
 
-    def shape(wanted: Any, *splits: Any) -> Sequence[Any]:
+    def shape(wanted: Any, *splits: Any) -> Any:
         import tensorflow as tf
 
         rows = tf.cast(tf.size(splits[0]) - 1, tf.int64)
@@ -88,37 +92,37 @@ def _padded(tensor: Output) -> SizeRule | None:
 
 def _by_input(position: int) -> Callable[[Output], SizeRule]:
     """The input at this position is the shape."""
-    return lambda tensor: SizeRule((tensor.node.inputs[position],), lambda shape: _unstacked(shape, tensor))
+    return lambda tensor: SizeRule((tensor.node.inputs[position],), lambda shape: shape)
 
 
 def _reshaped(tensor: Output) -> SizeRule:
-    def shape(dims: Any, wanted: Any) -> Sequence[Any]:
+    def shape(dims: Any, wanted: Any) -> Any:
         import tensorflow as tf
 
         wanted = tf.cast(wanted, tf.int64)
         others = tf.maximum(tf.reduce_prod(tf.where(wanted < 0, tf.ones_like(wanted), wanted)), 1)
-        return _unstacked(tf.where(wanted < 0, tf.reduce_prod(dims) // others, wanted), tensor)
+        return tf.cast(tf.where(wanted < 0, tf.reduce_prod(dims) // others, wanted), tf.int64)
 
     given, wanted = tensor.node.inputs
     return SizeRule((wanted,), shape, given)
 
 
 def _tiled(tensor: Output) -> SizeRule:
-    def shape(dims: Any, times: Any) -> Sequence[Any]:
+    def shape(dims: Any, times: Any) -> Any:
         import tensorflow as tf
 
-        return _unstacked(dims * tf.cast(times, tf.int64), tensor)
+        return tf.cast(dims * tf.cast(times, tf.int64), tf.int64)
 
     given, times = tensor.node.inputs
     return SizeRule((times,), shape, given)
 
 
 def _sliced(tensor: Output) -> SizeRule:
-    def shape(dims: Any, begin: Any, size: Any) -> Sequence[Any]:
+    def shape(dims: Any, begin: Any, size: Any) -> Any:
         import tensorflow as tf
 
         begin, size = tf.cast(begin, tf.int64), tf.cast(size, tf.int64)
-        return _unstacked(tf.where(size < 0, dims - begin, size), tensor)
+        return tf.cast(tf.where(size < 0, dims - begin, size), tf.int64)
 
     given, *ends = tensor.node.inputs
     return SizeRule(ends, shape, given)
@@ -139,7 +143,7 @@ def _strided(tensor: Output) -> SizeRule | None:
     def has(mask: str, spec: int) -> bool:
         return bool(masks[mask] >> spec & 1)
 
-    def shape(dims: Any, begin: Any, end: Any, strides: Any) -> Sequence[Any]:
+    def shape(dims: Any, begin: Any, end: Any, strides: Any) -> Any:
         import tensorflow as tf
 
         begin, end, strides = (tf.cast(each, tf.int64) for each in (begin, end, strides))
@@ -173,13 +177,6 @@ def _within(dim: Any, begin: Any, end: Any, stride: Any, from_first: bool, to_la
     begin, end = (tf.clip_by_value(tf.where(each < 0, each + dim, each), least, most) for each in (begin, end))
     first, last = tf.where(forward, least, most), tf.where(forward, most, least)
     return first if from_first else begin, last if to_last else end
-
-
-def _unstacked(shape: Any, tensor: Output) -> Sequence[Any]:
-    import tensorflow as tf
-
-    rank = None if tensor.type.shape is None else len(tensor.type.shape)
-    return tf.unstack(tf.cast(shape, tf.int64), rank)
 
 
 def _tuple(value: object) -> tuple[object, ...]:

@@ -104,7 +104,7 @@ def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
     """What tells a tensor's size from the arguments alone; at worst the tensor itself."""
     rule = size_rule(tensor)
     if rule is None:
-        return SizeRule((), _unstacked, tensor) if _follows(graph, (tensor,), concrete) else None
+        return SizeRule((), lambda shape: shape, tensor) if _follows(graph, (tensor,), concrete) else None
     if rule.of is not None and (shape := _traced_shape(concrete, rule.of)) is not None:
         rule = SizeRule(rule.asked, functools.partial(_with_shape, rule.shape, shape))
     return rule if _follows(graph, _computed(rule), concrete) else None
@@ -118,12 +118,6 @@ def _with_shape(of: Callable[..., Sequence[Any]], shape: Sequence[int], *asked: 
 
 def _computed(rule: SizeRule) -> list[Output]:
     return [*rule.asked] if rule.of is None else [rule.of, *rule.asked]
-
-
-def _unstacked(shape: Any) -> Sequence[Any]:
-    import tensorflow as tf
-
-    return tf.unstack(shape)
 
 
 def _traced_shape(concrete: Any, tensor: Output) -> tuple[int, ...] | None:
@@ -179,7 +173,8 @@ def _computing(
         shapes = []
         for rule in rules.values():
             of = [] if rule.of is None else [tf.shape(next(made), tf.int64)]
-            shapes.append(tf.stack(rule.shape(*of, *(next(made) for _ in rule.asked))))
+            shape = rule.shape(*of, *(next(made) for _ in rule.asked))
+            shapes.append(tf.cast(tf.stack(shape) if isinstance(shape, list) else shape, tf.int64))
         return shapes
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]

@@ -240,11 +240,11 @@ def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
 
 def spreads(row: dict[str, Any], base: dict[str, Any]) -> dict[str, list[float]]:
     """Quartiles of a form's steps over the median of the unoptimised ones; forms run one after another."""
-    found = {}
-    for n, key in enumerate(CLOCKS):
-        ratios = sorted(took[n] / base[f"{key}_s"] for took in row["took_s"])
-        found[f"{key}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
-    return found
+    from versus.turns import quartiles
+
+    return {
+        f"{key}_spread": quartiles(took[n] / base[f"{key}_s"] for took in row["took_s"]) for n, key in enumerate(CLOCKS)
+    }
 
 
 def main() -> None:

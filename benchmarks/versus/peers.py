@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from versus.page import Plot, Section, Series, Table, cut, mib, ratio
-from versus.turns import written_by
+from versus.turns import quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "peers.py"
 PARTS = "transformer", "wide_transformer", "resnet", "wide_resnet"
@@ -87,9 +87,9 @@ def _ratios(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for n, clock in enumerate(CLOCKS):
         pairs = zip(row["took_s"], base["took_s"], strict=True)
-        ratios = sorted(mine[n] / other[n] for mine, other in pairs)
+        ratios = [mine[n] / other[n] for mine, other in pairs]
         made[f"{clock}_ratio"] = statistics.median(ratios)
-        made[f"{clock}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
+        made[f"{clock}_spread"] = quartiles(ratios)
     return made
 
 

@@ -40,7 +40,7 @@ def present(found: dict[str, Any], peers: dict[str, Any] | None = None) -> Secti
         base = measured[0]["peak_bytes"]
         for line in measured:
             share = cut(line["peak_bytes"], base)
-            times = [ratio(line, clock) for clock in CLOCKS]
+            times = [ratio(line, clock) for clock in tensorflow.CLOCKS]
             lines.append(
                 [name, line["label"], mib(line["peak_bytes"]), f"{-100 * share:+.1f}%" if share else "", *times]
             )
@@ -73,7 +73,6 @@ def present(found: dict[str, Any], peers: dict[str, Any] | None = None) -> Secti
     )
 
 
-CLOCKS = "clock", "cpu"
 AGAINST = (
     "net",
     "PyTorch's form",
@@ -86,7 +85,7 @@ AGAINST = (
     "faster by the clock",
     "faster by CPU",
 )
-LEVEL, NONE = "level", "not measured so low"
+NONE = "not measured so low"
 
 
 def _against(measured: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[list[str]]:
@@ -94,26 +93,33 @@ def _against(measured: list[dict[str, Any]], others: list[dict[str, Any]]) -> li
     base, made = measured[0]["peak_bytes"], []
     for line in measured[1:]:
         memory = line["peak_bytes"] / base
-        told = [line["label"], f"{100 * (memory - 1):+.1f}%", *(f"{line[f'{clock}_ratio']:.2f}" for clock in CLOCKS)]
+        told = [
+            line["label"],
+            f"{100 * (memory - 1):+.1f}%",
+            *(f"{line[f'{clock}_ratio']:.2f}" for clock in tensorflow.CLOCKS),
+        ]
         below = [one for one in others if one["ours"] and one["memory"] <= memory]
         ours = max(below, key=lambda one: (one["memory"], one["cpu_ratio"]), default=None)  # of equals the slower
         if ours is None:
             made.append([*told, NONE, "", "", "", ""])
             continue
-        told += [f"{100 * (ours['memory'] - 1):+.1f}%", *(f"{ours[f'{clock}_ratio']:.2f}" for clock in CLOCKS)]
-        made.append(told + [_faster(ours[f"{clock}_ratio"], line[f"{clock}_ratio"]) for clock in CLOCKS])
+        told += [
+            f"{100 * (ours['memory'] - 1):+.1f}%",
+            *(f"{ours[f'{clock}_ratio']:.2f}" for clock in tensorflow.CLOCKS),
+        ]
+        made.append(told + [_faster(ours[f"{clock}_ratio"], line[f"{clock}_ratio"]) for clock in tensorflow.CLOCKS])
     return made
 
 
 def _faster(ours: float, theirs: float) -> str:
     if max(ours, theirs) <= tensorflow.LEVEL * min(ours, theirs):
-        return LEVEL
+        return tensorflow.EVEN
     return "tfswap" if ours < theirs else "PyTorch"
 
 
 def _verdicts(against: list[list[str]]) -> list[str]:
     """By net, who is faster by CPU time at what memory."""
-    verbs = {"PyTorch": "PyTorch is faster with", "tfswap": "tfswap is faster than", LEVEL: "level are"}
+    verbs = {"PyTorch": "PyTorch is faster with", "tfswap": "tfswap is faster than", tensorflow.EVEN: "level are"}
     notes = []
     for name in dict.fromkeys(line[0] for line in against):
         told = []

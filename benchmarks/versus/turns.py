@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,13 +237,19 @@ def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str,
         return line
     pairs = list(zip(one.took, base.took, strict=True))
     for clock in Took._fields:
-        ratios = sorted(getattr(a, clock) / getattr(b, clock) for a, b in pairs)
+        ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
         line[f"{clock[:-2]}_ratio"] = statistics.median(ratios)
-        line[f"{clock[:-2]}_spread"] = [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]
+        line[f"{clock[:-2]}_spread"] = quartiles(ratios)
     line["clock_s"] = statistics.median(t.clock_s for t in one.took)
     losses = zip(*_of_same_steps(one, right), strict=False)
     line["loss_off"] = max(abs(a - b) / (abs(b) or 1.0) for a, b in losses)
     return line
+
+
+def quartiles(values: Iterable[float]) -> list[float]:
+    """The lower and the upper one."""
+    ordered = sorted(values)
+    return [ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]
 
 
 def kept(one: Running) -> bool | None:

@@ -14,7 +14,11 @@ from tfswap.importers.shapes import HANDLES
 
 def captured(concrete: Any) -> list[Any] | None:
     """What a call captures that begins now; None where it is the same at each call."""
-    return concrete.captured_inputs if any(deferred(concrete)) else None
+    return concrete.captured_inputs if _asks(concrete) else None
+
+
+def _asks(concrete: Any) -> bool:
+    return any(map(callable, concrete._captured_inputs))  # in every call
 
 
 def deferred(concrete: Any) -> list[bool]:
@@ -27,7 +31,7 @@ def without_asking(concrete: Any) -> list[Any]:
     """What the trace captures, with zeros for what only a call may ask for."""
     import tensorflow as tf
 
-    if not any(deferred(concrete)):
+    if not _asks(concrete):
         return concrete.captured_inputs
     made: list[Any] = []
     placeholders = concrete.inputs[-len(concrete._captured_inputs) :]

@@ -18,8 +18,8 @@ class SizeRule(NamedTuple):
 
     Attributes:
         asked: tensors of the graph, by what they hold.
-        shape: from that, as symbolic tensors, to the axes' lengths, as a vector or one by one; first of all from the
-            shape of `of`, if that is one.
+        shape: from that, as symbolic tensors, to the axes' lengths, a vector; first of all from the shape of `of`, if
+            that is one.
         of: a tensor whose shape alone matters.
     """
 
@@ -35,7 +35,7 @@ def size_rule(tensor: Output) -> SizeRule | None:
 
 
 def _range(tensor: Output) -> SizeRule:
-    return SizeRule(tensor.node.inputs, lambda start, limit, delta: [_steps(start, limit, delta)])
+    return SizeRule(tensor.node.inputs, lambda start, limit, delta: _steps(start, limit, delta)[None])
 
 
 def _ragged_range(tensor: Output) -> SizeRule | None:
@@ -44,7 +44,7 @@ def _ragged_range(tensor: Output) -> SizeRule | None:
     def shape(starts: Any, limits: Any, deltas: Any) -> Any:
         import tensorflow as tf
 
-        return [tf.reduce_sum(_steps(starts, limits, deltas))]
+        return tf.reduce_sum(_steps(starts, limits, deltas))[None]
 
     return SizeRule(tensor.node.inputs, shape) if tensor.index == 1 else None
 
@@ -85,7 +85,7 @@ def _padded(tensor: Output) -> SizeRule | None:
         longest = [tf.reduce_max(tf.concat([tf.cast(s[1:] - s[:-1], tf.int64), [0]], 0)) for s in splits]
         asked = tf.broadcast_to(tf.cast(wanted, tf.int64), [count + len(kept)])
         found = tf.stack([rows, *longest, *(tf.constant(d, tf.int64) for d in kept)])
-        return tf.unstack(tf.where(asked < 0, found, asked))
+        return tf.where(asked < 0, found, asked)
 
     return SizeRule((wanted, *splits), shape)
 
@@ -101,7 +101,7 @@ def _reshaped(tensor: Output) -> SizeRule:
 
         wanted = tf.cast(wanted, tf.int64)
         others = tf.maximum(tf.reduce_prod(tf.where(wanted < 0, tf.ones_like(wanted), wanted)), 1)
-        return tf.cast(tf.where(wanted < 0, tf.reduce_prod(dims) // others, wanted), tf.int64)
+        return tf.where(wanted < 0, tf.reduce_prod(dims) // others, wanted)
 
     given, wanted = tensor.node.inputs
     return SizeRule((wanted,), shape, given)
@@ -111,7 +111,7 @@ def _tiled(tensor: Output) -> SizeRule:
     def shape(dims: Any, times: Any) -> Any:
         import tensorflow as tf
 
-        return tf.cast(dims * tf.cast(times, tf.int64), tf.int64)
+        return dims * tf.cast(times, tf.int64)
 
     given, times = tensor.node.inputs
     return SizeRule((times,), shape, given)
@@ -122,7 +122,7 @@ def _sliced(tensor: Output) -> SizeRule:
         import tensorflow as tf
 
         begin, size = tf.cast(begin, tf.int64), tf.cast(size, tf.int64)
-        return tf.cast(tf.where(size < 0, dims - begin, size), tf.int64)
+        return tf.where(size < 0, dims - begin, size)
 
     given, *ends = tensor.node.inputs
     return SizeRule(ends, shape, given)
@@ -163,7 +163,7 @@ def _strided(tensor: Output) -> SizeRule | None:
                     )
                     made.append(_steps(*ends, strides[spec]))
                 axis += 1
-        return [*made, *(dims[each] for each in range(axis, rank))]
+        return tf.convert_to_tensor([*made, *(dims[each] for each in range(axis, rank))], tf.int64)
 
     return SizeRule(ends, shape, given)
 

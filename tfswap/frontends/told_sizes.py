@@ -79,16 +79,15 @@ def find_told_sizes(
         under_limit: what tells them is called by.
         known: what tells some of them already.
     """
-    told = ToldSizes(() if known is None else known.rounds)
+    told = known = known or ToldSizes(())
     for _ in range(MOST_ROUNDS):
         types = told.types(told.sizes(concrete, inputs))
         graph = import_function(concrete, inputs, types)
         unknown = dict.fromkeys(sizeless(graph))
         if not unknown:
-            return None if told.rounds == (() if known is None else known.rounds) else told
+            return None if told is known else told
         first = [t for t in unknown if t.name not in types and unknown.keys().isdisjoint(t.node.inputs)]
-        first = [t for t in first if _is_own(graph, t)]
-        asked = {t: rule for t in first if (rule := _rule(graph, t, concrete)) is not None}
+        asked = {t: rule for t in first if _is_own(graph, t) and (rule := _rule(graph, t, concrete)) is not None}
         if not asked:
             return None
         told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
@@ -110,7 +109,7 @@ def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
     return rule if _follows(graph, _computed(rule), concrete) else None
 
 
-def _with_shape(of: Callable[..., Sequence[Any]], shape: Sequence[int], *asked: Any) -> Sequence[Any]:
+def _with_shape(of: Callable[..., Any], shape: Sequence[int], *asked: Any) -> Any:
     import tensorflow as tf
 
     return of(tf.constant(shape, tf.int64), *asked)
@@ -173,13 +172,12 @@ def _computing(
         shapes = []
         for rule in rules.values():
             of = [] if rule.of is None else [tf.shape(next(made), tf.int64)]
-            shape = rule.shape(*of, *(next(made) for _ in rule.asked))
-            shapes.append(tf.cast(tf.stack(shape) if isinstance(shape, list) else shape, tf.int64))
+            shapes.append(tf.cast(rule.shape(*of, *(next(made) for _ in rule.asked)), tf.int64))
         return shapes
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
     compute = tf.function(sizes, input_signature=specs, autograph=False)
-    if all(size_rule(tensor) is not None for tensor in rules):
+    if not any(rule.of == tensor for tensor, rule in rules.items()):  # whose sizes are open
         compute = under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:

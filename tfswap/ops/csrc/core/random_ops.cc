@@ -14,7 +14,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "export.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
@@ -27,7 +26,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorList;
-using tensorflow::TensorShape;
 using tensorflow::Variant;
 
 bool IsPlain(const Tensor& element) {

@@ -62,17 +62,109 @@ def test_what_is_not_set_stays_so() -> None:
     assert [each.tolist() for each in elements(total, tf.float32)] == [[0.0] * 3, [0.0] * 3, [1.0, 2.0, 3.0], [0.0] * 3]
 
 
-def test_a_list_of_lists_is_left_to_tensorflow() -> None:
+def of_lists(*inner: Any) -> Any:
+    scalar = tf.constant([], tf.int32)
+    outer = tf.raw_ops.EmptyTensorList(element_shape=scalar, max_num_elements=-1, element_dtype=tf.variant)
+    for each in inner:
+        outer = tf.raw_ops.TensorListPushBack(input_handle=outer, tensor=each)
+    return outer
+
+
+def nested_elements(outer: Any, count: int) -> list[list[Any]]:
+    """Of a list of as many lists, the last list first."""
+    found: list[list[Any]] = []
+    for _ in range(count):
+        outer, inside = tf.raw_ops.TensorListPopBack(
+            input_handle=outer, element_shape=tf.constant([], tf.int32), element_dtype=tf.variant
+        )
+        found.append(elements(inside, tf.float32))
+    return found
+
+
+def test_lists_in_a_list_are_of_zeros_too() -> None:
     inner = tf.raw_ops.TensorListFromTensor(tensor=tf.ones([2, 3]), element_shape=tf.constant([3]))
-    outer = tf.raw_ops.EmptyTensorList(
-        element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.variant
-    )
-    outer = tf.raw_ops.TensorListPushBack(input_handle=outer, tensor=inner)
-    zeros = zeros_like(outer, own=True)
+    other = tf.raw_ops.TensorListFromTensor(tensor=tf.ones([1, 5]), element_shape=tf.constant([5]))
+    outer = of_lists(inner, other, inner)
+    zeros = nested_elements(zeros_like(outer, own=True), 3)
+    assert [[each.tolist() for each in inside] for inside in zeros] == [[[0.0] * 3] * 2, [[0.0] * 5], [[0.0] * 3] * 2]
+
+
+def test_a_list_of_optionals_is_left_to_tensorflow() -> None:
+    zeros = zeros_like(of_lists(tf.raw_ops.OptionalFromValue(components=[tf.ones([3])])), own=True)
     _, inside = tf.raw_ops.TensorListPopBack(
         input_handle=zeros, element_shape=tf.constant([], tf.int32), element_dtype=tf.variant
     )
-    assert [each.tolist() for each in elements(inside, tf.float32)] == [[0.0] * 3] * 2
+    (value,) = tf.raw_ops.OptionalGetValue(optional=inside, output_types=[tf.float32], output_shapes=[[3]])
+    assert value.numpy().tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(("limit", "options"), [("30MiB", "tactics=()"), ("85%", ""), ("70%", "")])
+def test_second_order_through_lists_is_planned_to_the_byte(limit: str, options: str) -> None:
+    found = on_arena(
+        f"""
+        import json
+        from second_order_program import raw, x
+        import tensorflow as tf
+        import tfswap
+
+        def bits(values):
+            return [v.numpy().tobytes() for v in values]
+
+        # Steps with loops are planned as they were traced.
+        tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
+        expected = bits(tf.function(raw)(x))
+        tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": False}})
+        step = tfswap.optimize(tf.function(raw), memory_limit={limit!r}, {options})
+        step(x)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        same = bits(step(x)) == expected
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        report = step.report()
+        print(json.dumps({{
+            "same": same, "peak": peak, "planned": report.planned_peak_bytes, "limit": report.memory_limit_bytes,
+        }}))
+        """
+    )
+    assert found["same"]
+    assert found["peak"] <= found["planned"] <= found["limit"]
+    assert found["planned"] - found["peak"] <= 1024
+
+
+def test_sums_of_lists_are_planned_to_the_byte() -> None:
+    """Each sum of two has elements of its own, which go when it is added on."""
+    found = on_arena(
+        """
+        import json
+        import tensorflow as tf
+        import tfswap
+
+        def total(x, count):
+            lists = [tf.raw_ops.TensorListFromTensor(tensor=x * (i + 1), element_shape=[1 << 16]) for i in range(count)]
+            added = tf.raw_ops.AddN(inputs=lists)
+            return tf.raw_ops.TensorListStack(
+                input_handle=added, element_shape=[1 << 16], element_dtype=tf.float32, num_elements=4
+            )
+
+        def looped(x, count):
+            def body(i, sum):
+                return i + 1, sum + tf.reduce_sum(total(x, count))
+
+            return tf.while_loop(lambda i, _: i < 2, body, [0, 0.0])[1]
+
+        def measured(count):
+            x = tf.ones([4, 1 << 16])
+            step = tfswap.optimize(tf.function(lambda x: looped(x, count)), memory_limit="99%")
+            step(x)
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            value = float(step(x))
+            peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+            return peak, step.report().planned_peak_bytes, value
+
+        print(json.dumps([measured(count) for count in range(2, 10)]))
+        """
+    )
+    for count, (peak, planned, value) in enumerate(found, 2):
+        assert (peak, value) == (planned, 2 * sum(range(1, count + 1)) * 4.0 * (1 << 16)), count
 
 
 def test_a_loop_s_gradient_holds_one_zero_and_keeps_its_bits() -> None:

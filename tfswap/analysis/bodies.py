@@ -278,21 +278,25 @@ class Machine:
 
     def inputs(self, node: Node, contents: Sequence[Contents | None]) -> list[Buffer]:
         """A node's inputs, of which its lists' contents may be known."""
-        return [self.given(i, t.type.nbytes or 0, contents[i]) for i, t in enumerate(node.inputs)]
+        known = [c if t.type.dtype == "variant" else () for t, c in zip(node.inputs, contents, strict=True)]
+        return [self.given(i, t.type.nbytes or 0, known[i]) for i, t in enumerate(node.inputs)]
 
     def given(self, source: int, nbytes: int, contents: Contents | None) -> Buffer:
         """What the node is given: it is there, and stays."""
         made = Buffer(None, nbytes, source)
         made.endless = contents is None
-        made.parts = [None if e is None else Part(_given_element(e, source), e.values) for e in contents or ()]
+        made.parts = _given_parts(contents, source)
         return made
 
     def give_up(self, buffer: Buffer, value: int | None) -> None:
         """What the node is given is its own, with all that it keeps."""
         buffer.value, buffer.refs = value, 1
         seen: set[int | None] = {None}
-        for part in buffer.parts:
+        pending = list(buffer.parts)
+        while pending:
+            part = pending.pop()
             if part is not None:
+                pending += part.buffer.parts
                 part.buffer.refs = 1
                 if part.buffer.value in seen:
                     part.buffer.value = None
@@ -666,22 +670,25 @@ def output_bytes(node: Node, index: int) -> int:
 
 def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
     """What is known of a list, some of whose elements' allocations are outputs, by `names`."""
-    return tuple(None if p is None else _element(p, names.get(p.buffer.number)) for p in buffer.parts)
+    return tuple(None if p is None else _element(p, names) for p in buffer.parts)
 
 
-def _element(part: Part, output: int | None) -> Element:
+def _element(part: Part, names: Mapping[int | None, int]) -> Element:
     buffer = part.buffer
-    kept = [p.buffer for p in buffer.parts if p is not None and not p.buffer.nbytes]
-    handles = None if buffer.endless or len(kept) < len(buffer.parts) else len(kept)
-    return Element(buffer.nbytes, part.values, buffer.value, output, handles)
+    kept = None if buffer.endless else _contents(buffer, names)
+    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept)
 
 
 def _given_element(element: Element, source: int) -> Buffer:
     """An element of a list that comes with an input."""
     made = Buffer(None, element.nbytes, source, element.value)
-    made.parts = [Part(Buffer(None, 0, source)) for _ in range(element.handles or 0)]
-    made.endless = element.handles is None and element.nbytes == VARIANT_BYTES
+    made.parts = _given_parts(element.parts, source)
+    made.endless = element.parts is None
     return made
+
+
+def _given_parts(contents: Contents | None, source: int) -> list[Part | None]:
+    return [None if e is None else Part(_given_element(e, source), e.nbytes, e.values) for e in contents or ()]
 
 
 def _indices(node: Node) -> range:

@@ -13,14 +13,14 @@ class Element(NamedTuple):
     In a Record, what the node itself makes is known by its output instead, counted as in `Record.events`.
 
     Attributes:
-        handles: of a list that keeps handles of copies and nothing else, how many; None of one that keeps more.
+        parts: of a list, what is known of it in turn; None of one of which nothing is known.
     """
 
     nbytes: int
     values: Values | None
     value: int | None = None
     output: int | None = None
-    handles: int | None = 0
+    parts: tuple[Element | None, ...] | None = ()
 
 
 Contents = tuple[Element | None, ...]
@@ -57,7 +57,14 @@ class Buffer:
 
 
 class Part(NamedTuple):
-    """An element that a list keeps, and its integers where they are known."""
+    """An element that a list keeps.
+
+    Attributes:
+        buffer: that it lies in: a slice in that of the whole, what is read of a variable in that of its handle.
+        nbytes: its own size.
+        values: its integers where they are known.
+    """
 
     buffer: Buffer
+    nbytes: int
     values: Values | None = None

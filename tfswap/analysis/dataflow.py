@@ -18,14 +18,14 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
 from tfswap.analysis.bodies import Branches, Record, output_bytes, record, record_list, resources_used, uses_lists
-from tfswap.analysis.buffers import Contents
+from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
@@ -503,11 +503,11 @@ class _Builder:
         """Note what lists keep: elements that the node makes, and what its inputs are or keep; and what they are."""
         flow = self.flow
         for o, source in aliases.items():
-            kept = self._kept(node.inputs[source])
-            if kept:
+            tensor = node.inputs[source]
+            if kept := self._kept(tensor):
                 flow.kept[node, o] = kept
-                if (node.inputs[source].node, node.inputs[source].index) in self.contents:
-                    self.contents[node, o] = self.contents[node.inputs[source].node, node.inputs[source].index]
+            if (contents := self.contents.get(tensor)) is not None:
+                self.contents[node, o] = contents
         if made is None:
             return
         number = dict(makes)
@@ -529,10 +529,7 @@ class _Builder:
                 kept += [*([] if value is None or tensor.type.dtype == "resource" else [value]), *self._kept(tensor)]
             flow.kept[node, o] = tuple(dict.fromkeys(kept))
         for o, contents in made.contents.items():
-            self.contents[node, o] = tuple(
-                e._replace(value=number[e.output], output=None) if e is not None and e.output in number else e
-                for e in contents
-            )
+            self.contents[node, o] = _numbered(contents, number)
 
     def _is_folded(self, node: Node) -> bool:
         return node not in self.graph.bodies and folds(node, self.flow.constants)
@@ -600,6 +597,18 @@ class _Builder:
             flow.deps[i] = tuple(sorted({*flow.deps[i], *extra}))
             for r in extra:
                 users[r].append(i)
+
+
+def _numbered(contents: Contents, number: Mapping[int, int]) -> Contents:
+    """What is known of a list, with the values that a node's outputs are, by `number`."""
+    numbered: list[Element | None] = []
+    for element in contents:
+        if element is not None and element.parts:
+            element = element._replace(parts=_numbered(element.parts, number))
+        if element is not None and element.output is not None:
+            element = element._replace(value=number.get(element.output), output=None)
+        numbered.append(element)
+    return tuple(numbered)
 
 
 def _users(waits_for: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -7,12 +7,12 @@ nobody else holds it, and a copy of it, with the same elements, otherwise.
 Swaps and splits inside of bodies (passes/loop_swap.py, passes/inside.py) are run here too: what they pass on are
 variants, outside of the arena.
 
-Not handled: lists of lists in sums (their elements count as kept, not as added).
+Not handled: zeros and sums of a list of which nothing is known count for nothing, and the record is not exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -39,7 +39,9 @@ class Call(NamedTuple):
 
     def part(self, machine: Machine, position: int) -> Part:
         """An input, as an element that a list keeps from now on."""
-        return Part(machine.hold(self.inputs[position]), self.integers[position])
+        buffer, kind = self.inputs[position], self.node.inputs[position].type
+        nbytes = buffer.nbytes if kind.dtype == "variant" else kind.nbytes or 0  # handles are outside of the arena
+        return Part(machine.hold(buffer), nbytes, self.integers[position])
 
     def number(self, position: int) -> int | None:
         values = self.integers[position]
@@ -66,11 +68,11 @@ def _own(machine: Machine, source: Buffer) -> Buffer:
 
 def _shared(machine: Machine, part: Part | None) -> Part | None:
     """An element that one more list keeps."""
-    return None if part is None else Part(machine.hold(part.buffer), part.values)
+    return None if part is None else Part(machine.hold(part.buffer), part.nbytes, part.values)
 
 
 def _made(machine: Machine, nbytes: int) -> Part:
-    return Part(machine.allocate(nbytes))
+    return Part(machine.allocate(nbytes), nbytes)
 
 
 def _let_go(machine: Machine, part: Part | None) -> None:
@@ -226,36 +228,79 @@ def _stack(machine: Machine, call: Call) -> list[Buffer]:
 
 def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
     """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc)."""
-    made = machine.allocate(VARIANT_BYTES)
-    source = call.inputs[0]
-    sizes = [None if part is None else part.buffer.nbytes for part in source.parts]
-    if names.KERNEL in call.node.attrs:
-        zeros = {size: _made(machine, size) for size in dict.fromkeys(sizes) if size is not None}
-        made.parts = [None if size is None else _shared(machine, zeros[size]) for size in sizes]
-        for zero in zeros.values():
-            _let_go(machine, zero)
-    else:
-        made.parts = [None if size is None else _made(machine, size) for size in sizes]
-    machine.exact &= not source.endless
-    return [made]
+    one_for_all = names.KERNEL in call.node.attrs
+    zeros: dict[int, Part] = {}
+
+    def fill(made: Buffer, source: Buffer) -> Buffer:
+        machine.exact &= not source.endless
+        for part in source.parts:
+            if part is None:
+                made.parts.append(None)
+            elif _is_list(part.buffer):
+                made.parts.append(Part(fill(machine.allocate(VARIANT_BYTES), part.buffer), VARIANT_BYTES))
+            elif one_for_all:
+                if part.nbytes not in zeros:
+                    zeros[part.nbytes] = _made(machine, part.nbytes)
+                made.parts.append(_shared(machine, zeros[part.nbytes]))
+            else:
+                made.parts.append(_made(machine, part.nbytes))
+        return made
+
+    result = fill(machine.allocate(VARIANT_BYTES), call.inputs[0])
+    for zero in zeros.values():
+        _let_go(machine, zero)
+    return [result]
 
 
 def _add(machine: Machine, call: Call) -> list[Buffer]:
-    """The sum of lists, element by element, two lists at a time: the elements first, then what they are kept in."""
-    total = machine.hold(call.inputs[0])
-    for other in call.inputs[1:]:
-        machine.exact &= not (total.endless or other.endless)
-        parts = [
-            _made(machine, left.buffer.nbytes)
-            if left is not None and right is not None
-            else _shared(machine, left or right)
-            for left, right in zip(total.parts, other.parts, strict=False)
-        ]
-        made = machine.allocate(VARIANT_BYTES)
-        made.parts = parts
-        machine.drop(total)
-        total = made
-    return [total]
+    """The sum of lists: two at a time, element by element, and at last a list for what is left.
+
+    Follows AddNVariant (variant_ops_util.cc).
+    """
+    if len(call.inputs) == 1:
+        return [machine.hold(call.inputs[0])]
+    terms = list(call.inputs)
+    for into, other in _pairs(len(terms)):
+        total = machine.hold(Buffer(None, 0))  # outside of the arena, but for its elements
+        total.parts = _sums(machine, terms[into], terms[other])
+        for place in (into, other):
+            if terms[place] is not call.inputs[place]:
+                machine.drop(terms[place])
+        terms[into] = total
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts = terms[0].parts
+    return [made]
+
+
+def _pairs(count: int) -> Iterator[tuple[int, int]]:
+    """In which order so many terms are added, each time the second to the first, in a tree."""
+    skip = 1
+    while skip < count:
+        for into in range(0, count - skip, 2 * skip):
+            yield into, into + skip
+        if count % (2 * skip) == skip:  # one is left over
+            count -= skip
+            yield 0, count
+        skip *= 2
+
+
+def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
+    """The sums of two lists' elements; the other's where one is not set."""
+    machine.exact &= not (one.endless or other.endless)
+    sums: list[Part | None] = []
+    for left, right in zip(one.parts, other.parts, strict=False):
+        if left is None or right is None:
+            sums.append(_shared(machine, left or right))
+            continue
+        total = _made(machine, left.nbytes)
+        if _is_list(left.buffer):
+            total.buffer.parts = _sums(machine, left.buffer, right.buffer)
+        sums.append(total)
+    return sums
+
+
+def _is_list(buffer: Buffer) -> bool:
+    return buffer.endless or bool(buffer.parts)
 
 
 def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
@@ -290,7 +335,7 @@ def _prefetch(machine: Machine, call: Call) -> list[Buffer]:
     """The tensor of the last handle, which keeps it. Of a list of which nothing is known there may be one."""
     source = call.inputs[0]
     if source.endless and not source.parts:
-        source.parts.append(Part(machine.hold(Buffer(None, 0))))
+        source.parts.append(Part(machine.hold(Buffer(None, 0)), 0))
     last = source.parts[-1] if source.parts else None
     if last is not None and last.buffer.ahead is None:
         last.buffer.ahead = _bring_back(machine, cast("int", call.node.attrs["nbytes"]))

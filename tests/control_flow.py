@@ -79,6 +79,26 @@ def nested() -> Made:
     return weights, step, [_data(1000, 64)]
 
 
+def slopes() -> Made:
+    """Gradients of gradients of a loop in a loop: the loops that go back are gone back over."""
+    (w,) = weights = _weights((64, 64))
+
+    def rows(h: Any) -> Any:
+        return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, h], maximum_iterations=3)[1]
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                _, h = tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, rows(h)), [0, x], maximum_iterations=4)
+                loss = tf.reduce_sum(h * h)
+            slope = inner.gradient(loss, x)
+            loss += tf.reduce_sum(slope * slope)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
 def branches() -> Made:
     """Conditionals in a loop: what their branches save is in lists of optionals."""
     (w,) = weights = _weights((64, 64))
@@ -432,6 +452,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         while_loop,
         until_small,
         nested,
+        slopes,
         branches,
         scan,
         map_fn,

@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 EXACT = (
     "while_loop",
     "nested",
+    "slopes",
     "branches",
     "scan",
     "map_fn",

@@ -445,6 +445,8 @@ class Machine:
             known.update({(node, o): v for o, v in call.known.items() if v is not None})
         else:
             outputs = self._kernel(node, made.memory[node], inputs)
+            if (node, 0) not in known:
+                made.integers.follow_on(node, known)  # from what lists gave, say
         for index, output in enumerate(outputs):
             output.refs += made.uses.get((node, index), 0)
             there[node, index] = output

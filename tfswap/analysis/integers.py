@@ -212,21 +212,28 @@ class Integers:
 
     def __init__(self, graph: Graph, order: Sequence[Node], *, lengths: bool = False):
         self._constants = {(node, 0): values for node, values in graph.small_constants.items()}
-        self._steps: list[tuple[Node, Rule]] = []
+        self._rules: dict[Node, Rule] = {}  # in the nodes' order
         for node in order:
             variant = any(kind.dtype == "variant" for kind in (*(t.type for t in node.inputs), *node.outputs))
             rule = (_LENGTHS.get(node.op) if lengths else None) if variant else rule_of(node)
             if rule is not None:
-                self._steps.append((node, rule))
+                self._rules[node] = rule
 
     def follow(self, given: Mapping[tuple[Node, int], Values]) -> dict[tuple[Node, int], Values]:
         """What is known when `given` is."""
         known = {**self._constants, **given}
-        for node, rule in self._steps:
-            values = rule(node, [known.get((t.node, t.index)) for t in node.inputs])
-            if values is not None:
-                known[node, 0] = values
+        for node in self._rules:
+            self.follow_on(node, known)
         return known
+
+    def follow_on(self, node: Node, known: dict[tuple[Node, int], Values]) -> None:
+        """Add to `known` what follows for one node's output."""
+        rule = self._rules.get(node)
+        if rule is None:
+            return
+        values = rule(node, [known.get((t.node, t.index)) for t in node.inputs])
+        if values is not None:
+            known[node, 0] = values
 
 
 def rule_of(node: Node) -> Rule | None:

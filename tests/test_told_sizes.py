@@ -118,11 +118,22 @@ def test_inside_of_another_function_arguments_tell_nothing() -> None:
     def outer(rows: Any) -> Any:
         return step(rows)
 
-    with pytest.raises(tfswap.UnsupportedGraph, match="is not known before the step runs"):
+    with pytest.raises(
+        tfswap.UnsupportedGraph, match="is not known before the step runs.*inside of another tf.function"
+    ):
         outer(rows)
     assert float(step(rows)) == 10_000.0
     with pytest.raises(tfswap.UnsupportedGraph, match="is not known before the step runs"):
         outer(rows)
+
+
+def test_with_a_tape_outside_arguments_tell_nothing() -> None:
+    weight = tf.Variable(2.0)
+    step = tfswap.optimize(tf.function(lambda rows: padded(rows) * weight), memory_limit="1MiB")
+    rows = tf.ragged.constant([[1, 2, 3], [4]])
+    with tf.GradientTape(), pytest.raises(tfswap.UnsupportedGraph, match="gradients are taken outside of the function"):
+        step(rows)
+    assert float(step(rows)) == 20_000.0
 
 
 def test_arguments_without_values_tell_nothing() -> None:
@@ -204,6 +215,39 @@ def test_values_that_tensorflow_refuses_are_refused_in_its_own_words() -> None:
         assert "Requires" in plain.value.message
         said = plain.value.message.partition("Requires")[2].splitlines()[0]
         assert said in planned.value.message
+
+
+@pytest.mark.parametrize(
+    ("size", "good", "bad", "said"),
+    [
+        (lambda n, k: [n // k], [3000, 1], [3000, 0], "division by zero"),
+        (lambda n, k: [tf.gather([3000, 4000], k)], [0, 1], [0, 7], "not in [0, 2)"),
+        (lambda n, k: [n, k], [3000, 2], [1 << 40, 1 << 40], "2**63 - 1"),
+    ],
+)
+def test_errors_of_what_tells_sizes_name_the_line(size: Any, good: Any, bad: Any, said: str) -> None:
+    @tf.function
+    def filled(n: Any, k: Any) -> Any:
+        return tf.fill(size(n, k), 1.0) * 2.0
+
+    step = tfswap.optimize(filled, memory_limit="1MiB")
+    step(*tf.unstack(tf.constant(good, tf.int64)))
+    with pytest.raises(tf.errors.InvalidArgumentError) as told:
+        step(*tf.unstack(tf.constant(bad, tf.int64)))
+    assert said in told.value.message
+    assert "test_told_sizes.py:" in told.value.message
+    assert "stack traces unavailable" not in told.value.message
+
+
+def test_what_tells_sizes_and_does_not_fit_is_refused_by_its_own_name() -> None:
+    def made(n: Any) -> Any:
+        return tf.fill([tf.reduce_max(tf.range(n) % 3000)], 1.0) * 2.0
+
+    step = tfswap.optimize(tf.function(made), memory_limit="1MiB")
+    with pytest.raises(tfswap.InfeasibleMemoryLimit, match=r"tell the size of.*made at .*test_told_sizes.py:") as told:
+        step(tf.constant(1 << 20))
+    assert 4 << 20 < told.value.floor_bytes < 10 << 20
+    assert step(tf.constant(5000)).shape == [2999]
 
 
 def test_what_tells_sizes_keeps_the_limit_too() -> None:

@@ -32,6 +32,7 @@ from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
 from tfswap.frontends.captures import without_asking
 from tfswap.frontends.joint import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
+from tfswap.frontends.known import UnknownSizes
 from tfswap.frontends.open_function import has_size, open_function
 from tfswap.frontends.options import Options
 from tfswap.frontends.outside_step import OutsideStep
@@ -54,6 +55,15 @@ MAX_PLAIN = 1024
 GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 
+
+UNTOLD_OUTSIDE = (
+    "(Sizes that hang on what the arguments hold are told before each call, but not for a call whose gradients are "
+    "taken outside of the function: take them inside.)"
+)
+UNTOLD_WITHIN = (
+    "(Sizes that hang on what the arguments hold are told before each call, but not where the arguments have no "
+    "values: inside of another tf.function, or traced for specs. Call it from Python, with the arguments themselves.)"
+)
 
 RECURS = 16
 """A size that is called so often is planned for by itself, where the plan that covers it moves tensors for larger ones:
@@ -379,9 +389,12 @@ class OptimizedFunction:
         made.append(step)
         try:
             step.prepare(inputs)
-        except UnsupportedGraph:
+        except UnsupportedGraph as error:
             made.remove(step)
-            if isinstance(concrete, Joint) or not have_values(inputs):
+            untold = UNTOLD_OUTSIDE if isinstance(concrete, Joint) else "" if have_values(inputs) else UNTOLD_WITHIN
+            if untold and isinstance(error, UnknownSizes):
+                raise UnknownSizes(f"{error} {untold}") from None
+            if untold:
                 raise
             known = self._told_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
             told = find_told_sizes(concrete, inputs, self._under_limit, known)

@@ -27,6 +27,10 @@ function whose tensors are no larger may run out of sight."""
 Locate = Callable[[str], str | None]
 
 
+class UnknownSizes(UnsupportedGraph):
+    """The step has tensors whose sizes its arguments' shapes do not tell."""
+
+
 def require_functional(graph: Graph, locate: Locate) -> None:
     """Refuse conditionals whose branches are nodes of the graph itself. Raises UnsupportedGraph.
 
@@ -45,14 +49,14 @@ def require_functional(graph: Graph, locate: Locate) -> None:
 
 
 def require_sizes(graph: Graph, locate: Locate) -> None:
-    """Refuse a graph with a tensor whose bytes are unknown. Raises UnsupportedGraph."""
+    """Refuse a graph with a tensor whose bytes are unknown. Raises UnknownSizes."""
     unknown = sizeless(graph)
     if unknown:
         first = unknown[0]
         line = locate(first.node.name)
         where = f", made at {line}" if line else ""
         others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
-        raise UnsupportedGraph(
+        raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
             f"{others}. {_how_to_tell(graph, first)}"
         )

@@ -15,20 +15,28 @@ made to tell its size, before the step and whatever the limit is.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.frontends.captures import deferred, without_asking
 from tfswap.frontends.known import sizeless
 from tfswap.frontends.size_rules import SizeRule, size_rule
 from tfswap.importers.function import import_function
+from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import is_const, is_pure
 from tfswap.ir.types import TensorType
+from tfswap.sizes import format_bytes
 
 MOST_ROUNDS = 4
 """What has been told tells what else is open: from one to the next at most so often."""
+MOST_ELEMENTS = 1 << 63
+"""No tensor has so many."""
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -153,7 +161,9 @@ def _computing(
 ) -> Callable[[Sequence[Any]], Sizes]:
     """A function from a trace's arguments to the shapes of tensors that follow from them."""
     import tensorflow as tf
+    from tensorflow.python.framework import errors
 
+    locate = SourceLines(concrete)
     part = graph.copy()
     for node in part:
         node.controls = ()  # checks, which the step makes itself
@@ -181,9 +191,46 @@ def _computing(
         compute = under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:
-        return tuple(tuple(shape.numpy().tolist()) for shape in compute(*(given[p] for p in used)))
+        try:
+            shapes = compute(*(given[p] for p in used))
+        except errors.OpError as error:
+            raise _located(error, locate) from None
+        except InfeasibleMemoryLimit as error:
+            raise _refusal(error, [*rules], locate) from None
+        found = tuple(tuple(shape.numpy().tolist()) for shape in shapes)
+        for tensor, shape in zip(rules, found, strict=True):
+            if math.prod(shape) >= MOST_ELEMENTS:
+                told = f"{tensor.name!r}{_made_at(tensor, locate)} would have the shape {list(shape)}"
+                raise errors.InvalidArgumentError(None, None, f"{told}, of more than 2**63 - 1 elements.")
+        return found
 
     return run
+
+
+def _made_at(tensor: Output, locate: SourceLines) -> str:
+    line = locate(tensor.node.name)
+    return f" (made at {line})" if line else ""
+
+
+def _located(error: Any, locate: SourceLines) -> Exception:
+    """What TensorFlow says of a node that sizes are told by, and which line of the user's own made it."""
+    lines = filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message)))
+    said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
+    where = "".join(f" It is made at {line}." for line in itertools.islice(lines, 1))
+    return type(error)(None, None, f"{said}\nA size in the step hangs on it.{where}")
+
+
+def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
+    """What tells sizes does not fit by itself."""
+    others = f", and of {len(told) - 1} others," if len(told) > 1 else ""
+    return InfeasibleMemoryLimit(
+        f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to tell the size of "
+        f"{told[0].name!r}{_made_at(told[0], locate)}{others} before the step runs takes at least {error.floor_bytes} "
+        f"({format_bytes(error.floor_bytes)}), since it hangs on what the arguments hold. Say the size at that line "
+        f"(tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, or make the batch smaller.",
+        floor_bytes=error.floor_bytes,
+        limit_bytes=error.limit_bytes,
+    )
 
 
 def have_values(inputs: Sequence[Any]) -> bool:

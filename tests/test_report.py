@@ -28,7 +28,8 @@ from tfswap.planner.schedule import KERNELS, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN
 from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
-from tfswap.report.report import ROWS_SHOWN, Report, TensorRow
+from tfswap.report.report import ROWS_SHOWN, Report
+from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
 from tfswap.sizes import format_bytes

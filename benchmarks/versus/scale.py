@@ -13,10 +13,11 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from versus.page import Plot, Section, Series, Table, mib
-from versus.turns import told_by
+from versus.turns import quartiles, told_by
 
 MOVES, LINKS = "moves", "links"
 PARTS = MOVES, LINKS
@@ -79,6 +80,7 @@ def _moves() -> dict[str, Any]:
         medians = [statistics.median(column) for column in zip(*times, strict=True)]
         rows.append({"swapped": count, "took_s": medians})
         rows[-1]["more_s"] = [statistics.median(column) for column in zip(*more, strict=True)]
+        rows[-1]["more_spread_s"] = [quartiles(column) for column in zip(*more, strict=True)]
     return {"layers": LAYERS, "tensor_bytes": 4 * WIDTH * ROWS, "rounds": ROUNDS, "rows": rows}
 
 
@@ -109,12 +111,21 @@ def _links() -> dict[str, Any]:
     return {"machine": on.title, "layers": DEPTH, "batch": BATCH, "rows": rows}
 
 
+def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
+    """What so many swaps add for each, in microseconds, with the quartiles."""
+    if not count:
+        return ""
+    low_high = " to ".join(f"{1e6 * s / count:.0f}" for s in spread_s)
+    return f"{1e6 * more_s / count:.0f}" + f" ({low_high})" * bool(spread_s)
+
+
 def present(found: dict[str, Any]) -> Section:
     tables, plots, words = [], [], []
     if moves := found.get(MOVES):
         lines = []
         for row in moves["rows"]:
-            each = [f"{1e6 * more / row['swapped']:.0f}" if row["swapped"] else "" for more in row["more_s"]]
+            spreads = row.get("more_spread_s", [(), ()])
+            each = [_each(row["swapped"], *which) for which in zip(row["more_s"], spreads, strict=True)]
             lines.append([str(row["swapped"]), *(f"{1e3 * t:.1f}" for t in row["took_s"]), *each])
         most = moves["rows"][-1]
         words.append(

@@ -20,7 +20,7 @@ from tfswap.report.markup import format_seconds
 from tfswap.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tfswap.report.report import TensorRow
+    from tfswap.report.rows import TensorRow
 
 SUFFICES = "memory suffices without"
 """Why what could leave, or be encoded, does not."""

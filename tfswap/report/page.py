@@ -18,7 +18,8 @@ from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, OTHERS
 from tfswap.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tfswap.report.report import Report, TensorRow
+    from tfswap.report.report import Report
+    from tfswap.report.rows import TensorRow
 
 MOST_BYTES = 6 << 20
 COLUMNS = 1000

@@ -99,6 +99,28 @@ def slopes() -> Made:
     return weights, step, [_data(1000, 64)]
 
 
+def slopes_of_branches() -> Made:
+    """Gradients of gradients of a loop with a choice in it, which saves optionals, and of most branches nothing."""
+    v, w = weights = _weights((64, 64), (64, 64))
+
+    def layer(i: Any, h: Any) -> Any:
+        return tf.switch_case(i % 3, [lambda: tf.tanh(h @ v), lambda: tf.sigmoid(h @ w) * h, lambda: h * h])
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                _, h = tf.while_loop(
+                    lambda i, h: i < 6, lambda i, h: (i + 1, layer(i, h)), [0, x], maximum_iterations=6
+                )
+                loss = tf.reduce_sum(h * h)
+            slope = inner.gradient(loss, x)
+            loss = 0.001 * loss + tf.reduce_mean(slope * slope)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(512, 64)]
+
+
 def branches() -> Made:
     """Conditionals in a loop: what their branches save is in lists of optionals."""
     (w,) = weights = _weights((64, 64))
@@ -453,6 +475,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         until_small,
         nested,
         slopes,
+        slopes_of_branches,
         branches,
         scan,
         map_fn,

@@ -14,6 +14,7 @@ EXACT = (
     "while_loop",
     "nested",
     "slopes",
+    "slopes_of_branches",
     "branches",
     "scan",
     "map_fn",

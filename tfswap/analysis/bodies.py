@@ -678,7 +678,7 @@ def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
 def _element(part: Part, names: Mapping[int | None, int]) -> Element:
     buffer = part.buffer
     kept = None if buffer.endless else _contents(buffer, names)
-    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept)
+    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept, part.is_list)
 
 
 def _given_element(element: Element, source: int) -> Buffer:
@@ -690,7 +690,9 @@ def _given_element(element: Element, source: int) -> Buffer:
 
 
 def _given_parts(contents: Contents | None, source: int) -> list[Part | None]:
-    return [None if e is None else Part(_given_element(e, source), e.nbytes, e.values) for e in contents or ()]
+    return [
+        None if e is None else Part(_given_element(e, source), e.nbytes, e.values, e.is_list) for e in contents or ()
+    ]
 
 
 def _indices(node: Node) -> range:

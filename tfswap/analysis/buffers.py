@@ -14,6 +14,7 @@ class Element(NamedTuple):
 
     Attributes:
         parts: of a list, what is known of it in turn; None of one of which nothing is known.
+        is_list: whether it is a list or an optional in turn.
     """
 
     nbytes: int
@@ -21,6 +22,7 @@ class Element(NamedTuple):
     value: int | None = None
     output: int | None = None
     parts: tuple[Element | None, ...] | None = ()
+    is_list: bool = False
 
 
 Contents = tuple[Element | None, ...]
@@ -63,8 +65,10 @@ class Part(NamedTuple):
         buffer: that it lies in: a slice in that of the whole, what is read of a variable in that of its handle.
         nbytes: its own size.
         values: its integers where they are known.
+        is_list: whether it is a list or an optional in turn.
     """
 
     buffer: Buffer
     nbytes: int
     values: Values | None = None
+    is_list: bool = False

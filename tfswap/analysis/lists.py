@@ -40,8 +40,9 @@ class Call(NamedTuple):
     def part(self, machine: Machine, position: int) -> Part:
         """An input, as an element that a list keeps from now on."""
         buffer, kind = self.inputs[position], self.node.inputs[position].type
-        nbytes = buffer.nbytes if kind.dtype == "variant" else kind.nbytes or 0  # handles are outside of the arena
-        return Part(machine.hold(buffer), nbytes, self.integers[position])
+        is_variant = kind.dtype == "variant"
+        nbytes = buffer.nbytes if is_variant else kind.nbytes or 0  # handles are outside of the arena
+        return Part(machine.hold(buffer), nbytes, self.integers[position], is_variant and nbytes > 0)
 
     def number(self, position: int) -> int | None:
         values = self.integers[position]
@@ -68,11 +69,16 @@ def _own(machine: Machine, source: Buffer) -> Buffer:
 
 def _shared(machine: Machine, part: Part | None) -> Part | None:
     """An element that one more list keeps."""
-    return None if part is None else Part(machine.hold(part.buffer), part.nbytes, part.values)
+    return None if part is None else part._replace(buffer=machine.hold(part.buffer))
 
 
 def _made(machine: Machine, nbytes: int) -> Part:
     return Part(machine.allocate(nbytes), nbytes)
+
+
+def _listed(buffer: Buffer) -> Part:
+    """A list, as an element of another."""
+    return Part(buffer, VARIANT_BYTES, is_list=True)
 
 
 def _let_go(machine: Machine, part: Part | None) -> None:
@@ -227,7 +233,10 @@ def _stack(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
-    """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc)."""
+    """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc).
+
+    Of an optional zeros like its values.
+    """
     one_for_all = names.KERNEL in call.node.attrs
     zeros: dict[int, Part] = {}
 
@@ -236,8 +245,8 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
         for part in source.parts:
             if part is None:
                 made.parts.append(None)
-            elif _is_list(part.buffer):
-                made.parts.append(Part(fill(machine.allocate(VARIANT_BYTES), part.buffer), VARIANT_BYTES))
+            elif part.is_list:
+                made.parts.append(_listed(fill(machine.allocate(VARIANT_BYTES), part.buffer)))
             elif one_for_all:
                 if part.nbytes not in zeros:
                     zeros[part.nbytes] = _made(machine, part.nbytes)
@@ -292,15 +301,13 @@ def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
         if left is None or right is None:
             sums.append(_shared(machine, left or right))
             continue
-        total = _made(machine, left.nbytes)
-        if _is_list(left.buffer):
-            total.buffer.parts = _sums(machine, left.buffer, right.buffer)
-        sums.append(total)
+        if not left.is_list:
+            sums.append(_made(machine, left.nbytes))
+            continue
+        total = machine.allocate(VARIANT_BYTES)
+        total.parts = _sums(machine, left.buffer, right.buffer)
+        sums.append(_listed(total))
     return sums
-
-
-def _is_list(buffer: Buffer) -> bool:
-    return buffer.endless or bool(buffer.parts)
 
 
 def _swap_out(machine: Machine, call: Call) -> list[Buffer]:

@@ -1,22 +1,25 @@
-// Zeros like a list, one tensor for all elements of a size.
+// Zeros like a list or an optional, one tensor for all elements of a size.
 //
 // A gradient begins with zeros for each list that a loop was given, and TensorFlow makes as many tensors of
 // them as the list, and the lists in it, have elements. Nothing writes to a tensor that several hold, so one
 // does for all of them.
 // Planned steps ask for this kernel by its label (KERNEL in oplib/names.py; passes/likes.py).
 //
-// Follows TensorFlow 2.21's tensor_list_util.h (TensorListZerosLike) in all else, and leaves what is no list
-// of plain tensors, or of such lists, to TensorFlow's own kernel.
+// Follows TensorFlow 2.21's tensor_list_util.h (TensorListZerosLike) and optional_ops_util.h
+// (OptionalZerosLike) in all else, and leaves what holds other than plain tensors to TensorFlow's own kernel.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/kernels/data/optional_ops_util.h"
 #include "tensorflow/core/kernels/tensor_list.h"
 
 namespace tfswap {
@@ -28,53 +31,77 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorList;
 using tensorflow::Variant;
+using tensorflow::data::OptionalVariant;
 
-// The list in a variant, or null.
-const TensorList* ListIn(const Tensor& tensor) {
+// What is in a variant, if it is a T; else null.
+template <typename T>
+const T* In(const Tensor& tensor) {
   const bool one = tensor.dtype() == tensorflow::DT_VARIANT && tensor.dims() == 0;
-  return one ? tensor.scalar<Variant>()().get<TensorList>() : nullptr;
+  return one ? tensor.scalar<Variant>()().get<T>() : nullptr;
 }
 
 bool IsPlain(const Tensor& element) {
-  if (const TensorList* const list = ListIn(element)) {
+  if (const auto* const list = In<TensorList>(element)) {
     return std::all_of(list->tensors().begin(), list->tensors().end(), IsPlain);
+  }
+  if (const auto* const optional = In<OptionalVariant>(element)) {
+    return !optional->has_value() ||
+           std::all_of(optional->get_values().begin(), optional->get_values().end(), IsPlain);
   }
   return element.dtype() == tensorflow::DT_INVALID || tensorflow::DataTypeCanUseMemcpy(element.dtype());
 }
 
-using Zeros = std::map<int64_t, Tensor>;  // by bytes: all zeros are the same
+// Makes zeros, each but once.
+class Zeros {
+ public:
+  explicit Zeros(OpKernelContext* ctx) : ctx_(ctx) {}
 
-absl::Status MakeZeros(OpKernelContext* ctx, const TensorList& like, Zeros& made, Tensor& output);
-
-absl::Status MakeZero(OpKernelContext* ctx, const Tensor& like, Zeros& made, Tensor& zero) {
-  if (like.dtype() == tensorflow::DT_INVALID) {
-    zero = Tensor(tensorflow::DT_INVALID);
+  // Zeros like the list or the optional in `like`, into a tensor that is there for them.
+  absl::Status Fill(const Tensor& like, Tensor& output) {
+    Variant& filled = output.scalar<Variant>()();
+    if (const auto* const list = In<TensorList>(like)) {
+      TensorList zeros;
+      zeros.element_dtype = list->element_dtype;
+      zeros.element_shape = list->element_shape;
+      TF_RETURN_IF_ERROR(MakeAll(list->tensors(), zeros.tensors()));
+      filled = zeros;
+      return absl::OkStatus();
+    }
+    const auto& optional = *In<OptionalVariant>(like);
+    std::vector<Tensor> zeros;
+    if (optional.has_value()) TF_RETURN_IF_ERROR(MakeAll(optional.get_values(), zeros));
+    filled = optional.has_value() ? OptionalVariant(std::move(zeros)) : OptionalVariant();
     return absl::OkStatus();
   }
-  if (const TensorList* const list = ListIn(like)) {
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_VARIANT, {}, &zero));
-    return MakeZeros(ctx, *list, made, zero);
-  }
-  const int64_t bytes = like.NumElements() * tensorflow::DataTypeSize(like.dtype());
-  const auto [found, is_new] = made.try_emplace(bytes);
-  if (is_new) {
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(like.dtype(), like.shape(), &found->second));
-    std::memset(found->second.data(), 0, bytes);
-  }
-  return zero.BitcastFrom(found->second, like.dtype(), like.shape());
-}
 
-absl::Status MakeZeros(OpKernelContext* ctx, const TensorList& like, Zeros& made, Tensor& output) {
-  TensorList zeros;
-  zeros.element_dtype = like.element_dtype;
-  zeros.element_shape = like.element_shape;
-  zeros.tensors().reserve(like.tensors().size());
-  for (const Tensor& element : like.tensors()) {
-    TF_RETURN_IF_ERROR(MakeZero(ctx, element, made, zeros.tensors().emplace_back()));
+ private:
+  absl::Status MakeAll(const std::vector<Tensor>& like, std::vector<Tensor>& zeros) {
+    zeros.reserve(like.size());
+    for (const Tensor& element : like) TF_RETURN_IF_ERROR(Make(element, zeros.emplace_back()));
+    return absl::OkStatus();
   }
-  output.scalar<Variant>()() = zeros;
-  return absl::OkStatus();
-}
+
+  absl::Status Make(const Tensor& like, Tensor& zero) {
+    if (like.dtype() == tensorflow::DT_INVALID) {
+      zero = Tensor(tensorflow::DT_INVALID);
+      return absl::OkStatus();
+    }
+    if (like.dtype() == tensorflow::DT_VARIANT) {
+      TF_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_VARIANT, {}, &zero));
+      return Fill(like, zero);
+    }
+    const int64_t bytes = like.NumElements() * tensorflow::DataTypeSize(like.dtype());
+    const auto [found, is_new] = made_.try_emplace(bytes);
+    if (is_new) {
+      TF_RETURN_IF_ERROR(ctx_->allocate_temp(like.dtype(), like.shape(), &found->second));
+      std::memset(found->second.data(), 0, bytes);
+    }
+    return zero.BitcastFrom(found->second, like.dtype(), like.shape());
+  }
+
+  OpKernelContext* const ctx_;
+  std::map<int64_t, Tensor> made_;  // by bytes: all zeros are the same
+};
 
 class ZerosOfListOp : public OpKernel {
  public:
@@ -82,15 +109,13 @@ class ZerosOfListOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& input = ctx->input(0);
-    const TensorList* const list = ListIn(input);
-    if (list == nullptr || !IsPlain(input)) {
+    if (input.dtype() != tensorflow::DT_VARIANT || !IsPlain(input)) {
       others_->Compute(ctx);
       return;
     }
     Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &output));
-    Zeros made;
-    OP_REQUIRES_OK(ctx, MakeZeros(ctx, *list, made, *output));
+    OP_REQUIRES_OK(ctx, Zeros(ctx).Fill(input, *output));
   }
 
  private:

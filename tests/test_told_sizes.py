@@ -127,6 +127,55 @@ def test_inside_of_another_function_arguments_tell_nothing() -> None:
         outer(rows)
 
 
+@pytest.mark.parametrize("longest", [3, 6, 12, 30])
+def test_a_first_batch_of_few_words_is_told_as_others_are(longest: int) -> None:
+    """What a few words make is not small: each takes a row of the table."""
+    found = on_arena(
+        f"""
+        import json
+        import numpy as np
+        import tensorflow as tf
+        import tfswap
+
+        table = tf.Variable(0.1 * tf.random.stateless_normal([100, 8192], (1, 1)))
+
+        def ragged(longest, seed):
+            draw = np.random.default_rng(seed)
+            rows = [draw.integers(1, 100, count).tolist() for count in draw.integers(1, longest, 12)]
+            return tf.ragged.constant([[1] * longest, *rows], dtype=tf.int64)
+
+        def loss(rows):
+            words = tf.nn.embedding_lookup(table, rows.to_tensor())
+            return tf.reduce_sum(tf.sin(words) * tf.cos(words))
+
+        def step(rows):
+            with tf.GradientTape() as tape:
+                found = loss(rows)
+            return found, tf.convert_to_tensor(tape.gradient(found, table))
+
+        rows = ragged({longest}, 0)
+        expected = [v.numpy().tobytes() for v in tf.function(step)(rows)]
+        planned = tfswap.optimize(tf.function(step), memory_limit="90%")
+        planned(rows)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        same = [v.numpy().tobytes() for v in planned(rows)] == expected
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        report = planned.report()
+        print(json.dumps([same, peak, report.planned_peak_bytes, report.memory_limit_bytes]))
+        """
+    )
+    same, peak, planned, limit = found
+    assert same
+    assert peak <= planned <= limit
+
+
+def test_rows_of_a_variable_of_any_shape_are_not_small() -> None:
+    table = tf.Variable(tf.zeros([4, 8192]), shape=tf.TensorShape(None))
+    step = tfswap.optimize(tf.function(lambda: tf.reduce_sum(tf.sin(table))), memory_limit="1MiB")
+    with pytest.raises(tfswap.UnsupportedGraph, match="ReadVariableOp"):
+        step()
+
+
 def test_with_a_tape_outside_arguments_tell_nothing() -> None:
     weight = tf.Variable(2.0)
     step = tfswap.optimize(tf.function(lambda rows: padded(rows) * weight), memory_limit="1MiB")

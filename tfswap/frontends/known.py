@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfswap.errors import InvalidModel, UnsupportedGraph
@@ -15,6 +15,8 @@ from tfswap.ir.ops import (
     has_small_extras,
     is_frame,
     loops_over_dataset,
+    reads_metadata_only,
+    reads_variable,
     sized_by_value,
     takes_from_pipeline,
 )
@@ -174,14 +176,27 @@ def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
         sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
         if not sizeless or node.out() in small:
             continue
-        grows = sized_by_value(node.op) or not (
-            has_small_extras(node.op) or (node.inputs and all(t in small or _is_small(t) for t in node.inputs))
-        )
-        if grows:
-            unknown += sizeless
-        else:  # arithmetic on shapes: a few integers, whatever they are
+        if _stays_small(node, sizeless, small):
             small.update(sizeless)
+        else:
+            unknown += sizeless
     return unknown
+
+
+def _stays_small(node: Node, sizeless: Sequence[Output], small: Collection[Output]) -> bool:
+    """Whether outputs of unknown size are small since all inputs are: arithmetic on shapes, a few integers.
+
+    Not what is read of a variable, nor what may have as many elements as two inputs multiplied: rows for each index,
+    or padded rows.
+    """
+    if sized_by_value(node.op) or (reads_variable(node.op) and not reads_metadata_only(node.op)):
+        return False
+    if has_small_extras(node.op):
+        return True
+    if not node.inputs or not all(t in small or _is_small(t) for t in node.inputs):
+        return False
+    vectors = all(t.type.shape is not None and len(t.type.shape) <= 1 for t in sizeless)
+    return vectors or sum(t.type.shape != () for t in node.inputs) <= 1
 
 
 def _sizeless_inside(graph: Graph, node: Node, small: Collection[Output]) -> list[Output]:

@@ -573,6 +573,28 @@ print(json.dumps([peaks, limit, messages]))
     assert len(messages) == 2
 
 
+def test_what_comes_with_every_step_is_told_once_with_the_limit_that_has_room_for_it():
+    program = f"""{SURPRISE}
+def trained(limit):
+    step = tfswap.optimize(function, memory_limit=limit)
+    step(x)
+    peaks = []
+    for _ in range(5):
+        surprises.append((False, 20 << 20))
+        peaks.append(peak_of(step, x))
+    return peaks, limit, messages, step.plans
+"""
+    peaks, limit, messages, plans = run(f"{program}\nprint(json.dumps(trained(floor_of(function, x) + (1 << 20))))")
+    assert min(peaks) > limit
+    assert len(messages) == 2
+    assert "no plan leaves room" in messages[1]
+    assert plans == 1
+    enough = int(messages[1].partition("memory_limit=")[2].split()[0])
+    peaks, limit, messages, _ = run(f"{program}\nprint(json.dumps(trained({enough})))")
+    assert max(peaks[1:]) <= limit
+    assert len(messages) == 1
+
+
 def test_a_plan_that_changes_nothing_is_watched_too():
     first, peaks, limit, orders = run(f"""{SURPRISE}
 step = tfswap.optimize(function, memory_limit="115%")

@@ -148,6 +148,7 @@ class Step:
         self._seen_bytes = 0  # the arena's peak after the latest step
         self._measured_bytes = 0  # the peak that broke the limit, until the next planning
         self._hopeless_bytes: int | None = None  # with as much in the arena, no plan fitted
+        self._unplannable_bytes = 0  # so much above what was planned came once, and no plan leaves room for it
         self._shifts = 0  # how often it was planned again since the arena lay otherwise
         self._shift_bytes = 0  # by which the plans were too large for that, all in all
         self._resident_bytes = 0  # in the arena at the latest planning
@@ -713,8 +714,13 @@ class Step:
             except InfeasibleMemoryLimit as error:
                 refusals.append(error)
                 continue
+            self._unplannable_bytes = margins[0] if refusals else 0
             if refusals:
-                log.warning("tfswap: %s: no plan leaves room for that, should it come again.", self.name)
+                log.warning(
+                    "tfswap: %s: no plan leaves room for that, should it come again; memory_limit=%d does.",
+                    self.name,
+                    refusals[0].floor_bytes,
+                )
             self._hopeless_bytes = None
             return
         self._plan(inputs, given=before)
@@ -771,10 +777,10 @@ class Step:
             )
             limit = self.plan.limit_bytes or self.plan.planned_peak_bytes
             hopeless = self._hopeless_bytes is not None and after.peak_bytes <= promised(planned)
-            told = hopeless and self._on_exceeded != "raise"
-            if after.peak_bytes > limit and not told:
+            hopeless |= after.peak_bytes <= planned + self._unplannable_bytes
+            if after.peak_bytes > limit and not (hopeless and self._on_exceeded != "raise"):
                 came = self._what_came(before, after, result)
-                self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step))
+                self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step), hopeless)
 
     def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
         """What is in the arena now, was not before the step, and is not the step's; "" where there is nothing."""
@@ -785,12 +791,13 @@ class Step:
         held = self._holders.of_what_came(before.layout, self._resident(), result)
         return f"{format_bytes(strange)} that are not the step's came while it ran, and are still there{held}."
 
-    def _exceeded(self, peak_bytes: int, limit_bytes: int, came: str, alone: bool) -> None:
+    def _exceeded(self, peak_bytes: int, limit_bytes: int, came: str, alone: bool, hopeless: bool) -> None:
         """Complain, with whose doing it was as far as can be told.
 
         Args:
             came: as of `_what_came`.
             alone: whether no other optimized function ran meanwhile.
+            hopeless: whether it is known that no plan has room for it.
         """
         excess = format_bytes(peak_bytes - limit_bytes)
         told = f"{self.name} peaked at {format_bytes(peak_bytes)}, {excess} over its limit: "
@@ -804,7 +811,7 @@ class Step:
                 "something else took memory of the device while it ran, and has let it go again, or a kernel took more "
                 f"than is known of it{self._suspect()}."
             )
-            if self._request.plan is None:
+            if self._request.plan is None and not hopeless:
                 self._measured_bytes = peak_bytes
                 told += " The next call is planned again with room for that."
         self._complain(told)

@@ -55,6 +55,12 @@ def loss_of_first(n):
     h = through(tf.tile(tf.nn.embedding_lookup(table, tf.range(n))[None], [16, 1, 1]))
     return tf.reduce_mean(h * h)
 
+def loss_of_recurrent(rows):
+    h = tf.transpose(tf.nn.embedding_lookup(table, rows.to_tensor()), [1, 0, 2])
+    for weight in weights:
+        h = tf.scan(lambda before, x: tf.tanh(before @ weight + tf.nn.gelu(x)), h, tf.zeros([16, WIDTH]))
+    return tf.reduce_mean(h * h)
+
 def ragged(longest, seed):
     lengths = tf.random.stateless_uniform([16], (seed, 1), 4, longest, tf.int64).numpy()
     lengths[3] = longest
@@ -64,17 +70,18 @@ def ragged(longest, seed):
 LONGEST = (60, 90, 30, 61, 88, 12)
 RAGGED = [ragged(longest, seed) for seed, longest in enumerate(LONGEST)]
 GIVEN = {
-    "padded": RAGGED, "targets": RAGGED,
+    "padded": RAGGED, "targets": RAGGED, "recurrent": RAGGED[:3],
     "masked": [tf.constant([longest] + [4] * 15) for longest in LONGEST],
     "first": [tf.constant(longest) for longest in LONGEST],
 }
 name = NAME
 loss_of, given = globals()[f"loss_of_{name}"], GIVEN[name]
-signature = {"padded": [tf.RaggedTensorSpec([None, None], tf.int32)]}.get(name)
+signature = {name: [tf.RaggedTensorSpec([None, None], tf.int32)] for name in ("padded", "recurrent")}.get(name)
 
 def bits(value):
     return value.numpy().tobytes().hex()
 
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": name == "recurrent"})  # steps with loops
 step = tf.function(trained(loss_of), input_signature=signature)
 unoptimised = [bits(step(each)) for each in given]
 expected = [bits(v) for v in variables]
@@ -96,7 +103,7 @@ print(json.dumps({
 LIMIT = 4 << 20
 
 
-@pytest.mark.parametrize("name", ["padded", "targets", "masked", "first"])
+@pytest.mark.parametrize("name", ["padded", "targets", "recurrent", "masked", "first"])
 def test_each_call_keeps_the_limit_with_few_plans_and_the_same_bits(name: str) -> None:
     found = on_arena(f"NAME, LIMIT = {name!r}, {LIMIT}\n{PROGRAM}")
     assert found["losses"]

@@ -74,7 +74,7 @@ class ToldSizes:
     def types(self, sizes: Sizes) -> dict[str, TensorType]:
         """What a plan for these sizes supposes of the tensors, by their names."""
         tensors = [tensor for each in self.rounds for tensor in each.told]
-        return {t.name: TensorType(t.type.dtype, shape, True) for t, shape in zip(tensors, sizes, strict=True)}
+        return {t.name: TensorType(t.type.dtype, shape) for t, shape in zip(tensors, sizes, strict=True)}
 
 
 def find_told_sizes(

@@ -144,7 +144,7 @@ class OutsideStep(Step):
         left_alone = self._live and self._gate is None and not self._measured_bytes
         if left_alone and limit is not None and now.peak_bytes > limit >= self._seen_bytes > 0:
             # TensorFlow's own backward pass is not looked at; its peak is seen when the step comes again.
-            self._exceeded(now.peak_bytes, limit, "", alone=True)
+            self._exceeded(now.peak_bytes, limit, "", alone=True, hopeless=False)
         return super()._fits(now)
 
     # --- planning -----------------------------------------------------------------------------------------

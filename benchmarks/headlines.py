@@ -31,6 +31,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -52,10 +53,19 @@ ROWS = (
 )
 
 
+def _commit() -> str:
+    """Which state of a clone this is, where it is one: releases are few, and what is between them differs."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=9"]
+    try:
+        return f" at {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}"
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def taken(command: list[str], started: float) -> dict[str, Any]:
     """Where and how a row was measured."""
     packages = ("tensorflow", "tensorflow-cpu", "keras")
-    versions = {"Python": platform.python_version(), "tfswap": metadata.version("tfswap")}
+    versions = {"Python": platform.python_version(), "tfswap": metadata.version("tfswap") + _commit()}
     for package in packages:
         try:
             versions[package] = metadata.version(package)

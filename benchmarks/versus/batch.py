@@ -50,8 +50,9 @@ P100 = (
 )
 NOTES = (
     "Few tries are made for each: a batch between the largest that ran and the smallest that failed may fit as well.",
-    "A cap of 16 GB on a real GPU was not tried. Where variables take most of the cap, as here, the unoptimised step "
-    "fits few examples, and multiples are larger than they would be there.",
+    "A cap of 16 GB on a real GPU was not tried. Where variables take most of the cap, as in the convolutional nets "
+    "here, the unoptimised step fits few examples, and multiples are larger than they would be there.",
+    "Multiples of a batch of few examples are coarse: of 3, where 4 failed, a multiple of 40 may be one of 30.",
 )
 
 

@@ -27,7 +27,7 @@ def present(found: dict[str, Any]) -> Section:
         line = [row["network"], FORMS[row["mode"]], f"{row['map_bytes'] / MIB:.1f}", f"{row['maps_smaller']:.2f}"]
         line += [f"{row['peak_bytes'] / MIB:.1f}", f"{row['peak_smaller']:.2f}"]
         lines.append([*line, *(_time(row, clock) for clock in ("clock", "cpu"))])
-    for mode in ("lossless", "fp8"):
+    for mode in ("order", "lossless", "fp8"):
         of = [row for row in rows if row["mode"] == mode]
         keys = "maps_smaller", "peak_smaller", "clock", "cpu"
         maps, peaks, clock, cpu = (statistics.mean(row[key] for row in of) for key in keys)

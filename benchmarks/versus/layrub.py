@@ -10,6 +10,7 @@ Layrub's tables by their number of layers.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -69,12 +70,14 @@ def _images(size: dict[str, Any]) -> str:
 
 
 class Figures(NamedTuple):
-    """Of a net in one form: its cut, and times over the unoptimised step's."""
+    """Of a net in one form: its cut, and times over the unoptimised step's, with their quartiles."""
 
     cut: float
     cpu: float
     clock: float
     form: str
+    cpu_spread: Sequence[float]
+    clock_spread: Sequence[float]
 
 
 class Set(NamedTuple):
@@ -104,11 +107,23 @@ class Set(NamedTuple):
             f"the average time by the clock ({clock:.4f}, to be at most {SLOWER:.2f})": clock <= SLOWER,
         }
 
+    @property
+    def spreads(self) -> str:
+        """The means of the nets' quartiles of time, by each clock."""
+        told = []
+        for name, of in (
+            ("CPU", [net.cpu_spread for net in self.figures]),
+            ("clock", [net.clock_spread for net in self.figures]),
+        ):
+            low, high = (statistics.mean(column) for column in zip(*of, strict=True))
+            told.append(f"{name} {low:.2f} to {high:.2f}")
+        return f"means of the nets' quartiles: {', '.join(told)}"
+
     def judged(self, name: str) -> str:
         """Which demands it meets."""
         met, unmet = ([told for told, held in self.demands.items() if held is one] for one in (True, False))
         parts = [f"{verb}: {', '.join(which)}" for verb, which in (("met", met), ("not met", unmet)) if which]
-        return f"Demands {name}: {'; '.join(parts)}."
+        return f"Demands {name}: {'; '.join(parts)} ({self.spreads})."
 
 
 def _chosen(nets: Iterable[Iterable[Figures]]) -> Set:
@@ -131,7 +146,14 @@ def present(found: dict[str, Any]) -> Section:
         ours = [line for line in planned if line["fits"]]
         refused += [f"{name} at {line['label']}" for line in planned if not line["fits"]]
         tried[name] = [
-            Figures(cut(line["peak_bytes"], base), line["cpu_ratio"], line["clock_ratio"], line["label"])
+            Figures(
+                cut(line["peak_bytes"], base),
+                line["cpu_ratio"],
+                line["clock_ratio"],
+                line["label"],
+                line["cpu_spread"],
+                line["clock_spread"],
+            )
             for line in ours
         ]
         odd = [
@@ -149,8 +171,9 @@ def present(found: dict[str, Any]) -> Section:
         for one in (floors, chosen)
         for average, cpu, clock in [one.means]
     ]
-    words = f"at the floors {said[0]}; at a limit chosen for each net {said[1]}"
-    notes += [floors.judged("at the floors"), chosen.judged(f"at the limits chosen, {', '.join(limits)}")]
+    words = f"at the floors {said[0]}; at limits chosen afterwards, one for each net, {said[1]}"
+    sets = f"chosen by what was measured, of {math.prod(map(len, tried.values()))} sets of the limits that were tried"
+    notes += [floors.judged("at the floors"), chosen.judged(f"at {', '.join(limits)}, {sets}")]
     notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     alone = [name for name, net in found.items() if net["case"]["alone"]]

@@ -247,6 +247,8 @@ def _matrices() -> list[Case]:
         Case("BatchMatMulV2", {"x": ["bfloat16", [8, 64, 64]], "y": ["bfloat16", [8, 64, 64]]}),
         Case("BatchMatMulV2", {"x": _f(16, 1, 256, 256), "y": _f(16, 128, 256, 64)}),
         Case("BatchMatMulV2", {"x": _f(16, 128, 256), "y": _f(256, 768)}),
+        Case("BatchMatMulV2", {"x": _f(16, 256, 256), "y": _f(16, 256, 32)}, {"adj_x": True}),
+        Case("BatchMatMulV2", {"x": _f(16, 256, 256), "y": _f(16, 32, 256)}, {"adj_x": True, "adj_y": True}),
         Case("BatchMatMul", {"x": _f(16, 128, 256), "y": _f(16, 256, 128)}),
         Case("Einsum", {"inputs": [_f(16, 128, 256), _f(256, 4, 64)]}, {"equation": "abc,cde->abde"}),
         Case("Einsum", {"inputs": [_f(16, 128, 4, 64), _f(16, 128, 4, 64)]}, {"equation": "aecd,abcd->acbe"}),

@@ -276,3 +276,41 @@ def test_forwarding_is_as_predicted(measured):
         if forwards != result.forwarded_from:
             wrong.append((case, forwards, result.forwarded_from))
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "adjoint", "thread_bytes"),
+    [
+        ((16, 256, 32), (16, 32, 256), (False, False), 704),
+        ((16, 256, 256), (16, 256, 32), (True, False), 262_912),
+        ((16, 256, 256), (16, 32, 256), (True, True), 328_512),
+        ((16, 32, 256), (16, 256, 256), (False, True), 66_304),
+        ((4, 512, 512), (4, 512, 512), (False, False), 131_840),
+        ((4, 1024, 1024), (4, 64, 1024), (True, True), 672_576),
+        ((64, 64, 2048), (64, 64, 2048), (False, True), 262_912),
+        ((1, 2048, 64), (1, 64, 2048), (True, True), 283_520),
+        ((16, 100, 1000), (16, 77, 100), (True, True), 141_504),
+    ],
+)
+def test_onednn_s_scratch_of_batched_products_is_bounded_by_their_shapes(x, y, adjoint, thread_bytes):
+    """As measured with two threads on a CPU with AVX-512, half of each; the bound is not far from that."""
+    rows, columns = x[-1 if adjoint[0] else -2], y[-2 if adjoint[1] else -1]
+    made = TensorType("float32", (x[0], rows, columns))
+    given = {"adj_x": adjoint[0], "adj_y": adjoint[1]}, (TensorType("float32", x), TensorType("float32", y)), (made,)
+    memory = kernel_memory("BatchMatMulV2", *given, CPU._replace(onednn=True))
+    (_, (kind, scratch)) = memory.events
+    assert (kind, memory.exact) == ("temp", False)
+    assert 2 * thread_bytes <= scratch <= max(2 * 1.4 * thread_bytes, 128 << 10)
+    assert kernel_memory("BatchMatMulV2", *given, CPU).events == (("out", 0),)
+
+
+@pytest.mark.parametrize(
+    ("equation", "thread_bytes"),
+    [(b"bij,bjk->bik", 704), (b"bji,bjk->bik", 262_912), (b"bij,bkj->bik", 66_304), (b"bji,bkj->bik", 328_512)],
+)
+def test_and_so_it_is_in_einsum(equation, thread_bytes):
+    square = TensorType("float32", (4, 256, 256))
+    device = CPU._replace(onednn=True)
+    *_, (kind, scratch) = kernel_memory("Einsum", {"equation": equation}, (square, square), (square,), device).events
+    assert kind == "temp"
+    assert 2 * thread_bytes <= scratch <= max(2 * 1.4 * thread_bytes, 128 << 10)

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from tfswap.analysis.kernel_rules import KernelMemory, fresh
-from tfswap.analysis.workspace import ONEDNN_SCRATCH_BYTES, Event, Facts, known_shape
+from tfswap.analysis.workspace import ONEDNN_SCRATCH_BYTES, Event, Facts, Product, known_shape, onednn_product_bytes
 from tfswap.ir.types import ELEMENT_BYTES
 
 # einsum_op_impl.h, DimensionType, in the order in which an operand's dimensions are sorted.
@@ -32,12 +32,13 @@ class _Tensor(NamedTuple):
 
 
 class _Log:
-    """What is allocated and freed."""
+    """What is allocated and freed, and what is multiplied."""
 
     def __init__(self, element_bytes: int):
         self._element_bytes = element_bytes
         self._log: list[tuple[int, int]] = []  # allocation, bytes; -1 where it is freed
         self._count = 0
+        self.product: Product | None = None
 
     def allocate(self, shape: Shape) -> _Tensor:
         self._log.append((self._count, self._element_bytes * prod(shape)))
@@ -73,7 +74,8 @@ def einsum(facts: Facts) -> KernelMemory:
     result = _run(equation.decode(), [s for s in shapes if s is not None], log)
     events, exact = log.events(result), True
     if facts.device.kind == "cpu" and facts.device.onednn:
-        events, exact = (*events, ("temp", ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads)), False
+        thread_bytes = ONEDNN_SCRATCH_BYTES if log.product is None else onednn_product_bytes(log.product)
+        events, exact = (*events, ("temp", thread_bytes * facts.device.intra_op_threads)), False
     alias = () if result.operand is None else ((0, result.operand),)
     return KernelMemory(alias=alias, events=events, exact=exact)
 
@@ -96,7 +98,11 @@ def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
     product, batch = reduced[0].tensor, reduced[0].batch
     if len(reduced) > 1:
         batch = _broadcast(reduced[0].batch, reduced[1].batch)
-        product = log.allocate((*batch, *(prod(dims[label] for label in r.free) for r in reduced)))
+        rows, columns = (prod(dims[label] for label in r.free) for r in reduced)
+        inner = prod(dim for label, dim in dims.items() if kinds[label] == _CONTRACT)
+        turned = reduced[0].swapped, not reduced[1].swapped
+        log.product = Product(prod(batch), rows, inner, columns, turned)
+        product = log.allocate((*batch, rows, columns))
     labels = [label for kind in (_BROADCAST, _BATCH) for label in order if kinds[label] == kind]
     sizes = dict(zip(labels, batch, strict=True)) | dims
     labels += [label for r in reduced for label in r.free]
@@ -110,12 +116,15 @@ def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
 
 
 class _Reduced(NamedTuple):
-    """An operand that is ready to be multiplied: its tensor, its batch dimensions, labels that are free, and sizes."""
+    """An operand that is ready to be multiplied: its tensor, its batch dimensions, labels that are free, sizes, and
+    whether what is contracted comes before what is free.
+    """
 
     tensor: _Tensor
     batch: Shape
     free: Labels
     dims: Mapping[str, int]
+    swapped: bool
 
 
 def _reduce(
@@ -124,7 +133,8 @@ def _reduce(
     given = transposed = _Tensor(shape, None, operand)
     dims = dict(zip(labels, shape, strict=True))
     keys = [(_SWAPPED[kinds[label]], place[label]) for label in labels]
-    if keys != sorted(keys):
+    swapped = keys == sorted(keys)
+    if not swapped:
         ordered = sorted(labels, key=lambda label: (kinds[label], place[label]))
         if ordered != labels:
             transposed = log.allocate(tuple(dims[label] for label in ordered))
@@ -139,7 +149,7 @@ def _reduce(
     log.free(diagonal, made, given)
     log.free(transposed, diagonal, made)
     batch = tuple(dims[label] for label in once if kinds[label] in (_BROADCAST, _BATCH))
-    return _Reduced(made, batch, [label for label in once if kinds[label] == _FREE], dims)
+    return _Reduced(made, batch, [label for label in once if kinds[label] == _FREE], dims, swapped)
 
 
 def _split(term: str) -> Labels:

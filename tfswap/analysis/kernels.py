@@ -262,9 +262,9 @@ _RULES: dict[str, _Entry] = {
     "EuclideanNorm": _Entry(rules.events_rule(workspace.reduction), values=(1,)),
     "BiasAddGrad": _Entry(rules.events_rule(workspace.bias_add_grad), attrs=("data_format",)),
     # Kernels with temporaries: see workspace.py.
-    "BatchMatMul": _Entry(rules.events_rule(workspace.matmul)),
-    "BatchMatMulV2": _Entry(rules.events_rule(workspace.matmul)),
-    "BatchMatMulV3": _Entry(rules.events_rule(workspace.matmul)),
+    "BatchMatMul": _Entry(rules.events_rule(workspace.batch_matmul), attrs=("adj_x", "adj_y")),
+    "BatchMatMulV2": _Entry(rules.events_rule(workspace.batch_matmul), attrs=("adj_x", "adj_y")),
+    "BatchMatMulV3": _Entry(rules.events_rule(workspace.batch_matmul), attrs=("adj_x", "adj_y")),
     "Conv2D": _Entry(rules.events_rule(workspace.conv2d)),
     "Conv2DBackpropFilter": _Entry(rules.events_rule(workspace.conv2d_backprop_filter)),
     "Conv2DBackpropInput": _Entry(rules.events_rule(workspace.conv2d_backprop_input)),

@@ -60,13 +60,51 @@ def _temporaries_after_output(sizes: Sequence[int], exact: bool = True) -> Event
 _UNKNOWN: Events = ((OUT0,), False)
 
 ONEDNN_SCRATCH_BYTES = 64 << 10
-"""A thread's scratchpad in oneDNN's kernels: 12 KiB measured for convolutions, 34 for products; a bound."""
+"""A thread's scratchpad in oneDNN's kernels: 12 KiB measured for convolutions; a bound, also of small products."""
 
 
-def _onednn(facts: Facts, temporaries: Sequence[int] = ()) -> Events:
+def _onednn(facts: Facts, temporaries: Sequence[int] = (), thread_bytes: int = ONEDNN_SCRATCH_BYTES) -> Events:
     """oneDNN's kernels lay out their own scratchpads, by CPU and version: bounded, never exact."""
-    scratch = ONEDNN_SCRATCH_BYTES * facts.device.intra_op_threads
+    scratch = thread_bytes * facts.device.intra_op_threads
     return _temporaries_after_output([*temporaries, scratch], exact=False)
+
+
+class Product(NamedTuple):
+    """`batch` products of matrices, of `rows` by `inner` and `inner` by `columns`, float32.
+
+    Attributes:
+        turned: of each of the two, whether it lies in memory transposed.
+    """
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    turned: tuple[bool, bool]
+
+
+_ROWS, _COLUMNS, _WIDE = 256, 64, 512
+_INNER, _LONE_INNER = 512, 1024  # with blocks of both matrices, of the second alone
+
+
+def onednn_product_bytes(product: Product) -> int:
+    """A bound of what each thread has as scratch, from measurements (brgemm_matmul_utils.cpp, init_scratchpad).
+
+    A thread copies blocks of matrices that lie transposed, and of a wide second one. A lone product may be split along
+    what is summed over as well, and then has blocks of partial sums.
+    """
+    rows, inner = min(_up_to_16(product.rows), _ROWS), _up_to_16(product.inner)
+    first, second = product.turned
+    elements = rows * (min(inner, _INNER) + 16) if first else 0
+    if second or product.columns >= _WIDE:
+        elements += _COLUMNS * min(inner, _INNER if first else _LONE_INNER)
+    if product.batch == 1 and product.inner >= _INNER:
+        elements += rows * _COLUMNS
+    return max(ONEDNN_SCRATCH_BYTES, 4 * elements + 1024)
+
+
+def _up_to_16(number: int) -> int:
+    return 16 * _ceil_div(number, 16)
 
 
 # --- convolutions --------------------------------------------------------------------------------------
@@ -369,6 +407,17 @@ def matmul(facts: Facts) -> Events:
         widened = [4 * count for count in counts if count is not None]
         return _temporaries_after_output(widened, exact=not facts.device.onednn)
     return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
+
+
+def batch_matmul(facts: Facts) -> Events:
+    """As `matmul`, with oneDNN's scratch by shape (mkl_batch_matmul_op.cc). `MatMul` took none where measured."""
+    given, made = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
+    onednn = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in _HALVES
+    if not onednn or given is None or made is None:
+        return matmul(facts)
+    first, second = bool(facts.attrs.get("adj_x")), bool(facts.attrs.get("adj_y"))
+    product = Product(prod(made[:-2]), made[-2], given[-2 if first else -1], made[-1], (first, second))
+    return _onednn(facts, thread_bytes=onednn_product_bytes(product))
 
 
 # --- images, sparse tensors and counts ------------------------------------------------------------------

@@ -33,6 +33,12 @@ class UnknownSizes(UnsupportedGraph):
     """The step has tensors whose sizes its arguments' shapes do not tell."""
 
 
+def made_at(name: str, locate: Locate) -> str:
+    """Where the node of this name was made, as a part of a sentence; "" where that is not known."""
+    line = locate(name)
+    return f", made at {line}" if line else ""
+
+
 def require_functional(graph: Graph, locate: Locate) -> None:
     """Refuse conditionals whose branches are nodes of the graph itself. Raises UnsupportedGraph.
 
@@ -42,8 +48,7 @@ def require_functional(graph: Graph, locate: Locate) -> None:
     for part in (graph, *graph.all_bodies()):
         for node in part:
             if is_frame(node.op):
-                line = locate(node.name)
-                where = f", made at {line}" if line else ""
+                where = made_at(node.name, locate)
                 raise UnsupportedGraph(
                     f"node {node.name!r} ({node.op}{where}) is of a TensorFlow 1 conditional. Rebuild the graph with "
                     "tf.compat.v1.enable_control_flow_v2(), which keeps conditionals as If nodes."
@@ -55,8 +60,7 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
     unknown = sizeless(graph)
     if unknown:
         first = unknown[0]
-        line = locate(first.node.name)
-        where = f", made at {line}" if line else ""
+        where = made_at(first.node.name, locate)
         others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
@@ -108,8 +112,7 @@ def require_sight(graph: Graph, locate: Locate) -> None:
             held = _held(node, name, library)
             if held is None:
                 continue
-            line = locate(node.name)
-            where = f", made at {line}" if line else ""
+            where = made_at(node.name, locate)
             raise UnsupportedGraph(
                 f"{node.name!r} ({node.op}{where}) runs the function {name!r} out of sight: it holds {held}, which no "
                 f"graph rewrite can bound. {_remedy(node)}"

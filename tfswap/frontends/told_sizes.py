@@ -15,7 +15,6 @@ made to tell its size, before the step and whatever the limit is.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.frontends.captures import deferred, without_asking
-from tfswap.frontends.known import sizeless
+from tfswap.frontends.known import made_at, sizeless
 from tfswap.frontends.size_rules import SizeRule, size_rule
 from tfswap.importers.function import import_function
 from tfswap.importers.source_lines import SourceLines
@@ -200,34 +199,30 @@ def _computing(
         found = tuple(tuple(shape.numpy().tolist()) for shape in shapes)
         for tensor, shape in zip(rules, found, strict=True):
             if math.prod(shape) >= MOST_ELEMENTS:
-                told = f"{tensor.name!r}{_made_at(tensor, locate)} would have the shape {list(shape)}"
+                told = f"{tensor.name!r}{made_at(tensor.node.name, locate)} would have the shape {list(shape)}"
                 raise errors.InvalidArgumentError(None, None, f"{told}, of more than 2**63 - 1 elements.")
         return found
 
     return run
 
 
-def _made_at(tensor: Output, locate: SourceLines) -> str:
-    line = locate(tensor.node.name)
-    return f" (made at {line})" if line else ""
-
-
 def _located(error: Any, locate: SourceLines) -> Exception:
     """What TensorFlow says of a node that sizes are told by, and which line of the user's own made it."""
-    lines = filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message)))
+    line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
     said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
-    where = "".join(f" It is made at {line}." for line in itertools.islice(lines, 1))
+    where = f" It is made at {line}." if line else ""
     return type(error)(None, None, f"{said}\nA size in the step hangs on it.{where}")
 
 
 def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
     """What tells sizes does not fit by itself."""
-    others = f", and of {len(told) - 1} others," if len(told) > 1 else ""
+    others = f", and of {len(told) - 1} others" if len(told) > 1 else ""
     return InfeasibleMemoryLimit(
         f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to tell the size of "
-        f"{told[0].name!r}{_made_at(told[0], locate)}{others} before the step runs takes at least {error.floor_bytes} "
-        f"({format_bytes(error.floor_bytes)}), since it hangs on what the arguments hold. Say the size at that line "
-        f"(tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, or make the batch smaller.",
+        f"{told[0].name!r}{made_at(told[0].node.name, locate)}{others}, before the step runs takes at least "
+        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it hangs on what the arguments hold. Say the "
+        f"size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, or make the batch "
+        "smaller.",
         floor_bytes=error.floor_bytes,
         limit_bytes=error.limit_bytes,
     )

@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -127,7 +128,8 @@ def trained(step: Any, arguments: tuple[Any, ...], optimised: bool, steps: int) 
         if floor is None:
             raise
         return found | {"fits": False, "floor_mib": floor / MIB}
-    found |= {"fits": True, "first_s": times[0], "step_s": min(times[1:], default=times[0]), "losses": losses}
+    rest = times[1:] or times
+    found |= {"fits": True, "first_s": times[0], "step_s": statistics.median(rest), "steps_s": rest, "losses": losses}
     found["peak_mib"] = tf.config.experimental.get_memory_info("CPU:0")["peak"] / MIB
     found["resident_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if optimised:

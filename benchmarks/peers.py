@@ -47,7 +47,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -427,7 +427,7 @@ def under_limit(step: Any, limit_bytes: int, model: Model, told: dict[str, Any])
     return made
 
 
-class Variant:
+class Running:
     """A process that takes a step when told to.
 
     Attributes:
@@ -436,24 +436,15 @@ class Variant:
         told: what it said of itself when it had warmed up.
     """
 
-    def __init__(self, model: str, variant: str, folder: Path, limit_bytes: int = 0):
-        self.label = f"tfswap as {variant}" if limit_bytes else variant
-        self.values = folder / f"{model} {self.label}.npz"
+    def __init__(self, label: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]):
+        self.label = label
         self.took: list[Took] = []
         self.peak_bytes = self.resident_bytes = 0
-        environment = {
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TF_CPU_ALLOCATOR_USE_BFC": "1",
-            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
-            "TFSWAP_PLAN_CACHE": "off",
-        }
-        command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
-        command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]
         pipe = subprocess.PIPE
-        self.errors = folder / f"{model} {self.label}.txt"
+        self.errors = folder / f"{label}.txt"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                command, env=KERNELS | os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
+                command, env=os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
             )
         self.told: dict[str, Any] = self._read()
 
@@ -477,6 +468,37 @@ class Variant:
         self.process.wait()
 
 
+class Variant(Running):
+    """One of TensorFlow's, or with a limit, tfswap's.
+
+    Attributes:
+        values: the file of what the variables are after CHECKED_STEPS.
+    """
+
+    def __init__(self, model: str, variant: str, folder: Path, limit_bytes: int = 0):
+        label = f"tfswap as {variant}" if limit_bytes else variant
+        self.values = folder / f"{model} {label}.npz"
+        environment = {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_CPU_ALLOCATOR_USE_BFC": "1",
+            "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
+            "TFSWAP_PLAN_CACHE": "off",
+        }
+        command = [sys.executable, __file__, model, f"--child={'tfswap' if limit_bytes else variant}"]
+        command += [f"--limit_bytes={limit_bytes}", f"--values={self.values}"]
+        super().__init__(label, command, folder, KERNELS | os.environ | environment)
+
+
+def take_turns(running: Sequence[Running], rounds: int, title: str) -> None:
+    """A step each, round by round."""
+    for round_ in progress.over(title, range(rounds + 1)):
+        first = round_ % len(running)  # nobody always comes after the same one
+        for one in (*running[first:], *running[:first]):
+            took = one.step()
+            if round_:  # the first is a warm-up
+                one.took.append(took)
+
+
 def difference(one: Path, other: Path) -> float:
     """The largest difference of any variable, over that variable's largest value; 0.0 for the same bits."""
     import numpy as np
@@ -495,12 +517,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
         if peer.label != "memory optimizer off":
             pairs.append((peer, Variant(model, peer.label, folder, peer.peak_bytes)))
     running += [ours for _, ours in pairs]
-    for round_ in progress.over(f"rounds of {model}", range(args.rounds + 1)):
-        first = round_ % len(running)  # nobody always comes after the same one
-        for variant in running[first:] + running[:first]:
-            took = variant.step()
-            if round_:  # the first is a warm-up
-                variant.took.append(took)
+    take_turns(running, args.rounds, f"rounds of {model}")
     for variant in running:
         variant.close()
     rows = [row_of(variant, running[:2]) for variant in running]
@@ -513,7 +530,7 @@ def compare(model: str, args: argparse.Namespace, folder: Path) -> list[dict[str
     return rows
 
 
-def ratios(one: Variant, other: Variant) -> list[float]:
+def ratios(one: Running, other: Running) -> list[float]:
     """Of wall and of CPU time: the medians over the rounds of one's over the other's."""
     pairs = list(zip(one.took, other.took, strict=True))
     return [statistics.median(getattr(a, clock) / getattr(b, clock) for a, b in pairs) for clock in Took._fields]

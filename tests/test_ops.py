@@ -546,7 +546,7 @@ def test_settings():
         {"host_memory_limit": -1},
         {"host_memory_limit": "abc"},
         {"host_memory_limit": False},
-        {"copy_threads": 0},
+        {"copy_threads": -1},
         {"copy_threads": "3"},
         {"bandwidth_bytes_per_s": 0},
         {"bandwidth_bytes_per_s": float("nan")},
@@ -597,6 +597,31 @@ def test_the_throttle_is_a_serial_link(threads):
     for handle, x in zip(handles, xs, strict=True):
         tensor, ticket = ops.swap_in(handle, x.dtype)
         assert np.array_equal(ops.await_copy(tensor, ticket), x)
+
+
+def test_without_copy_threads_who_swaps_makes_the_copy():
+    x, bandwidth = tf.random.normal([MIB]), 200e6
+    ops.configure(copy_threads=0, bandwidth_bytes_per_s=bandwidth)
+    start = time.monotonic()
+    handle = ops.swap_out(x)
+    assert time.monotonic() - start >= 4 * MIB / bandwidth
+    ops.release(handle)
+    assert ops.stats().release_stall_s == 0
+    tensor, ticket = ops.swap_in(handle, x.dtype)
+    assert np.array_equal(ops.await_copy(tensor, ticket), x)
+
+
+def test_copies_under_way_end_when_their_threads_are_taken_away():
+    xs = [tf.random.normal([MIB]) for _ in range(6)]
+    ops.configure(copy_threads=2, bandwidth_bytes_per_s=400e6)
+    handles = [ops.swap_out(x) for x in xs[:3]]
+    ops.configure(copy_threads=0)
+    handles += [ops.swap_out(x) for x in xs[3:]]
+    for handle, x in zip(handles, xs, strict=True):
+        ops.release(handle)
+        tensor, ticket = ops.swap_in(handle, x.dtype)
+        assert np.array_equal(ops.await_copy(tensor, ticket), x)
+    assert ops.configuration().copy_threads == 0
 
 
 def test_each_device_has_a_link_of_its_own():

@@ -96,3 +96,8 @@ def format_bytes(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Some things for people, by a noun whose plural takes an s: "1 tensor", "12 tensors"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

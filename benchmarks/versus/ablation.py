@@ -1,12 +1,14 @@
 """What each tactic adds, and what each part of swapping is good for.
 
-Tactics one by one: order alone, with swaps, with kernels that run again, with encodings; each at the smallest limit
-that it reaches. Parts, switched off in turn under one limit, each by other figures in a plan that is the same
-otherwise, which is carried out as plans from files are:
+One by one, each at the smallest limit that it reaches: a tensor's memory for each output (computed), liveness (which
+TensorFlow has), an order, swaps without the pool, the pool, kernels that run again, encodings. Parts, switched off in
+turn under one limit, each by other figures in a plan that is the same otherwise, which is carried out as plans from
+files are:
 
     no prefetch          a copy in starts where its tensor is read, and not before: prefetch distance 0
     no trigger           a buffer is let go where its copy out starts, so that the step waits for the copy
     one kernel ahead     copies in start one kernel before the reader, as vDNN has it
+    no copy threads      the thread that runs the kernels makes each copy itself
     four copy threads    a lane in each direction has four threads where it has one otherwise
     no pool reuse        the host pool's memory is given back to the system after each step
 
@@ -24,8 +26,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from versus.page import FORM_COLUMNS, Section, Table, form_lines, mib
-from versus.turns import FLOOR, REFERENCE, UNOPTIMISED, Form, compare, told_by
+from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, mib
+from versus.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, told_by
 
 from tfswap.planner.plan import Absence, Plan
 
@@ -36,12 +38,13 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 LIMIT = 0.5
 NO_POOL = "no pool reuse"
 SWAPS = f"swaps, {LIMIT:.0%}"
-STEPWISE = {
-    "order alone": (),
-    "and swaps": ("swap",),
-    "and recomputation": ("swap", "recompute"),
-    "and encodings": ("swap", "recompute", "encode"),
-}
+STEPWISE = (
+    Form("order alone", tactics=()),
+    Form("and swaps, no pool reuse", tactics=("swap",), edit=NO_POOL),
+    Form("and the pool's reuse", tactics=("swap",)),
+    Form("and recomputation", tactics=("swap", "recompute")),
+    Form("and encodings", tactics=("swap", "recompute", "encode")),
+)
 
 
 def _edited(change: Callable[[Absence], Absence]) -> Callable[[Plan], Plan]:
@@ -63,11 +66,14 @@ def _at_once(one: Absence) -> Absence:
     return one if one.out is None else dataclasses.replace(one, release=min(one.release, one.out + 1))
 
 
-def _threads(plan: Plan) -> Plan:
-    import tfswap.ops
+def _threads(count: int) -> Callable[[Plan], Plan]:
+    def edit(plan: Plan) -> Plan:
+        import tfswap.ops
 
-    tfswap.ops.configure(copy_threads=4)
-    return plan
+        tfswap.ops.configure(copy_threads=count)
+        return plan
+
+    return edit
 
 
 def give_back_pool() -> None:
@@ -83,7 +89,8 @@ EDITS: dict[str, Callable[[Plan], Plan]] = {
     "no prefetch": _edited(_no_prefetch),
     "one kernel ahead": _edited(_one_ahead),
     "no trigger": _edited(_at_once),
-    "four copy threads": _threads,
+    "no copy threads": _threads(0),
+    "four copy threads": _threads(4),
     NO_POOL: lambda plan: plan,
 }
 """By name: from a plan to the plan that is carried out in its place."""
@@ -91,6 +98,7 @@ AFTER: dict[str, Callable[[], None]] = {NO_POOL: give_back_pool}
 """By name of an edit: what is done between steps."""
 
 ROUNDS = 9
+NO_LIVENESS = "no liveness: each tensor until the step ends (computed)"
 CACHE = "tensor cache"
 LARGE, SMALL, RECURS = 8192, 6144, 10
 """Rows of the batches, and the steps after which the smaller one has a plan of its own."""
@@ -102,8 +110,7 @@ def measure(part: str) -> dict[str, Any]:
         return told_by({"module": "ablation"}, 1000)
     net, size = NETS[part]
     forms = [UNOPTIMISED, REFERENCE]
-    forms += [Form(label, limit=FLOOR, tactics=tactics) for label, tactics in STEPWISE.items()]
-    forms.append(Form(SWAPS, limit=LIMIT, tactics=("swap",)))
+    forms += [*STEPWISE, Form(SWAPS, limit=LIMIT, tactics=("swap",))]
     forms += [Form(edit, limit=LIMIT, tactics=("swap",), edit=edit) for edit in EDITS]
     return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000)}
 
@@ -130,8 +137,12 @@ def child(_: dict[str, Any]) -> None:
             took = time.perf_counter() - clock, time.process_time() - cpu
             rows[name].append([*took, step.stats().out_bytes])
     limit, peak = step.report().memory_limit_bytes, tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    medians = {name: [statistics.median(column) for column in zip(*of[2:], strict=True)] for name, of in rows.items()}
-    print(json.dumps({"rows": [LARGE, SMALL], "medians": medians, "limit_bytes": limit, "peak_bytes": peak}))
+    columns = {name: list(zip(*of[2:], strict=True)) for name, of in rows.items()}
+    found = {
+        "medians": {name: [statistics.median(column) for column in of] for name, of in columns.items()},
+        "spreads": {name: [quartiles(column) for column in of] for name, of in columns.items()},
+    }
+    print(json.dumps({"rows": [LARGE, SMALL], "limit_bytes": limit, "peak_bytes": peak} | found))
 
 
 def present(found: dict[str, Any]) -> Section:
@@ -141,14 +152,11 @@ def present(found: dict[str, Any]) -> Section:
             tables.append(_cache(net))
             continue
         lines = net["lines"]
-        tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
+        tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, _lines(lines)))
         whole = next(line for line in lines if line["label"] == SWAPS)
         if whole["fits"]:
-            costs = {
-                line["label"]: line["clock_ratio"] / whole["clock_ratio"]
-                for line in lines
-                if line["edit"] and line["fits"]
-            }
+            parts = [line for line in lines[lines.index(whole) + 1 :] if line["fits"]]
+            costs = {line["label"]: line["clock_ratio"] / whole["clock_ratio"] for line in parts}
             words.append(f"{name}: " + ", ".join(f"{label} {cost:.2f}" for label, cost in costs.items()))
     return Section(
         "Ablation",
@@ -160,11 +168,25 @@ def present(found: dict[str, Any]) -> Section:
     )
 
 
+def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """The first of them computed: a buffer for each output of each kernel, all of them held until the step ends."""
+    base = lines[0]["peak_bytes"]
+    held = next(line["all_bytes"] for line in lines if "all_bytes" in line)
+    computed = [NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]
+    plain, *others = form_lines(lines)
+    plain[0] = f"liveness: {plain[0]}"
+    return [computed + [""] * (len(FORM_COLUMNS) - len(computed)), plain, *others]
+
+
 def _cache(found: dict[str, Any]) -> Table:
     large, small = found["rows"]
-    lines = [
-        [f"{name}", mib(out), f"{1e3 * clock:.0f}", f"{1e3 * cpu:.0f}"]
-        for name, (clock, cpu, out) in found["medians"].items()
-    ]
+    lines = []
+    for name, (clock, cpu, out) in found["medians"].items():
+        clocks, cpus, _ = found["spreads"][name]
+        times = [
+            f"{1e3 * one:.0f} ({1e3 * low:.0f} to {1e3 * high:.0f})"
+            for one, (low, high) in ((clock, clocks), (cpu, cpus))
+        ]
+        lines.append([name, mib(out), *times])
     title = f"Tensor cache: an MLP's steps of {small} rows, under {mib(found['limit_bytes'])} MiB planned for {large}:"
     return Table(title, ("planned by", "copied out, MiB", "time, ms", "CPU time, ms"), lines)

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from versus.page import MIB, Section, Table
+from versus.page import MIB, Plot, Section, Series, Table
 from versus.turns import written_by
 
 SCRIPT = Path(__file__).parent.parent / "gist.py"
@@ -43,7 +43,20 @@ def present(found: dict[str, Any]) -> Section:
         f"means over {len(found)} of {len(PARTS)} nets, {', '.join(found)}: {'; '.join(words)}",
         "Gist counts feature maps; peaks also hold weights and workspaces. A CPU's plain kernels; no sparse rows",
         [Table("", ("net", "form", "maps, MiB", "smaller", "peak, MiB", "smaller", "time, clock", "time, CPU"), lines)],
-        notes=notes,
+        [_plot(rows)],
+        notes,
+    )
+
+
+def _plot(rows: list[dict[str, Any]]) -> Plot:
+    """What footprints and times come to: a point for each net."""
+    series = [
+        Series(label, [(1 / row["peak_smaller"], row["cpu"]) for row in rows if row["mode"] == mode])
+        for mode, label in FORMS.items()
+        if mode != "unoptimised"
+    ]
+    return Plot(
+        "gist", "Encodings alone, each net a point", "peak over unoptimised", "step CPU time over unoptimised", series
     )
 
 

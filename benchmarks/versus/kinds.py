@@ -7,6 +7,7 @@ predicted peak is of, and the plan. Each is traced and planned in a process of i
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from versus.page import MIB, Plot, Section, Series, Table, cut
@@ -22,7 +23,11 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "DCGAN, batch 64": ("gan", {"batch": 64}),
     "transformer, 6 blocks, batch 8": ("peer", {"name": "transformer"}),
     "LSTM, 2 layers, batch 32": ("lstm_lm", {"layers": 2, "batch": 32}),
+    "LSTM, 1 layer, batch 32": ("lstm_lm", {"layers": 1, "batch": 32}),
+    "LSTM, 4 layers, batch 32": ("lstm_lm", {"layers": 4, "batch": 32}),
+    "LSTM, 16 layers, batch 32": ("lstm_lm", {"layers": 16, "batch": 32}),
     "NMT, 8 layers, 50 steps, batch 8": ("nmt", {"batch": 8, "length": 50}),
+    "NMT, 8 layers, 400 steps, batch 4": ("nmt", {"batch": 4, "length": 400}),
     "VGG16, 128x128, batch 16": ("application", {"name": "VGG16", "batch": 16, "size": 128, "momentum": 0.0}),
     "Inception (GoogLeNet), 128x128, batch 16": ("classic", {"name": "inception", "batch": 16, "size": 128}),
     "ResNet-101, 128x128, batch 16": ("application", {"name": "ResNet101", "batch": 16, "size": 128}),
@@ -79,7 +84,7 @@ def present(found: dict[str, Any]) -> Section:
             lines.append([title, name, f"{run['peak_bytes'] / MIB:.1f}", *(f"{b / MIB:.1f}" for b in run["by_kind"])])
         plain = net["runs"]["unoptimised"]
         maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]
-        shares.append(f"{title.partition(',')[0]} {maps:.0%}")
+        shares.append(f"{_name(title)} {maps:.0%}")
         series = [
             Series(name, [(x, y / MIB) for x, y in run["curve"]], joined=True)
             for name, run in net["runs"].items()
@@ -93,7 +98,7 @@ def present(found: dict[str, Any]) -> Section:
         for n in found.values()
         if "planned" in n["runs"]
     ]
-    over = [name.partition(",")[0] for name, net in found.items() if "planned" not in net["runs"]]
+    over = [_name(name) for name, net in found.items() if "planned" not in net["runs"]]
     notes = [
         "Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks count "
         "whole, under the kind of what they hold; other is what those of variables and inputs are larger by."
@@ -117,3 +122,8 @@ def present(found: dict[str, Any]) -> Section:
         plots,
         notes,
     )
+
+
+def _name(title: str) -> str:
+    """Without its batch and its images."""
+    return ", ".join(part for part in title.split(", ") if not re.fullmatch(r"batch \d+|\d+x\d+", part))

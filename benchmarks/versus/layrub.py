@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import planning_time
-from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines
+from versus.page import FORM_COLUMNS, Plot, Section, Series, Table, cut, form_lines
 from versus.turns import REFERENCE, UNOPTIMISED, Form, compare
 
 CUT, BEST, SLOWER = 0.582, 0.989, 1.12
@@ -186,5 +186,16 @@ def present(found: dict[str, Any]) -> Section:
         words,
         "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena; oneDNN's kernels as a rule",
         [Table("", ("net", *FORM_COLUMNS), lines)],
-        notes=notes,
+        [_plot(tried)],
+        notes,
+    )
+
+
+def _plot(tried: dict[str, list[Figures]]) -> Plot:
+    series = [
+        Series(net, sorted([(1.0, 1.0), *((1 - one.cut, one.cpu) for one in forms)]), joined=True)
+        for net, forms in tried.items()
+    ]
+    return Plot(
+        "layrub", "Each net's memory against time", "peak over unoptimised", "step CPU time over unoptimised", series
     )

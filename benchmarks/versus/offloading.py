@@ -35,7 +35,7 @@ def present(found: dict[str, Any]) -> Section:
     for name, kernels in found.items():
         lines, size = kernels["lines"], kernels["size"]
         fitting = [line for line in lines if line["fits"] and line["how"] == "tfswap"]
-        swap = next((line for line in fitting if line["tactics"] == list(SWAP)), None)
+        swap = next((line for line in fitting if tuple(line["tactics"]) == SWAP), None)
         bases = lines[0]["peak_bytes"], next((line["baseline_bytes"] for line in fitting), 0)
         fast = [line for line in fitting if line is not swap and line["cpu_ratio"] <= SLOWER]
         best = min(fast, key=lambda line: line["peak_bytes"], default=None)

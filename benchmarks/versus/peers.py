@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,18 @@ def _faster_peers(title: str, beside: list[dict[str, Any]]) -> list[str]:
 COLUMNS = ("form", "peak, MiB", "memory", "time, clock", "time, CPU", "over the peer, clock", "CPU", "values")
 
 
-def _ratios(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """As `page.ratio` takes them."""
+def ratios_of(took: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Of steps of the same rounds, as `page.ratio` takes them."""
     made: dict[str, Any] = {}
     for n, clock in enumerate(CLOCKS):
-        pairs = zip(row["took_s"], base["took_s"], strict=True)
-        ratios = [mine[n] / other[n] for mine, other in pairs]
+        ratios = [mine[n] / other[n] for mine, other in zip(took, base, strict=True)]
         made[f"{clock}_ratio"] = statistics.median(ratios)
         made[f"{clock}_spread"] = quartiles(ratios)
     return made
 
 
 def _line(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
-    times = [ratio(_ratios(row, base), clock) for clock in CLOCKS]
+    times = [ratio(ratios_of(row["took_s"], base["took_s"]), clock) for clock in CLOCKS]
     share = "" if row is base else f"{-100 * cut(row['peak_bytes'], base['peak_bytes']):+.1f}%"
     beside = [f"{one:.2f}" for one in row.get("over_peer", ())] or ["", ""]
     same = [name for name, off in row["differs"].items() if not off]
@@ -109,7 +109,7 @@ def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     base = rows[0]
     return [
         {"label": row["label"], "ours": "over_peer" in row, "memory": row["peak_bytes"] / base["peak_bytes"]}
-        | _ratios(row, base)
+        | ratios_of(row["took_s"], base["took_s"])
         for row in rows
     ]
 

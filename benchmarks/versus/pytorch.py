@@ -1,150 +1,180 @@
-"""What makes a step smaller in PyTorch (versus/pytorch_step.py), on the architectures of benchmarks/peers.py."""
+"""What makes a step smaller in PyTorch (versus/pytorch_step.py), on the architectures of benchmarks/peers.py.
+
+All take turns in one run: TensorFlow's step, PyTorch's and its forms, and for each of these tfswap under the same share
+of TensorFlow's peak as the form has of PyTorch's.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from peers import REFERENCES, Running, Variant, take_turns
 from versus import peers as tensorflow
-from versus.page import Plot, Section, Series, Table, cut, mib, ratio
+from versus.page import Plot, Section, Series, Table, mib, ratio
 
 SCRIPT = Path(__file__).parent / "pytorch_step.py"
-
-
-PARTS = "transformer", "ResNet"
-BESIDE = ("peers",)
 SAME = {"transformer": "transformer", "ResNet": "resnet"}
 """The same nets in the row peers."""
+PARTS = tuple(SAME)
+ROUNDS = 11
+PLAIN = "PyTorch"
+FORMS = (
+    "checkpoint",
+    "save_on_cpu",
+    "checkpoint, save_on_cpu",
+    *(f"torch.compile, budget {share}" for share in (1.0, 0.5, 0.2)),
+)
 
 
 def measure(part: str, python: str = sys.executable) -> dict[str, Any]:
     """Args: python: an interpreter that has PyTorch."""
-    # Threads that wait do not spin: where others use the cores too, these would take what the others need.
-    passive = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run([python, str(SCRIPT), part], env=passive, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"PyTorch's steps failed; does {python} have the extra 'peers'?\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def theirs(form: str) -> Running:
+            one = Running(form, [python, str(SCRIPT), part, form], folder, {})
+            one.step()  # which tells its peak
+            return one
+
+        pytorch = [theirs(form) for form in (PLAIN, *FORMS)]
+        plain = [Variant(SAME[part], reference, folder) for reference in REFERENCES]
+        plain[0].step()
+        shares = [one.peak_bytes / pytorch[0].peak_bytes for one in pytorch[1:]]
+        limits = [int(share * plain[0].peak_bytes) for share in shares]
+        ours = [Variant(SAME[part], form, folder, limit) for form, limit in zip(FORMS, limits, strict=True)]
+        running = [*plain, *pytorch, *ours]
+        take_turns(running, ROUNDS, f"rounds of {part}")
+        for one in running:
+            one.close()
+
+    def lines(of: list[Any], base: Running) -> list[dict[str, Any]]:
+        return [{"label": one.label, "peak_bytes": one.peak_bytes} | _times(one, base) | one.told for one in of]
+
+    across = _times(pytorch[0], plain[0])
+    return {"pytorch": lines(pytorch, pytorch[0]), "tensorflow": lines([*plain, *ours], plain[0]), "across": across}
 
 
-def present(found: dict[str, Any], peers: dict[str, Any] | None = None) -> Section:
-    """Args: peers: figures of that row, whose tfswap is set beside PyTorch."""
-    lines, words, against, plots = [], [], [], []
+def _times(one: Running, base: Running) -> dict[str, Any]:
+    return tensorflow.ratios_of(one.took, base.took)
+
+
+def present(found: dict[str, Any]) -> Section:
+    lines, words, notes, plots = [], [], [], []
     version = ""
     for name, net in found.items():
-        measured, version = net["lines"], net["torch"]
-        base = measured[0]["peak_bytes"]
-        for line in measured:
-            share = cut(line["peak_bytes"], base)
-            times = [ratio(line, clock) for clock in tensorflow.CLOCKS]
-            lines.append(
-                [name, line["label"], mib(line["peak_bytes"]), f"{-100 * share:+.1f}%" if share else "", *times]
-            )
-            if share:
-                words.append(f"{name}, {line['label']}: {-100 * share:+.0f}% at {line['clock_ratio']:.2f}")
-        rows = (peers or {}).get(SAME[name])
-        if rows:
-            others = tensorflow.points(rows)
-            against += [[name, *line] for line in _against(measured, others)]
-            plots.append(_plot(name, measured, others))
-    tables = [Table("", ("net", "form", "peak, MiB", "memory", "time, clock", "time, CPU"), lines)]
-    notes = ["The same nets in TensorFlow, with tfswap and published policies, are the rows peers and solvers."]
-    if against:
-        title = (
-            "Beside tfswap's largest peak of the row peers that is no larger, each relative to its own framework's "
-            "unoptimised step:"
-        )
-        tables.append(Table(title, AGAINST, against))
-        notes += _verdicts(against)
+        version = net["pytorch"][0]["torch"]
+        verdicts: dict[str, list[str]] = {}
+        for form, own in zip(_sides(net["pytorch"][0], net["pytorch"][1:]), _ours(net), strict=True):
+            reached = own.memory <= form.memory
+            verdict = tuple(_faster(a, b) for a, b in zip(own.times, form.times, strict=True))
+            lines.append([name, form.label, *form.cells, *own.cells, *(verdict if reached else [ABOVE, ABOVE])])
+            told = f"{form.label} ({form.told}; tfswap {own.told})"
+            verdicts.setdefault(verdict[-1] if reached else ABOVE, []).append(told)
+        counts = [f"{verb} {len(verdicts[who])}" for who, verb in COUNTED.items() if who in verdicts]
+        words.append(f"{name}: {', '.join(counts)}")
+        notes += _notes(name, net, verdicts)
+        plots.append(_plot(name, net))
     return Section(
         "PyTorch on the same architectures",
         "none: these are what users have there",
-        "; ".join(words),
-        f"PyTorch {version} for CPUs; each ratio is to PyTorch's own step, whose kernels and buffers are "
-        "others than TensorFlow's; OpenMP's threads wait without spinning; save_on_cpu's copies go where PyTorch does "
-        "not count them",
-        tables,
+        f"tfswap at the share of memory of each of PyTorch's {len(FORMS)} forms, by CPU time: {'; '.join(words)}",
+        f"PyTorch {version} for CPUs, whose kernels and buffers are others than TensorFlow's; what save_on_cpu copies "
+        "goes where PyTorch does not count it",
+        [Table(TITLE, COLUMNS, lines)],
         plots,
-        notes,
+        [*notes, "What else there is in TensorFlow is the row peers, and published policies are the row solvers."],
     )
 
 
-AGAINST = (
+class Side(NamedTuple):
+    """A form over its own framework's unoptimised step: its peak's share, and its times by each clock."""
+
+    label: str
+    memory: float
+    times: tuple[float, ...]
+    cells: list[str]
+
+    @property
+    def told(self) -> str:
+        return f"{100 * (self.memory - 1):+.1f}% at {self.times[-1]:.2f}"
+
+
+def _sides(base: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Side]:
+    made = []
+    for row in rows:
+        memory = row["peak_bytes"] / base["peak_bytes"]
+        cells = [mib(row["peak_bytes"]), f"{100 * (memory - 1):+.1f}%"]
+        cells += [ratio(row, clock) for clock in tensorflow.CLOCKS]
+        times = tuple(row[f"{clock}_ratio"] for clock in tensorflow.CLOCKS)
+        made.append(Side(row["label"], memory, times, cells))
+    return made
+
+
+def _ours(net: dict[str, Any]) -> list[Side]:
+    return _sides(net["tensorflow"][0], net["tensorflow"][len(REFERENCES) :])
+
+
+def _notes(name: str, net: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
+    """How the frameworks' own steps compare, and who is faster with what."""
+    across, (theirs, ours) = net["across"], (mib(net[of][0]["peak_bytes"]) for of in ("pytorch", "tensorflow"))
+    told = [f"{verb} {', '.join(verdicts[who])}" for who, verb in VERBS.items() if who in verdicts]
+    return [
+        f"{name}, unoptimised: PyTorch's step peaks at {theirs} MiB, TensorFlow's at {ours}, and takes "
+        f"{across['clock_ratio']:.2f} of its time by the clock, {across['cpu_ratio']:.2f} by CPU.",
+        f"{name}, by CPU time, level within {tensorflow.LEVEL - 1:.0%}: {'; '.join(told)}.",
+    ]
+
+
+TITLE = (
+    "Each over its own framework's unoptimised step, all in turns; tfswap's limit is the share of TensorFlow's peak "
+    "that the form has of PyTorch's, or its floor where that is above it:"
+)
+COLUMNS = (
     "net",
     "PyTorch's form",
+    "peak, MiB",
     "memory",
     "time, clock",
-    "CPU",
-    "tfswap's memory",
+    "time, CPU",
+    "tfswap's peak, MiB",
+    "memory",
     "time, clock",
-    "CPU",
+    "time, CPU",
     "faster by the clock",
     "faster by CPU",
 )
-NONE = "not measured so low"
-
-
-def _against(measured: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[list[str]]:
-    """Each of PyTorch's forms, and what tfswap was measured at with no more memory; nothing is interpolated."""
-    base, made = measured[0]["peak_bytes"], []
-    for line in measured[1:]:
-        memory = line["peak_bytes"] / base
-        told = [
-            line["label"],
-            f"{100 * (memory - 1):+.1f}%",
-            *(f"{line[f'{clock}_ratio']:.2f}" for clock in tensorflow.CLOCKS),
-        ]
-        below = [one for one in others if one["ours"] and one["memory"] <= memory]
-        ours = max(below, key=lambda one: (one["memory"], one["cpu_ratio"]), default=None)  # of equals the slower
-        if ours is None:
-            made.append([*told, NONE, "", "", "", ""])
-            continue
-        told += [
-            f"{100 * (ours['memory'] - 1):+.1f}%",
-            *(f"{ours[f'{clock}_ratio']:.2f}" for clock in tensorflow.CLOCKS),
-        ]
-        made.append(told + [_faster(ours[f"{clock}_ratio"], line[f"{clock}_ratio"]) for clock in tensorflow.CLOCKS])
-    return made
+TFSWAP, ABOVE = "tfswap", "floor above"
+VERBS = {
+    PLAIN: "PyTorch is faster with",
+    TFSWAP: "tfswap is faster than",
+    tensorflow.EVEN: "level are",
+    ABOVE: "tfswap's floor is above",
+}
+COUNTED = {
+    TFSWAP: tensorflow.FASTER,
+    tensorflow.EVEN: tensorflow.EVEN,
+    PLAIN: tensorflow.SLOWER,
+    ABOVE: tensorflow.UNREACHED,
+}
+"""By who is faster: in notes, and as the row peers counts."""
 
 
 def _faster(ours: float, theirs: float) -> str:
     if max(ours, theirs) <= tensorflow.LEVEL * min(ours, theirs):
         return tensorflow.EVEN
-    return "tfswap" if ours < theirs else "PyTorch"
+    return TFSWAP if ours < theirs else PLAIN
 
 
-def _verdicts(against: list[list[str]]) -> list[str]:
-    """By net, who is faster by CPU time at what memory."""
-    verbs = {"PyTorch": "PyTorch is faster with", "tfswap": "tfswap is faster than", tensorflow.EVEN: "level are"}
-    notes = []
-    for name in dict.fromkeys(line[0] for line in against):
-        told = []
-        for who, verb in verbs.items():
-            which = [
-                f"{line[1]} ({line[2]} at {line[4]}; tfswap {line[5]} at {line[7]})"
-                for line in against
-                if (line[0], line[-1]) == (name, who)
-            ]
-            told += [f"{verb} {', '.join(which)}"] * bool(which)
-        if low := [line[1] for line in against if line[0] == name and NONE in line]:
-            told.append(f"tfswap was not measured as low as {', '.join(low)} (its floor is in the row solvers)")
-        notes.append(
-            f"{name}, by CPU time, each over its own unoptimised step, level within {tensorflow.LEVEL - 1:.0%}: "
-            f"{'; '.join(told)}."
-        )
-    return notes
-
-
-def _plot(name: str, measured: list[dict[str, Any]], others: list[dict[str, Any]]) -> Plot:
-    """tfswap's curve, its peers in TensorFlow, and PyTorch, each over its own framework's unoptimised step."""
-    base = measured[0]["peak_bytes"]
-    series = tensorflow.series_of(others)
-    for line in measured[1:]:
-        series.append(Series(f"PyTorch, {line['label']}", [(line["peak_bytes"] / base, line["cpu_ratio"])]))
-    title = f"{name}: tfswap, its peers in TensorFlow, and PyTorch"
+def _plot(name: str, net: dict[str, Any]) -> Plot:
+    """tfswap's curve and PyTorch's points, each over its own framework's unoptimised step."""
+    curve = sorted([(1.0, 1.0), *((one.memory, one.times[-1]) for one in _ours(net))])
+    series = [Series(TFSWAP, curve, joined=True)]
+    for one in _sides(net["pytorch"][0], net["pytorch"][1:]):
+        series.append(Series(f"PyTorch, {one.label}", [(one.memory, one.times[-1])]))
+    title = f"{name}: tfswap, and PyTorch's forms"
     axes = "peak over its own framework's unoptimised", "step CPU time over its own framework's unoptimised"
     return Plot(f"pytorch_{name.lower()}", title, *axes, series)

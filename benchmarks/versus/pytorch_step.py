@@ -2,8 +2,11 @@
 
 checkpoint, save_on_cpu, and torch.compile with `activation_memory_budget`, which chooses what is computed again.
 
-Forms take turns in one process. A step's peak is that of PyTorch's CPU allocator, from the profiler's record of every
-allocation and release, beside what is there before the step. `save_on_cpu` copies what the backward pass waits for to
+    python benchmarks/versus/pytorch_step.py transformer checkpoint
+
+is one form of a step, which tells of itself as JSON after a first step, and then takes one for each line of input. A
+step's peak is that of PyTorch's CPU allocator, from the profiler's record of every allocation and release, beside what
+is there before the step. `save_on_cpu` copies what the backward pass waits for to
 host memory; on a CPU that is the same memory, so these copies are put into numpy's, which PyTorch does not count: the
 peak is then what a device would hold.
 """
@@ -12,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,6 @@ def resnet(layers: int, width: int = 16, size: int = 32, batch: int = 16) -> Any
 
 
 MODELS: dict[str, tuple[Callable[[int], Any], int]] = {"transformer": (transformer, 6), "ResNet": (resnet, 8)}
-ROUNDS = 11
 
 
 def to_host(tensor: Any) -> Any:
@@ -101,18 +101,16 @@ def from_host(packed: Any) -> Any:
     return torch.from_numpy(packed[0]).clone()
 
 
-BUDGETS = 1.0, 0.5, 0.2
-"""Of `activation_memory_budget`: the share of what a backward pass keeps by default."""
+COMPILED = {f"torch.compile, budget {share}": share for share in (1.0, 0.5, 0.2)}
+"""By form its `activation_memory_budget`: the share of what a backward pass keeps by default."""
 
 
 def compiled(loss_of: Callable[..., Any], budget: float) -> Callable[..., Any]:
     """What torch.compile makes of a forward pass and its loss, with a budget for what is kept for the backward pass.
 
-    Compiled when it is first called. Code of its own: what is made of one code object is not made again for another
-    budget.
+    Compiled when it is first called.
     """
-    own = types.FunctionType(loss_of.__code__.replace(), globals(), closure=loss_of.__closure__)
-    made = torch.compile(own)
+    made = torch.compile(loss_of)
 
     def call(*arguments: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=budget):
@@ -151,58 +149,46 @@ def peak_bytes(step: Callable[[], Any]) -> int:
     return most
 
 
-def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+def make_step(name: str, form: str) -> tuple[Callable[[], float], int]:
+    """A training step with momentum, and the bytes of what is there before it."""
     make_model, layers = MODELS[name]
     weights, blocks, x, y = make_model(layers)
     slots = [torch.zeros_like(w) for w in weights]
-    there = sum(t.numel() * t.element_size() for t in (*weights, *slots, x, y))
+    plain = forms(blocks)
+    called, around = plain.get(form, plain["PyTorch"])
 
-    def forward(blocks: list[Block]) -> Callable[..., Any]:
-        def loss_of(x: Any, y: Any) -> Any:
-            h = x
-            for block in blocks:
-                h = block(h)
-            return ((h - y) ** 2).mean()
+    def forward(x: Any, y: Any) -> Any:
+        h = x
+        for block in called:
+            h = block(h)
+        return ((h - y) ** 2).mean()
 
-        return loss_of
+    loss_of = compiled(forward, COMPILED[form]) if form in COMPILED else forward
 
-    def make(loss_of: Callable[..., Any], around: Any = contextlib.nullcontext) -> Callable[[], float]:
-        def step() -> float:
-            with around():
-                loss = loss_of(x, y)
-            gradients = torch.autograd.grad(loss, weights)
-            with torch.no_grad():
-                for weight, slot, gradient in zip(weights, slots, gradients, strict=True):
-                    slot.mul_(0.9).add_(gradient)
-                    weight.sub_(1e-4 * slot)
-            return float(loss)
+    def step() -> float:
+        with around():
+            loss = loss_of(x, y)
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, slot, gradient in zip(weights, slots, gradients, strict=True):
+                slot.mul_(0.9).add_(gradient)
+                weight.sub_(1e-4 * slot)
+        return float(loss)
 
-        return step
+    return step, sum(t.numel() * t.element_size() for t in (*weights, *slots, x, y))
 
-    steps = {label: make(forward(called), around) for label, (called, around) in forms(blocks).items()}
-    steps |= {f"torch.compile, budget {one}": make(compiled(forward(blocks), one)) for one in BUDGETS}
-    peaks = {}
-    for label, step in steps.items():
+
+def main(name: str, form: str) -> None:
+    step, there_bytes = make_step(name, form)
+    step()
+    most_bytes = there_bytes + peak_bytes(step)
+    print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}), flush=True)
+    for _ in sys.stdin:
+        started, cpu_started = time.perf_counter(), time.process_time()
         step()
-        peaks[label] = there + peak_bytes(step)
-    took: dict[str, list[tuple[float, float]]] = {label: [] for label in steps}
-    for n in range(rounds):
-        labels = list(steps)
-        for label in labels[n % len(labels) :] + labels[: n % len(labels)]:
-            started, cpu_started = time.perf_counter(), time.process_time()
-            steps[label]()
-            took[label].append((time.perf_counter() - started, time.process_time() - cpu_started))
-    lines = []
-    for label in steps:
-        line: dict[str, Any] = {"label": label, "peak_bytes": peaks[label]}
-        for clock in range(2):
-            ratios = sorted(a[clock] / b[clock] for a, b in zip(took[label], took["PyTorch"], strict=True))
-            key = ("clock", "cpu")[clock]
-            line |= {f"{key}_ratio": statistics.median(ratios)}
-            line |= {f"{key}_spread": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]]}
-        lines.append(line)
-    return lines
+        took = time.perf_counter() - started, time.process_time() - cpu_started
+        print(json.dumps([*took, most_bytes, 0]), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps({"torch": torch.__version__, "lines": measure(sys.argv[1], ROUNDS)}))
+    main(*sys.argv[1:])

@@ -8,13 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from versus.page import Section, Table, mib
-from versus.turns import UNOPTIMISED, Form, attempt, written_by
+from versus.page import Plot, Section, Series, Table, mib
+from versus.turns import UNOPTIMISED, Form, attempt, quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "depth.py"
-CAP_MIB, TIMES = 64, (1, 20)
-CONVOLUTIONS = 3
-"""Of a block; a step that does not fit doesn't tell of them."""
+CONVOLUTIONS, LAYERS = 3, 10
+"""Of a block; a step that does not fit doesn't tell of them. Layers are basic ones, as SuperNeurons counts them:
+convolutions, normalisations, ReLUs, sums.
+"""
+DEPTH, DEEP = "depth", "10^4 layers"
+ASKED: dict[str, tuple[str, ...]] = {
+    DEPTH: ("--cap_mib", "64", "--times", "1", "20", "--steps", "8"),
+    DEEP: ("--cap_mib", "256", "--blocks", "1000", "--steps", "4"),
+}
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet of 152 layers, batch 8": ("deep_resnet", {"layers": 152}),
     "AlexNet, batch 16": ("classic", {"name": "alexnet", "batch": 16, "size": 227}),
@@ -22,61 +28,103 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-DEPTH = "depth"
-PARTS = (DEPTH, *NETS)
+PARTS = (*ASKED, *NETS)
 
 
 def measure(part: str) -> dict[str, Any]:
-    if part == DEPTH:
-        asked = ("--cap_mib", str(CAP_MIB), "--times", *map(str, TIMES), "--steps", "2")
-        return {"cap_mib": CAP_MIB, "depths": written_by(SCRIPT, *asked)}
+    if part in ASKED:
+        return {"asked": ASKED[part], "depths": written_by(SCRIPT, *ASKED[part])}
     net, size = NETS[part]
     plain, ours = (attempt(net, size, form, 6000) for form in (UNOPTIMISED, Form("floor")))
     return {"unoptimised": plain, "ours": ours}
 
 
 def present(found: dict[str, Any]) -> Section:
-    lines, words, tables = [], [], []
-    depth = found.get(DEPTH, {"depths": []})
-    for row in depth["depths"]:
-        line = ["tfswap" if row["optimised"] else "unoptimised", str(row["size"])]
-        line += [str(row.get("convolutions", CONVOLUTIONS * row["size"])), str(row.get("nodes", ""))]
-        done = f"{row['peak_mib']:.1f}" if row["fits"] else "out of memory"
-        moved = f"{row['swapped']} swapped, {row['reruns']} kernels again" if row["fits"] and row["optimised"] else ""
-        lines.append([*line, done, f"{row['baseline_mib']:.0f}" if moved else "", moved])
-    plain, ours = (
-        max((r["size"] for r in depth["depths"] if r["fits"] and r["optimised"] == mine), default=0) for mine in (0, 1)
-    )
-    near = [
-        [
-            name,
-            mib(one["unoptimised"]["peak_bytes"]),
-            mib(one["ours"]["persistent_bytes"]),
-            mib(one["ours"]["working_set_bytes"]),
-            mib(one["ours"]["peak_bytes"]),
-            f"{one['ours']['peak_bytes'] / (one['ours']['persistent_bytes'] + one['ours']['working_set_bytes']):.3f}",
-        ]
-        for name, one in found.items()
-        if name != DEPTH
-    ]
-    columns = ("net", "unoptimised peak, MiB", "always there", "largest kernel", "peak at the floor", "over both")
-    if lines:
-        words.append(f"{ours / plain:.0f} times deeper under {depth['cap_mib']} MiB, the deepest that was tried")
-        deep = "", "blocks", "convolutions", "nodes", "peak, MiB", "of, MiB", "in the step"
-        tables.append(Table(f"Bottleneck ResNets, 8 images of 32x32, an arena of {depth['cap_mib']} MiB:", deep, lines))
+    words, tables, plots = [], [], []
+    for part in ASKED:
+        if part in found:
+            rows = sorted(found[part]["depths"], key=lambda row: (row["optimised"], row["size"]))
+            words.append(_deepest(part, rows))
+            cap = found[part]["asked"][1]
+            title = f"Bottleneck ResNets, 8 images of 32x32, an arena of {cap} MiB:"
+            tables.append(Table(title, COLUMNS, list(map(_depth_line, rows))))
+            if part == DEPTH:
+                plots.append(_plot(rows, cap))
+    near = [[name, *_near(one["unoptimised"], one["ours"])] for name, one in found.items() if name not in ASKED]
     if near:
         over = " and ".join(sorted(line[-1] for line in near))
         words.append(f"at the floor peaks are {over} times what is always there and the largest kernel's need")
-        tables.append(Table("MiB:", columns, near))
+        tables.append(Table("MiB:", NEAR, near))
     return Section(
         "SuperNeurons: depth under a cap",
         "3.24 times deeper at least; 10^4 basic layers in 12 GB; the peak down to the largest layer's need (2018)",
         "; ".join(words),
         "small images in a CPU's arena of some MiB; SuperNeurons' other nets were not tried",
         tables,
-        notes=[
-            "10^4 basic layers, 1,000 blocks of ten (convolutions, normalisations, ReLUs, a sum): `python "
-            "benchmarks/depth.py --cap_mib 256 --blocks 1000 --steps 2`, in "
-            "[Measurements](measurements.md#depth-under-a-cap-benchmarksdepthpy)."
-        ],
+        plots,
     )
+
+
+COLUMNS = (
+    "",
+    "blocks",
+    "convolutions",
+    "basic layers",
+    "nodes",
+    "peak, MiB",
+    "of, MiB, predicted",
+    "first call, s",
+    "step, s",
+    "in the step",
+)
+NEAR = "net", "unoptimised peak, MiB", "always there", "largest kernel", "peak at the floor", "over both"
+
+
+def _deepest(part: str, rows: list[dict[str, Any]]) -> str:
+    deepest = {
+        mine: max((r["size"] for r in rows if r["fits"] and r["optimised"] == mine), default=0) for mine in (0, 1)
+    }
+    if part == DEPTH:
+        return (
+            f"{deepest[True] / deepest[False]:.0f} times deeper under {ASKED[part][1]} MiB, the deepest that was tried"
+        )
+    most = next(row for row in rows if row["optimised"] and row["size"] == deepest[True])
+    held, layers = f"{most['peak_mib']:,.1f} MiB", f"{LAYERS * most['size']:,} basic layers"
+    return f"{layers} in {held}, of {most['baseline_mib']:,.0f} that are predicted of the unoptimised step"
+
+
+def _depth_line(row: dict[str, Any]) -> list[str]:
+    line = ["tfswap" if row["optimised"] else "unoptimised", f"{row['size']:,}"]
+    line += [f"{row.get('convolutions', CONVOLUTIONS * row['size']):,}", f"{LAYERS * row['size']:,}"]
+    line.append(f"{row['nodes']:,}" if "nodes" in row else "")
+    if not row["fits"]:
+        return [*line, "out of memory", "", "", "", ""]
+    line.append(f"{row['peak_mib']:.1f}")
+    moved = f"{row['swapped']} swapped, {row['reruns']} kernels again" if row["optimised"] else ""
+    baseline = f"{row['baseline_mib']:,.0f}" if row["optimised"] else ""
+    return [*line, baseline, f"{row['first_s']:.1f}", _step_s(row), moved]
+
+
+def _step_s(row: dict[str, Any]) -> str:
+    """The median of its steps but the first, and their quartiles."""
+    low, high = quartiles(row["steps_s"])
+    return f"{row['step_s']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _near(plain: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    least = ours["persistent_bytes"] + ours["working_set_bytes"]
+    sizes = plain["peak_bytes"], ours["persistent_bytes"], ours["working_set_bytes"], ours["peak_bytes"]
+    return [*map(mib, sizes), f"{ours['peak_bytes'] / least:.3f}"]
+
+
+def _plot(rows: list[dict[str, Any]], cap: str) -> Plot:
+    """What steps take, against how deep they are."""
+    done = [row for row in rows if row["fits"]]
+    named = {0: "unoptimised", 1: "tfswap"}
+    series = [
+        Series(name, [(row["size"], row["peak_mib"]) for row in done if row["optimised"] == mine], joined=True)
+        for mine, name in named.items()
+    ]
+    predicted = [(row["size"], row["baseline_mib"]) for row in done if row["optimised"]]
+    series.append(Series("unoptimised, predicted", predicted, joined=True))
+    return Plot("superneurons", f"Depth in an arena of {cap} MiB", "blocks", "peak, MiB", series)

@@ -226,7 +226,7 @@ def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: i
             if one.fits:
                 one.step(counts=True)
         one.close()
-    told = one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
+    told = one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how, "took_s": one.took}
     return told | {n: statistics.median(getattr(t, n) for t in one.took) for n in Took._fields if one.took}
 
 
@@ -293,6 +293,7 @@ def child(spec: dict[str, Any]) -> None:
         told |= {"reruns": report.reruns, "host_bytes": report.host_bytes, "baseline_bytes": report.baseline_peak_bytes}
         told |= {"persistent_bytes": report.persistent_bytes, "floor_bytes": report.floor_bytes}
         told |= {"limit_bytes": report.memory_limit_bytes, "working_set_bytes": report.working_set_bytes}
+        told["all_bytes"] = sum(row.nbytes for row in (*report.rows, *report.others))
     told |= {"first_s": time.perf_counter() - started, "peak_bytes": _peak_bytes()}
     print(json.dumps(told), flush=True)
     after = AFTER.get(form.edit, lambda: None)

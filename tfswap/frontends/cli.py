@@ -30,7 +30,7 @@ from tfswap.frontends.signals import ended_by_signals
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
-from tfswap.sizes import check_limit, format_bytes, parse_limit
+from tfswap.sizes import check_limit, format_bytes, format_count, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
@@ -215,7 +215,7 @@ def _explain(options: argparse.Namespace) -> Result:
     content = _analysis(report)
     content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
     table = listing(HEADS, [(format_bytes(r.nbytes), r.tactic, r.name, r.reason) for r in rows])
-    return content, stacked(f"{len(rows)} tensors of {options.function}, the swapped first:", table)
+    return content, stacked(f"{format_count(len(rows), 'tensor')} of {options.function}, the swapped first:", table)
 
 
 def _simulate(options: argparse.Namespace) -> Result:

@@ -35,7 +35,7 @@ from tfswap.oplib.names import NAMESPACE
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
-from tfswap.sizes import format_bytes, is_share, parse_limit
+from tfswap.sizes import format_bytes, format_count, is_share, parse_limit
 
 TRAIN_STEP = "train_step"
 TRACED = re.compile(r"__inference_(.+)_\d+")
@@ -410,13 +410,14 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
         ]
     for name, made in changed.items():
         plan = made.plan
+        kernels, packed = format_count(len(plan.encoded), "kernel"), format_count(len(plan.packed), "tensor")
         lines += [
             f"{name}:",
             f"  limit          {format_bytes(plan.limit_bytes or 0)}",
             f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
-            f"  swapped        {len({a.tensor for a in plan.absences})} tensors",
-            f"  encoded        for {len(plan.encoded)} kernels, and {len(plan.packed)} tensors",
+            f"  swapped        {format_count(len({a.tensor for a in plan.absences}), 'tensor')}",
+            f"  encoded        for {kernels}, and {packed}",
             f"  host memory    {format_bytes(plan.host_bytes)}",
             f"  disk           {format_bytes(plan.disk_bytes)}",
         ]

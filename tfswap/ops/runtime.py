@@ -37,7 +37,8 @@ class Configuration:
 
     Attributes:
         host_memory_limit: bytes that the host pool may take from the system, None for no limit.
-        copy_threads: threads per direction. On a GPU the copies run on its copy engines instead.
+        copy_threads: threads per direction; with 0, kernels that swap make their copies themselves, and the step waits
+            for each. On a GPU the copies run on its copy engines instead.
         bandwidth_bytes_per_s: throttle of each direction of each device, None for none. CPU copies only.
         latency_us: what each copy waits in addition, in microseconds. CPU copies only.
         disk_bandwidth_bytes_per_s, disk_latency_us: the same of what goes to disk and comes back.
@@ -329,8 +330,8 @@ def _host_bytes(limit: int | str | None) -> int | None:
 
 def _check(wanted: Configuration) -> None:
     threads = wanted.copy_threads
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise TfswapError(f"copy_threads is {threads!r}: give a whole number of 1 or more")
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise TfswapError(f"copy_threads is {threads!r}: give a whole number of 0 or more")
     for name in ("bandwidth_bytes_per_s", "disk_bandwidth_bytes_per_s"):
         bandwidth = getattr(wanted, name)
         if bandwidth is not None and not (_is_number(bandwidth) and 0 < bandwidth < math.inf):

@@ -32,7 +32,7 @@ from tfswap.report.rows import Moves, TensorRow, inner_row, saved_rows, tensor_r
 from tfswap.report.tables import as_text, figures, listing, stacked
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
-from tfswap.sizes import format_bytes
+from tfswap.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -223,8 +223,8 @@ class Report:
             ("smallest limit", self._floor_text()),
             *([("reuse", self._reuse_text())] if self.kernels else []),
             *([("workspaces", self._workspaces_text())] if self.convolutions else []),
-            ("swapped", f"{len(self.swapped)} tensors, {format_bytes(moved)} travel per step"),
-            ("recomputed", f"{len(self.recomputed)} tensors, {self.reruns} kernels run again per step"),
+            ("swapped", f"{format_count(len(self.swapped), 'tensor')}, {format_bytes(moved)} travel per step"),
+            ("recomputed", self._recomputed_text()),
             *([("encoded", self._encoded_text())] if self.encoded else []),
             ("host memory", format_bytes(self.host_bytes)),
             *([("disk", format_bytes(self.disk_bytes))] if self.disk_bytes else []),
@@ -244,14 +244,19 @@ class Report:
         return f"{format_bytes(within)} by buffers taken over, {format_bytes(between)} by tensors that are away"
 
     def _workspaces_text(self) -> str:
-        least, count = self.convolutions[0], len(self.convolutions)
-        return f"{format_bytes(least.free_bytes)} at least for each of {count} convolutions ({least.name} has least)"
+        least, count = self.convolutions[0], format_count(len(self.convolutions), "convolution")
+        return f"{format_bytes(least.free_bytes)} at least for each of {count} ({least.name} has least)"
+
+    def _recomputed_text(self) -> str:
+        runs = "kernel runs" if self.reruns == 1 else "kernels run"
+        return f"{format_count(len(self.recomputed), 'tensor')}, {self.reruns} {runs} again per step"
 
     def _encoded_text(self) -> str:
         before = sum(row.nbytes for row in self.encoded)
         after = sum(row.encoded_bytes or 0 for row in self.encoded)
         rounded = f"; {len(self.reduced)} of them rounded, so that gradients differ" if self.reduced else ""
-        return f"{len(self.encoded)} tensors, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
+        tensors = format_count(len(self.encoded), "tensor")
+        return f"{tensors}, {format_bytes(before)} read as {format_bytes(after)}{rounded}"
 
     def headline(self) -> str:
         """One line: the peak and what it takes."""
@@ -262,10 +267,9 @@ class Report:
             return f"peak {format_bytes(self.planned_peak_bytes)} is over the limit"
         if not self.kernels:
             return f"peak {format_bytes(self.planned_peak_bytes)} is within the limit: nothing is changed"
-        return (
-            f"peak {format_bytes(self.planned_peak_bytes)}, "
-            f"{len(self.swapped)} tensors swapped, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
-        )
+        swapped = f"{format_count(len(self.swapped), 'tensor')} swapped"
+        done = f"{swapped}, {len(self.recomputed)} recomputed, {len(self.encoded)} encoded"
+        return f"peak {format_bytes(self.planned_peak_bytes)}, {done}"
 
     def __rich__(self) -> RenderableType:
         shown, alive = self.rows[:ROWS_SHOWN], self.alive_at_peak[:ALIVE_SHOWN]

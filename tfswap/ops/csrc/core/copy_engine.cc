@@ -89,6 +89,8 @@ void CopyLane::Submit(size_t bytes, Move move, Done done) {
   copy->move = std::move(move);
   copy->done = std::move(done);
   std::unique_lock<std::mutex> lock(mu_);
+  // Threads that are to leave end first what was queued before.
+  work_or_settings_.wait(lock, [this] { return wanted_threads_ > 0 || running_threads_ == 0; });
   queue_.push_back(std::move(copy));
   ++under_way_;
   if (!caller_moves_) StartThreadsLocked();
@@ -110,7 +112,7 @@ bool CopyLane::MayCopyAtOnce(size_t bytes) const {
 
 void CopyLane::SetThreads(int threads) {
   std::lock_guard<std::mutex> lock(mu_);
-  wanted_threads_ = std::max(threads, 1);
+  wanted_threads_ = std::max(threads, 0);
   if (running_threads_ > 0) StartThreadsLocked();
   work_or_settings_.notify_all();
 }
@@ -174,8 +176,8 @@ void CopyLane::Work(int index) {
   while (true) {
     work_or_settings_.wait(
         lock, [&] { return !queue_.empty() || index >= wanted_threads_; });
-    // Threads leave from the last to the first, so that the indices stay dense.
-    if (index >= wanted_threads_) {
+    // Threads leave from the last to the first, so that the indices stay dense. The first stays for what is queued.
+    if (index >= std::max(wanted_threads_, queue_.empty() ? 0 : 1)) {
       if (index == running_threads_ - 1) {
         --running_threads_;
         work_or_settings_.notify_all();

@@ -83,7 +83,7 @@ class CopyLane {
   // Of any kind. `move` is gone when `done` runs. `bytes` > 0.
   void Submit(size_t bytes, Move move, Done done);
 
-  // Both take effect at once, on copies under way too.
+  // Both take effect at once, on copies under way too. With no threads, who submits a copy makes it, one at a time.
   void SetThreads(int threads);
   void SetThrottle(const Throttle& throttle);
 

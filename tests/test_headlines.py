@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 import time
 
@@ -62,15 +61,6 @@ def test_each_part_is_shown_by_itself(headlines):
         for part, one in parts.items():
             section = page.module_of(row).present({part: one["found"]})
             assert all(page.as_text(table) for table in section.tables), (row, part)
-
-
-def test_words_about_planning_are_those_of_measurements(headlines):
-    from versus import scale
-
-    numbers = re.findall(r"\d[\d,.]*\d", scale.PLANNING)
-    measured = (DOCS / "measurements.md").read_text()
-    assert len(numbers) == 7
-    assert all(number in measured for number in numbers)
 
 
 def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys):

@@ -12,6 +12,9 @@ files are:
     four copy threads    a lane in each direction has four threads where it has one otherwise
     no pool reuse        the host pool's memory is given back to the system after each step
 
+The same over a link that copies are throttled to: they take as long, and hardly any of the cores, as a GPU's copy
+engines do; the plan is made for that link, with measured times.
+
 Back-pressure itself can't be switched off: without it a buffer would be let go while it is copied. The tensor cache (a
 smaller batch keeps what has room) is a plan of its own for sizes that recur: a part by itself, where steps of a smaller
 batch run by the plan of the larger one, and then by their own.
@@ -22,8 +25,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, mib
@@ -102,21 +107,56 @@ NO_LIVENESS = "no liveness: each tensor until the step ends (computed)"
 CACHE = "tensor cache"
 LARGE, SMALL, RECURS = 8192, 6144, 10
 """Rows of the batches, and the steps after which the smaller one has a plan of its own."""
-PARTS = (*NETS, CACHE)
+LINK = 2e9
+LINKED = {f"{name} over {LINK / 1e9:.0f} GB/s": name for name in NETS}
+PARTS = (*NETS, *LINKED, CACHE)
+ARENA_MIB = 2000
 
 
 def measure(part: str) -> dict[str, Any]:
     if part == CACHE:
         return told_by({"module": "ablation"}, 1000)
+    if part in LINKED:
+        return _linked(*NETS[LINKED[part]])
     net, size = NETS[part]
     forms = [UNOPTIMISED, REFERENCE]
-    forms += [*STEPWISE, Form(SWAPS, limit=LIMIT, tactics=("swap",))]
-    forms += [Form(edit, limit=LIMIT, tactics=("swap",), edit=edit) for edit in EDITS]
-    return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000)}
+    forms += [*STEPWISE, *_parts()]
+    return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=ARENA_MIB)}
 
 
-def child(_: dict[str, Any]) -> None:
-    """Tell what steps of a smaller batch move and take: by the plan for the larger one, and by their own."""
+def _parts(**how: Any) -> list[Form]:
+    """Swaps as they are planned, and with each part switched off."""
+    whole = Form(SWAPS, limit=LIMIT, tactics=("swap",), **how)
+    return [whole, *(whole._replace(label=edit, edit=edit) for edit in EDITS)]
+
+
+def _linked(net: str, size: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "profile.json"))
+        told_by({"module": "ablation", "net": net, "size": size, "profile": path}, ARENA_MIB)
+        forms = [UNOPTIMISED, REFERENCE, *_parts(link=LINK, profile=path)]
+        return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=ARENA_MIB)}
+
+
+def child(spec: dict[str, Any]) -> None:
+    print(json.dumps(_profiled(**spec) if "profile" in spec else _cached()))
+
+
+def _profiled(net: str, size: dict[str, Any], profile: str, **_: Any) -> str:
+    """Measure a step over the link, and write that."""
+    import tensorflow as tf
+    from versus.nets import NETS
+
+    import tfswap.ops
+
+    tfswap.ops.configure(bandwidth_bytes_per_s=LINK)
+    made, arguments = NETS[net](**size)
+    tfswap.profile(tf.function(made), *arguments, save_to=profile)
+    return profile
+
+
+def _cached() -> dict[str, Any]:
+    """What steps of a smaller batch move and take: by the plan for the larger one, and by their own."""
     import accuracy
     import tensorflow as tf
 
@@ -142,7 +182,7 @@ def child(_: dict[str, Any]) -> None:
         "medians": {name: [statistics.median(column) for column in of] for name, of in columns.items()},
         "spreads": {name: [quartiles(column) for column in of] for name, of in columns.items()},
     }
-    print(json.dumps({"rows": [LARGE, SMALL], "limit_bytes": limit, "peak_bytes": peak} | found))
+    return {"rows": [LARGE, SMALL], "limit_bytes": limit, "peak_bytes": peak} | found
 
 
 def present(found: dict[str, Any]) -> Section:
@@ -162,15 +202,20 @@ def present(found: dict[str, Any]) -> Section:
         "Ablation",
         "none of the papers switches all of these off",
         f"step time over that of the same swaps as planned: {'; '.join(words)}",
-        "a CPU's copies share the cores with kernels, and are short beside them: overlap wins less than on a GPU",
+        "a CPU's copies share the cores with kernels, and are short beside them: overlap wins less than on a GPU, but "
+        f"for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
         notes=["Back-pressure can't be switched off: a buffer would be let go while it is copied."],
     )
 
 
 def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
-    """The first of them computed: a buffer for each output of each kernel, all of them held until the step ends."""
+    """Where tactics are added one by one, the first line is computed: each output of each kernel has a buffer, and all
+    are held until the step ends.
+    """
     base = lines[0]["peak_bytes"]
+    if all(line["label"] != STEPWISE[0].label for line in lines):
+        return form_lines(lines)
     held = next(line["all_bytes"] for line in lines if "all_bytes" in line)
     computed = [NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]
     plain, *others = form_lines(lines)

@@ -220,6 +220,8 @@ def present(found: dict[str, Any]) -> Section:
 def _time(ours: dict[str, Any], plain: dict[str, Any]) -> str:
     """CPU time per example over that of the smaller batch's median; in brackets its quartiles."""
     base = plain["cpu_s"] / _batch(plain) * _batch(ours)
+    if "took_s" not in ours:
+        return f"{ours['cpu_s'] / base:.2f} (one step)"
     low, high = quartiles(cpu_s / base for _, cpu_s in ours["took_s"])
     return f"{ours['cpu_s'] / base:.2f} ({low:.2f} to {high:.2f})"
 

@@ -167,17 +167,13 @@ def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:
 
 
 def module_of(row: str) -> Any:
-    """A row's module: PARTS, `measure` and `present`; BESIDE, where it is shown beside the figures of other rows."""
+    """A row's module: PARTS, `measure` and `present`."""
     return importlib.import_module(f"versus.{row}")
 
 
 def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Section]:
     """By row, what the parts that were measured say, in their order."""
-    made = {}
-    for row in filter(figures.__contains__, rows):
-        beside = {other: _found(figures, other) for other in getattr(module_of(row), "BESIDE", ())}
-        made[row] = module_of(row).present(_found(figures, row), **beside)
-    return made
+    return {row: module_of(row).present(_found(figures, row)) for row in rows if row in figures}
 
 
 def _found(figures: dict[str, Any], row: str) -> dict[str, Any]:

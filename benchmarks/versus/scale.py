@@ -3,6 +3,8 @@
 Moves: a chain of small layers, of which the first few tensors of one plan are swapped, more and more of them. Tensors
 are small, so that what is measured is what a swap costs besides its bytes. Forms are in one process and take turns.
 
+Planning: CPU seconds and memory against the nodes of a step, by benchmarks/scale.py, to 443,130 of them.
+
 Links: a ResNet of 152 layers at ImageNet's size (benchmarks/scale.py) on a described V100 whose link to the host is
 another. All of it is simulated.
 """
@@ -11,16 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from versus.page import Plot, Section, Series, Table, mib
-from versus.turns import quartiles, told_by
+from versus.turns import quartiles, told_by, written_by
 
-MOVES, LINKS = "moves", "links"
-PARTS = MOVES, LINKS
+PLANNING, MOVES, LINKS = "planning", "moves", "links"
+PARTS = PLANNING, MOVES, LINKS
+SCRIPT = Path(__file__).parent.parent / "scale.py"
+DEPTHS = "50", "152", "500", "1001", "1517", "2500", "6017"
 LAYERS, WIDTH, ROWS, ROUNDS = 256, 64, 64, 61
 COUNTS = 0, 32, 64, 128, 255
 BATCH, DEPTH, DEVICE = 32, 152, "v100-pcie"
@@ -30,15 +36,9 @@ SHARES = 0.8, 0.6, 0.4
 """Limits, of the unoptimised peak."""
 
 
-PLANNING = (
-    "Planning and rewriting a ResNet's step of 111,630 nodes takes 33.5 s of CPU time and 911 MiB more than its trace, "
-    "one of 443,130 nodes 130.3 s and 3,673 MiB; from 36,711 nodes on the time grows as n log n, and is less than "
-    "TensorFlow's tracing takes: [Measurements](measurements.md#planning-over-sizes-benchmarksscalepy)."
-)
-"""Words of another benchmark, whose figures are in Measurements; a test holds one against the other."""
-
-
-def measure(part: str) -> dict[str, Any]:
+def measure(part: str) -> Any:
+    if part == PLANNING:
+        return written_by(SCRIPT, "--layers", *DEPTHS)
     return told_by({"module": "scale", "part": part}, 1000)
 
 
@@ -121,6 +121,17 @@ def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
 
 def present(found: dict[str, Any]) -> Section:
     tables, plots, words = [], [], []
+    if planning := found.get(PLANNING):
+        tables.append(_planning(planning))
+        plots.append(_growth(planning))
+        most = planning[-1]
+        broken = [f"{row['layers']} layers: {', '.join(row['broken'])}" for row in planning if row["broken"]]
+        words.append(
+            f"planning and rewriting a step of {most['nodes']:,} nodes takes {most['total_s']:.0f} s of CPU time, "
+            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing, and {most['more_mib']:,.0f} MiB more "
+            f"than its trace, and from {planning[2]['nodes']:,} nodes on "
+            f"{_over_n_log_n(planning[2], most):.2f} times what n log n gives" + "; ".join(["", *broken])
+        )
     if moves := found.get(MOVES):
         lines = []
         for row in moves["rows"]:
@@ -163,11 +174,38 @@ def present(found: dict[str, Any]) -> Section:
         "Scale",
         "none of the papers has these",
         "; ".join(words),
-        "planning over sizes has a benchmark of its own (`benchmarks/scale.py`)",
+        "planning: bottleneck ResNets on small images, each size planned once",
         tables,
         plots,
-        [PLANNING],
     )
+
+
+def _planning(rows: Sequence[dict[str, Any]]) -> Table:
+    stages = list(rows[0]["stages_s"])
+    columns = ("layers", "nodes", "tracing", *stages, "import to export", "of tracing", "MiB traced", "MiB more")
+    lines = []
+    for row in rows:
+        line = [f"{row['layers']:,}", f"{row['nodes']:,}", f"{row['tracing_s']:.1f}"]
+        line += [f"{row['stages_s'][stage]:.1f}" for stage in stages]
+        line += [f"{row['total_s']:.1f}", f"{row['total_s'] / row['tracing_s']:.2f}"]
+        lines.append([*line, f"{row['traced_mib']:,.0f}", f"{row['more_mib']:,.0f}"])
+    title = (
+        "CPU seconds of planning for 60% of the peak, each size in a process of its own and once; Grappler is "
+        "TensorFlow's own work, which it does for graphs of up to 100,000 nodes:"
+    )
+    return Table(title, columns, lines)
+
+
+def _growth(rows: Sequence[dict[str, Any]]) -> Plot:
+    kinds = (("import to export", "total_s"), ("TensorFlow's tracing", "tracing_s"))
+    series = [Series(label, [(row["nodes"], row[key]) for row in rows], joined=True) for label, key in kinds]
+    return Plot("scale_planning", "Planning over sizes", "nodes of the traced step", "CPU seconds", series)
+
+
+def _over_n_log_n(small: dict[str, Any], large: dict[str, Any]) -> float:
+    """What the total grows by, over what n log n grows by."""
+    least, most = (row["nodes"] * math.log(row["nodes"]) for row in (small, large))
+    return large["total_s"] / small["total_s"] / (most / least)
 
 
 def _named(tactics: list[str]) -> str:

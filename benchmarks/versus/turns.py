@@ -43,6 +43,8 @@ class Form(NamedTuple):
         tactics, solver: as tfswap's options.
         edit: what is changed of the plan, of ablation.EDITS; "" for nothing.
         cap: the arena's size over the limit, where it is to be hard limited.
+        link: bytes per second of each direction that copies are throttled to, or None.
+        profile: the file of measured times that it is planned with, or "".
     """
 
     label: str
@@ -52,6 +54,8 @@ class Form(NamedTuple):
     solver: str = "default"
     edit: str = ""
     cap: float | None = None
+    link: float | None = None
+    profile: str = ""
 
 
 UNOPTIMISED = Form("unoptimised", "unoptimised")
@@ -332,12 +336,14 @@ def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str,
 
     from versus.ablation import EDITS
 
-    import tfswap
+    import tfswap.ops
     from tfswap.frontends.arguments import check
     from tfswap.frontends.function import OptimizedFunction
 
+    tfswap.ops.configure(bandwidth_bytes_per_s=form.link)
+
     def optimized(limit: int | None, plan: Any = None) -> Any:
-        request = check(limit, form.tactics, None, plan, "optimize")
+        request = check(limit, form.tactics, None, plan, "optimize", form.profile or None)
         options = dataclasses.replace(request.options, solver=form.solver)  # the baselines have no public option
         made = OptimizedFunction(step, dataclasses.replace(request, options=options), "warn")
         made(*arguments)

@@ -39,9 +39,10 @@ from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory, simulate_time
 from tfswap.planner.splits import choose_splits
+from tfswap.planner.tiers import ANYTHING, Tiers
 
 CPU = DeviceModel()
-KIB = 1024
+KIB, MIB = 1024, 2**20
 
 slow = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -619,6 +620,29 @@ def test_only_what_there_is_no_room_to_make_is_copied_instead():
     assert choice is not None
     copied = {planner.flow.values[stay.value].tensor.node.name for stay in choice.intervals}
     assert copied == {"dense3", "back4", "skip4"}  # and not dense2, which dense3 is made of
+
+
+@pytest.mark.parametrize("room_mib", [0, 2, 4])
+def test_what_host_memory_has_no_room_for_runs_again(room_mib):
+    """Copies are cheap, and without a limit all that leaves is swapped; with one, the rest is made again."""
+    flow = analyse_dataflow(training_step([Layer("dense"), Layer("relu")] * 6, 2048, 256), DeviceModel("gpu"))
+    rates = default_rates(DeviceModel("gpu"))
+    seconds = [kernel_seconds(node, rates) for node in flow.nodes]
+    order, solve = ordering.choose_order(flow, seconds), evict.solver(evict.Prices(copy=0.1))
+
+    def solved(tiers: Tiers) -> tuple[int, int]:
+        problem = make_problem(flow, order, rates, seconds, tiers=tiers)
+        choice = solve(problem, problem.live_peak_bytes * 60 // 100)
+        assert choice is not None
+        return simulate_memory(flow, build_schedule(*choice)).host_peak_bytes, len(choice.order) - len(order)
+
+    whole_bytes, reruns = solved(ANYTHING)
+    assert whole_bytes > 4 * MIB
+    assert not reruns
+    held_bytes, reruns = solved(Tiers(room_mib * MIB))
+    assert held_bytes == room_mib * MIB
+    assert reruns
+    assert solved(Tiers(room_mib * MIB, disk_bytes=None)) == (whole_bytes, 0)
 
 
 IN_PLACE = """\

@@ -9,6 +9,8 @@ distance stands in for staleness, and a copy is another way back. Checkpoints ev
 2016), and SuperNeurons' choice segment by segment between keeping and running again (section 3.4), fall out of
 costs: each value that is dropped makes its neighbours dearer, and what was made again leaves when memory is short.
 
+Where host memory has a limit, what finds no room there is not swapped: what runs again is then chosen among the rest.
+
 What a kernel reads and something later needs again may leave for that very kernel, if it writes its result into the
 buffer of an input that nobody else holds: that is what gets a step down to the working set of its largest kernel.
 """
@@ -146,6 +148,7 @@ class _Sweep:
         self.changes: list[tuple[int, int]] = []  # (position, change of `moved` from there on)
         self.gone = bytearray(len(uses.nbytes))  # dropped, to be made again
         self.away = bytearray(len(uses.nbytes))  # in host memory
+        self.room = problem.tiers.room_bytes  # for what is swapped besides
         self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
         self.extra: set[int] = set()  # there although nothing in the problem's order reads them any more
         self.pins: dict[int, int] = {}
@@ -279,9 +282,13 @@ class _Sweep:
                     assert below is not None, "what was dropped will be needed"
                     cost += below.rerun_s
                     pending.append(below)
-            if cost >= self.copy_cost[wait.slot] or len(seen) > MAX_CHAIN:
+            if cost >= self._copy_cost(wait) or len(seen) > MAX_CHAIN:
                 return NEVER
         return cost
+
+    def _copy_cost(self, wait: Wait) -> float:
+        """What a copy counts as cost now; there may be no room for what it would take out."""
+        return self.copy_cost[wait.slot] if self.uses.nbytes[wait.value] <= self.room else NEVER
 
     def _reenter(self, wait: Wait) -> None:
         """It may leave, at a score that is right if nothing that it is made from was dropped, and else too low."""
@@ -312,13 +319,13 @@ class _Sweep:
             if wait.value in self.pins and not any(wait.value in group for group in self.takeovers):
                 pinned.append((score, entry, slot))
                 continue
-            rerun_s = self._rerun_cost(wait)
-            score = self._score(wait, min(rerun_s, self.copy_cost[slot]))
+            rerun_s, copy_s = self._rerun_cost(wait), self._copy_cost(wait)
+            score = self._score(wait, min(rerun_s, copy_s))
             if self.leaving and score > self.leaving[0][0]:
                 if score < NEVER:
                     heapq.heappush(self.leaving, (score, entry, slot))
             elif score < NEVER:
-                self._evict(wait, rerun_s < self.copy_cost[slot])
+                self._evict(wait, rerun_s < copy_s)
         for item in pinned:
             heapq.heappush(self.leaving, item)
         return live_bytes - self.moved <= self.target
@@ -334,6 +341,7 @@ class _Sweep:
             self.gone[v] = True
         else:
             self.away[v] = True
+            self.room -= self.uses.nbytes[v]
 
     def _bring(self, wanted: int) -> bool:
         """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
@@ -397,6 +405,7 @@ class _Sweep:
     def _return(self, v: int) -> None:
         """A copy comes back."""
         self.away[v] = False
+        self.room += self.uses.nbytes[v]
         self.copied.add((v, self.made[v]))
         self._move(-self.uses.nbytes[v], self.at)
         self.swapped.append(Gap(v, self.problem.flow.values[v].nbytes, self.made[v], self.last_use[v], self.at))
@@ -438,6 +447,7 @@ class _Sweep:
                     for wait in uses.dependents.get(v, ()):
                         if self.waiting[wait.slot] is wait and not (self.gone[wait.value] or self.away[wait.value]):
                             self._reenter(wait)
+                self.room += uses.nbytes[v] if self.away[v] else 0
                 self.gone[v] = self.away[v] = False
                 self._move(-uses.nbytes[v], at + 1)
                 self._again(v)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,13 @@ class Tiers:
     host_bytes: int | None = None
     disk_bytes: int | None = 0
     inner_bytes: int = 0
+
+    @property
+    def room_bytes(self) -> float:
+        """What can be away at once, beside what loops swap inside of their bodies."""
+        if self.host_bytes is None or self.disk_bytes is None:
+            return math.inf
+        return self.host_bytes + self.disk_bytes - self.inner_bytes
 
     def chosen(self, gaps: Iterable[Gap]) -> frozenset[int]:
         """Of the values with these gaps, those that go to disk."""

@@ -192,7 +192,7 @@ def present(found: dict[str, Any]) -> Section:
             tables.append(_cache(net))
             continue
         lines = net["lines"]
-        tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, _lines(lines)))
+        tables.append(Table(f"{name}, {net['rounds']} rounds:", COLUMNS, _lines(lines)))
         whole = next(line for line in lines if line["label"] == SWAPS)
         if whole["fits"]:
             parts = [line for line in lines[lines.index(whole) + 1 :] if line["fits"]]
@@ -205,22 +205,33 @@ def present(found: dict[str, Any]) -> Section:
         "a CPU's copies share the cores with kernels, and are short beside them: overlap wins less than on a GPU, but "
         f"for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
-        notes=["Back-pressure can't be switched off: a buffer would be let go while it is copied."],
+        notes=[
+            "Back-pressure can't be switched off: a buffer would be let go while it is copied. What steps wait for by "
+            'it is under "waits, out".'
+        ],
     )
+
+
+COLUMNS = (*FORM_COLUMNS, "waits, out, ms", "waits, in, ms", "copies itself, ms")
 
 
 def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
     """Where tactics are added one by one, the first line is computed: each output of each kernel has a buffer, and all
     are held until the step ends.
     """
-    base = lines[0]["peak_bytes"]
+    told = []
+    for cells, line in zip(form_lines(lines), lines, strict=True):
+        stalls = [f"{1e3 * seconds:.1f}" for seconds in line.get("stalls_s", ())]
+        told.append([*cells, *stalls] if stalls else _padded(cells))
     if all(line["label"] != STEPWISE[0].label for line in lines):
-        return form_lines(lines)
-    held = next(line["all_bytes"] for line in lines if "all_bytes" in line)
-    computed = [NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]
-    plain, *others = form_lines(lines)
-    plain[0] = f"liveness: {plain[0]}"
-    return [computed + [""] * (len(FORM_COLUMNS) - len(computed)), plain, *others]
+        return told
+    base, held = lines[0]["peak_bytes"], next(line["all_bytes"] for line in lines if "all_bytes" in line)
+    told[0][0] = f"liveness: {told[0][0]}"
+    return [_padded([NO_LIVENESS, "", mib(held), f"{-100 * cut(held, base):+.1f}%"]), *told]
+
+
+def _padded(cells: list[str]) -> list[str]:
+    return cells + [""] * (len(COLUMNS) - len(cells))
 
 
 def _cache(found: dict[str, Any]) -> Table:

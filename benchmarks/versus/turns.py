@@ -81,6 +81,14 @@ def environment(arena_mib: int, onednn: bool) -> dict[str, str]:
     }
 
 
+class Stalls(NamedTuple):
+    """Seconds that a step waited for copies out to end (back-pressure), for copies in, and made copies itself."""
+
+    out_s: float
+    in_s: float
+    own_s: float
+
+
 class Running:
     """A process with one form of a step.
 
@@ -89,6 +97,7 @@ class Running:
         told: what it said of itself after its first steps, and how many those were; {"fits": False} where they did
             not fit.
         took: what each step took that counts.
+        stalls: what each of these waited for copies; only of tfswap's.
         peak_bytes: the allocator's, so far.
         losses: of all steps but those before it told of itself.
     """
@@ -96,6 +105,7 @@ class Running:
     def __init__(self, net: str, size: dict[str, Any], form: Form, folder: Path, *, arena_mib: int, onednn: bool):
         self.form = form
         self.took: list[Took] = []
+        self.stalls: list[Stalls] = []
         self.losses: list[float] = []
         self.errors = Path(folder, f"{form.label}.txt")
         spec = json.dumps({"net": net, "size": size, "form": form._asdict(), "arena_mib": arena_mib})
@@ -124,10 +134,11 @@ class Running:
         if isinstance(said, dict):
             self.told |= said
             return
-        clock_s, cpu_s, self.peak_bytes, loss = said
+        clock_s, cpu_s, self.peak_bytes, loss, stalls = said
         self.losses.append(loss)
         if counts:
             self.took.append(Took(clock_s, cpu_s))
+            self.stalls += [Stalls(*stalls)] * bool(stalls)
 
     def _read(self) -> Any:
         assert self.process.stdout
@@ -245,6 +256,8 @@ def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str,
         line[f"{clock[:-2]}_ratio"] = statistics.median(ratios)
         line[f"{clock[:-2]}_spread"] = quartiles(ratios)
     line["clock_s"] = statistics.median(t.clock_s for t in one.took)
+    if one.stalls:
+        line["stalls_s"] = [statistics.median(column) for column in zip(*one.stalls, strict=True)]
     losses = zip(*_of_same_steps(one, right), strict=False)
     line["loss_off"] = max(abs(a - b) / (abs(b) or 1.0) for a, b in losses)
     return line
@@ -302,6 +315,7 @@ def child(spec: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
     after = AFTER.get(form.edit, lambda: None)
     for _ in sys.stdin:
+        stalled = _stalls() if form.how == "tfswap" else []
         started, cpu_started = time.perf_counter(), time.process_time()
         try:
             loss = float(step(*arguments).numpy())
@@ -309,8 +323,17 @@ def child(spec: dict[str, Any]) -> None:
             print(json.dumps({"fits": False}), flush=True)
             return
         took = Took(time.perf_counter() - started, time.process_time() - cpu_started)
-        print(json.dumps([*took, _peak_bytes(), loss]), flush=True)
+        stalls = [now - before for now, before in zip(_stalls(), stalled, strict=True)] if stalled else []
+        print(json.dumps([*took, _peak_bytes(), loss, stalls]), flush=True)
         after()
+
+
+def _stalls() -> Stalls:
+    """So far, in this process."""
+    import tfswap.ops
+
+    stats = tfswap.ops.stats()
+    return Stalls(stats.release_stall_s, stats.await_stall_s, stats.at_once_s)
 
 
 def _peak_bytes() -> int:

@@ -138,7 +138,8 @@ class Running:
         self.losses.append(loss)
         if counts:
             self.took.append(Took(clock_s, cpu_s))
-            self.stalls += [Stalls(*stalls)] * bool(stalls)
+            if stalls:
+                self.stalls.append(Stalls(*stalls))
 
     def _read(self) -> Any:
         assert self.process.stdout

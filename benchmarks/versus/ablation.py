@@ -207,7 +207,9 @@ def present(found: dict[str, Any]) -> Section:
         tables,
         notes=[
             "Back-pressure can't be switched off: a buffer would be let go while it is copied. What steps wait for by "
-            'it is under "waits, out".'
+            'it is under "waits, out".',
+            "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks lie "
+            "otherwise.",
         ],
     )
 
@@ -221,6 +223,8 @@ def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
     """
     told = []
     for cells, line in zip(form_lines(lines), lines, strict=True):
+        if line["edit"] and line["kept"] is False:
+            cells[-1] = "not planned for"
         stalls = [f"{1e3 * seconds:.1f}" for seconds in line.get("stalls_s", ())]
         told.append([*cells, *stalls] if stalls else _padded(cells))
     if all(line["label"] != STEPWISE[0].label for line in lines):

@@ -83,10 +83,18 @@ def taken(command: list[str], started: float) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """The processor, as Linux names it."""
+    """The processor, as Linux names it, its vector instructions, and the memory."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    named = facts.get("model name") or platform.processor() or platform.machine()
+    flags = set(facts.get("flags", "").split())
+    best = next((name for flag, name in INSTRUCTIONS.items() if flag in flags), "")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return ", ".join(filter(None, [named, best, f"{memory_bytes / 2**30:.0f} GiB"]))
+
+
+INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+"""By flag; the first that a processor has is told."""
 
 
 def _quick() -> int:
@@ -139,6 +147,7 @@ def main() -> int:
         with progress.task(f"{row}: {part}"):
             found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
         command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]
+        command += ["--python", "PYTHON"] * (row == "pytorch")
         figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
         figures.setdefault(row, {})[part] = {"taken": taken(command, started), "found": found}
         if args.json:

@@ -202,14 +202,14 @@ def present(found: dict[str, Any]) -> Section:
         "Ablation",
         "none of the papers switches all of these off",
         f"step time over that of the same swaps as planned: {'; '.join(words)}",
-        "a CPU's copies share the cores with kernels, and are short beside them: overlap wins less than on a GPU, but "
-        f"for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
+        "a CPU with plain kernels, whose copies share the cores with them and are short beside them: overlap wins less "
+        f"than on a GPU, but for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
         notes=[
             "Back-pressure can't be switched off: a buffer would be let go while it is copied. What steps wait for by "
             'it is under "waits, out".',
-            "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks lie "
-            "otherwise.",
+            "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks "
+            "lie otherwise.",
         ],
     )
 

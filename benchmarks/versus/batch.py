@@ -47,7 +47,7 @@ P100 = (
     "the floor allows",
     "of that",
     "on the host, MiB",
-    "time, predicted",
+    "time, predicted, over an unoptimised step of that batch",
 )
 NOTES = (
     "Few tries are made for each: a batch between the largest that ran and the smallest that failed may fit as well.",
@@ -201,13 +201,16 @@ def present(found: dict[str, Any]) -> Section:
         )
         tables.append(Table(title, P100, planned))
         for tactics in ("swapping alone", "all tactics"):
-            each = [f"{line[0].partition(' on a')[0]} {line[4]}" for line in planned if line[1] == tactics]
+            of = [line for line in planned if line[1] == tactics]
+            each = [f"{line[0].partition(' on a')[0]} {line[4]} (at {line[-1]} of the time)" for line in of]
             words.append(f"planned for a described P100 by {tactics}: {', '.join(each)} times")
     return Section(
         "The largest batch under a cap",
         "ResNet-50 4.6 times by swapping (Meng et al. 2017), 4.9 (TFLMS); 2 to 30 times over all their nets",
         "; ".join(words),
-        "a CPU's arena of some MiB stands in for 16 GB: variables and workspaces are a larger part of it; small images",
+        "a CPU's arena of some MiB, with plain kernels, stands in for 16 GB: variables and workspaces are a larger "
+        "part of it; small images. The P100's host has 128 GB, and time is predicted, over an unoptimised step of that "
+        "batch",
         tables,
         notes=[
             *NOTES,

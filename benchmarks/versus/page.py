@@ -80,17 +80,19 @@ python benchmarks/headlines.py --page docs/headlines.json      # makes this page
 ```
 
 Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps do not depend on what else the machine
-does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies by
-some per cent, so that the predicted one, as of a machine of its own, stands beside it. Times are step times over those
-of the unoptimised step, taken in turns, round by round: medians, and in brackets their quartiles; CPU seconds, of all
-threads, vary less than the clock on a machine that others use, and do not show kernels that wait.
+does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies, by
+up to a sixth in what is here, so that the predicted one, as of a machine of its own, stands beside it. Where a
+section says nothing else, times are step times over those of the unoptimised step, taken in turns, round by round:
+medians, and in brackets their quartiles; CPU seconds, of all threads, vary less than the clock on a machine that
+others use, and do not show kernels that wait.
 
-Losses of all steps are compared with those of "memory optimizer off" where a table has that form, and else with the
-unoptimised step's; they are the same, to the bit, unless they are said to be off. That form is what tfswap's bits are
-those of: TensorFlow as it is by default, without Grappler's memory optimizer, which makes large sums in any order, so
-that last bits of an unoptimised step differ from run to run ([Limits](limits.md)). Training carries that on: where
-"unoptimised" itself is said to be off, TensorFlow differs from TensorFlow, and the figure is the largest relative
-difference of all steps ([how far it goes in six](measurements.md#how-far-last-bits-carry)).
+In tables that say what is "in the step", losses of all steps are compared with those of "memory optimizer off" where
+there is that form, and else with the unoptimised step's; they are the same, to the bit, unless they are said to be
+off. That form is what tfswap's bits are those of: TensorFlow as it is by default, without Grappler's memory
+optimizer, which makes large sums in any order, so that last bits of an unoptimised step differ from run to run
+([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be off, TensorFlow differs from
+TensorFlow, and the figure is the largest relative difference of all steps ([how far it goes in
+six](measurements.md#how-far-last-bits-carry)).
 """
 
 
@@ -139,7 +141,11 @@ def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     return [line["label"], limit, mib(line["peak_bytes"]), share, *times, ", ".join(done), kept]
 
 
-def memory_time(name: str, title: str, lines: Sequence[dict[str, Any]], clock: str = "cpu") -> Plot:
+PEAK, STEP_TIME = "peak over unoptimised", "step time over unoptimised, by the clock"
+"""What plots of memory against time have on their axes."""
+
+
+def memory_time(name: str, title: str, lines: Sequence[dict[str, Any]], clock: str = "clock") -> Plot:
     """Memory against time: tfswap's own curve, and everything else as points."""
     base = lines[0]["peak_bytes"]
     done = [line for line in lines if line["fits"] and f"{clock}_ratio" in line]
@@ -153,8 +159,8 @@ def memory_time(name: str, title: str, lines: Sequence[dict[str, Any]], clock: s
     others = [line for line in done if line not in ours]
     series = [Series("tfswap", sorted(point(line) for line in ours), joined=True)]
     series += [Series(line["label"], [point(line)]) for line in others]
-    time = {"cpu": "CPU time", "clock": "time"}[clock]
-    return Plot(name, title, "peak over unoptimised", f"step {time} over unoptimised", series)
+    time = {"cpu": "step CPU time over unoptimised", "clock": STEP_TIME}[clock]
+    return Plot(name, title, PEAK, time, series)
 
 
 def make_page(figures: dict[str, Any], page: Path, rows: Sequence[str]) -> None:

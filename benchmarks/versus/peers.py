@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from versus.page import Plot, Section, Series, Table, cut, mib, ratio
+from versus.page import PEAK, STEP_TIME, Plot, Section, Series, Table, cut, mib, ratio
 from versus.turns import quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "peers.py"
@@ -24,7 +24,8 @@ def measure(part: str) -> list[dict[str, Any]]:
 
 
 def present(found: dict[str, list[dict[str, Any]]]) -> Section:
-    tables, plots, words, notes = [], [], [], []
+    tables, plots, notes = [], [], []
+    by_clock: tuple[list[str], list[str]] = [], []
     for name, rows in found.items():
         title = name.replace("_", " ")
         base = rows[0]
@@ -32,16 +33,16 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         tables.append(Table(f"{title}, {len(base['took_s'])} rounds:", COLUMNS, lines))
         plots.append(_plot(name, title, rows))
         beside = [row for row in rows if "over_peer" in row and row["label"] != "tfswap as unoptimised"]
-        kinds = [_standing(row) for row in beside]
-        counts = ", ".join(f"{verb} {kinds.count(verb)}" for verb in (FASTER, EVEN, SLOWER) if verb in kinds)
-        counts += f", {kinds.count(UNREACHED)} below its floor" * (UNREACHED in kinds)
-        words.append(f"{title}: {counts}")
+        for n, kinds in enumerate(by_clock):
+            told = counted([_standing(row, n) for row in beside])
+            kinds.append(f"{title}: {told}")
         notes += _faster_peers(title, beside)
     notes.append("Caffe, Torch, MXNet, GeePS and others are quoted [as published](#published).")
     return Section(
         "Peers in TensorFlow",
         "none: these are what users have",
-        f"tfswap at each peer's peak, by CPU time ({EVEN}: within {LEVEL - 1:.0%}): {'; '.join(words)}",
+        f"tfswap at each peer's peak ({EVEN}: within {LEVEL - 1:.0%}), by the clock: {'; '.join(by_clock[0])}; by CPU "
+        f"time: {'; '.join(by_clock[1])}",
         "a CPU with oneDNN's kernels",
         tables,
         plots,
@@ -53,8 +54,18 @@ def _standing(row: dict[str, Any], clock: int = 1) -> str:
     """What tfswap is at a peer's peak, by the clock (0) or by CPU time (1)."""
     if not row["at_peers_peak"]:
         return UNREACHED
-    over = row["over_peer"][clock]
+    return standing(row["over_peer"][clock])
+
+
+def standing(over: float) -> str:
+    """What tfswap is where its time over another's is this."""
     return SLOWER if over > LEVEL else FASTER if over < 1 / LEVEL else EVEN
+
+
+def counted(standings: Sequence[str]) -> str:
+    """How often it is each."""
+    kinds = (FASTER, EVEN, SLOWER, UNREACHED)
+    return ", ".join(f"{kind} {standings.count(kind)}" for kind in kinds if kind in standings)
 
 
 def _faster_peers(title: str, beside: list[dict[str, Any]]) -> list[str]:
@@ -115,16 +126,14 @@ def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _plot(name: str, title: str, rows: list[dict[str, Any]]) -> Plot:
-    return Plot(
-        f"peers_{name}", title, "peak over unoptimised", "step CPU time over unoptimised", series_of(points(rows))
-    )
+    return Plot(f"peers_{name}", title, PEAK, STEP_TIME, series_of(points(rows)))
 
 
 def series_of(found: list[dict[str, Any]]) -> list[Series]:
     """tfswap's curve and its peers' points."""
 
     def point(one: dict[str, Any]) -> tuple[float, float]:
-        return one["memory"], one["cpu_ratio"]
+        return one["memory"], one["clock_ratio"]
 
     peers = [Series(one["label"], [point(one)]) for one in found if not one["ours"]]
     return [Series("tfswap", sorted(point(one) for one in found if one["ours"]), joined=True), *peers]

@@ -18,7 +18,7 @@ convolutions, normalisations, ReLUs, sums.
 """
 DEPTH, DEEP = "depth", "10^4 layers"
 ASKED: dict[str, tuple[str, ...]] = {
-    DEPTH: ("--cap_mib", "64", "--times", "1", "20", "--steps", "8"),
+    DEPTH: ("--cap_mib", "64", "--times", "1", "5", "10", "20", "--steps", "8"),
     DEEP: ("--cap_mib", "256", "--blocks", "1000", "--steps", "4"),
 }
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +59,7 @@ def present(found: dict[str, Any]) -> Section:
         "SuperNeurons: depth under a cap",
         "3.24 times deeper at least; 10^4 basic layers in 12 GB; the peak down to the largest layer's need (2018)",
         "; ".join(words),
-        "small images in a CPU's arena of some MiB; SuperNeurons' other nets were not tried",
+        "small images in a CPU's arena of some MiB, with plain kernels; SuperNeurons' other nets were not tried",
         tables,
         plots,
     )

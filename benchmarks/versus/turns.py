@@ -45,6 +45,7 @@ class Form(NamedTuple):
         cap: the arena's size over the limit, where it is to be hard limited.
         link: bytes per second of each direction that copies are throttled to, or None.
         profile: the file of measured times that it is planned with, or "".
+        beside: the label of a form before it whose measured peak is the limit, or "".
     """
 
     label: str
@@ -56,6 +57,7 @@ class Form(NamedTuple):
     cap: float | None = None
     link: float | None = None
     profile: str = ""
+    beside: str = ""
 
 
 UNOPTIMISED = Form("unoptimised", "unoptimised")
@@ -176,6 +178,8 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         try:
             for form in forms:
+                if form.beside:
+                    form = form._replace(limit=next(one for one in lines if one.form.label == form.beside).peak_bytes)
                 if isinstance(form.limit, float):
                     form = form._replace(limit=int(form.limit * lines[0].peak_bytes))
                 capped = form.cap is not None and isinstance(form.limit, int)

@@ -1,28 +1,31 @@
 """Each model's peak by kind of tensor, and ResNet-50's memory over a step: Meng et al.'s first figure.
 
-All of it is the simulator's, as reports show it (tfswap/report/timeline.py): the run of the unoptimised step that its
-predicted peak is of, and the plan. Each is traced and planned in a process of its own; nothing runs.
+Kinds are the simulator's, as reports show them (tfswap/report/timeline.py): of the run of the unoptimised step that its
+predicted peak is of, and of the plan. Beside them is what the allocator told of both, of two steps each; each net has a
+process of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from versus.page import MIB, Plot, Section, Series, Table, cut
-from versus.turns import told_by
+from versus.page import MIB, Plot, Section, Series, Table, cut, mib
+from versus.turns import settled, told_by
 
 LIMIT = 0.5
 COLUMNS = 240
+ARENA_MIB = 16000
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet-50, 224x224, batch 16": ("application", {"name": "ResNet50", "batch": 16, "size": 224}),
     "VGG19, 128x128, batch 16": ("vgg19", {}),
     "Inception-V3, 96x96, batch 16": ("application", {"name": "InceptionV3", "batch": 16, "size": 96}),
-    "AlexNet, 227x227, batch 16": ("classic", {"name": "alexnet", "batch": 16, "size": 227}),
+    "AlexNet, 227x227, batch 32": ("classic", {"name": "alexnet", "batch": 32, "size": 227}),
     "DCGAN, batch 64": ("gan", {"batch": 64}),
     "transformer, 6 blocks, batch 8": ("peer", {"name": "transformer"}),
-    "LSTM, 2 layers, batch 32": ("lstm_lm", {"layers": 2, "batch": 32}),
+    "wide transformer, 4 blocks, batch 16": ("peer", {"name": "wide_transformer"}),
     "LSTM, 1 layer, batch 32": ("lstm_lm", {"layers": 1, "batch": 32}),
     "LSTM, 4 layers, batch 32": ("lstm_lm", {"layers": 4, "batch": 32}),
     "LSTM, 16 layers, batch 32": ("lstm_lm", {"layers": 16, "batch": 32}),
@@ -30,12 +33,15 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "NMT, 8 layers, 400 steps, batch 4": ("nmt", {"batch": 4, "length": 400}),
     "VGG16, 128x128, batch 16": ("application", {"name": "VGG16", "batch": 16, "size": 128, "momentum": 0.0}),
     "Inception (GoogLeNet), 128x128, batch 16": ("classic", {"name": "inception", "batch": 16, "size": 128}),
-    "ResNet-101, 128x128, batch 16": ("application", {"name": "ResNet101", "batch": 16, "size": 128}),
-    "ResNet-152, 128x128, batch 16": ("application", {"name": "ResNet152", "batch": 16, "size": 128}),
-    "ResNet of 302 layers, 32x32, batch 8": ("deep_resnet", {"layers": 302}),
-    "ResNet of 1517 layers, 32x32, batch 32": ("deep_resnet", {"layers": 1517, "batch": 32}),
     "NiN, 227x227, batch 32": ("classic", {"name": "nin", "batch": 32, "size": 227}),
     "Overfeat, 231x231, batch 16": ("classic", {"name": "overfeat", "batch": 16, "size": 231}),
+    "ResNet-101, 128x128, batch 16": ("application", {"name": "ResNet101", "batch": 16, "size": 128}),
+    "ResNet-152, 128x128, batch 16": ("application", {"name": "ResNet152", "batch": 16, "size": 128}),
+    "ResNet of 8 blocks, 32x32, batch 16": ("peer", {"name": "resnet"}),
+    "wide ResNet of 6 blocks, 56x56, batch 8": ("peer", {"name": "wide_resnet"}),
+    "ResNet of 302 layers, 32x32, batch 8": ("deep_resnet", {"layers": 302}),
+    "ResNet of 1517 layers, 32x32, batch 32": ("deep_resnet", {"layers": 1517, "batch": 32}),
+    "ResNet of 3002 layers, 32x32, batch 8": ("deep_resnet", {"layers": 3002}),
 }
 CURVE = "ResNet-50, 224x224, batch 16"
 
@@ -45,28 +51,33 @@ PARTS = tuple(NETS)
 
 def measure(part: str) -> dict[str, Any]:
     net, size = NETS[part]
-    return told_by({"module": "kinds", "net": net, "size": size, "curve": part == CURVE})
+    return told_by({"module": "kinds", "net": net, "size": size, "curve": part == CURVE}, ARENA_MIB)
 
 
 def child(spec: dict[str, Any]) -> None:
     import tensorflow as tf
-    from versus.nets import NETS
 
     import tfswap
     from tfswap.report.timeline import KINDS
 
-    step, arguments = NETS[spec["net"]](**spec["size"])
-    made = tfswap.optimize(tf.function(step), memory_limit=f"{LIMIT:.0%}", mode="analyze")
-    made.get_concrete_function(*arguments)
-    report = made.report()
-    timeline = report._timeline()
+    step, arguments = settled(spec["net"], spec["size"], ARENA_MIB)
+    limit, measured = f"{LIMIT:.0%}", {}
+    made = tfswap.optimize(tf.function(step), memory_limit=limit)
+    try:
+        measured["planned"] = _measured(made, arguments)
+    except tfswap.InfeasibleMemoryLimit:
+        made = tfswap.optimize(tf.function(step), memory_limit=limit, mode="analyze")
+        made.get_concrete_function(*arguments)
+    timeline = made.report()._timeline()
+    measured["unoptimised"] = _measured(tf.function(step), arguments)
     found: dict[str, Any] = {"kinds": KINDS, "runs": {}}
     for name, run in (("unoptimised", timeline.before), ("planned", timeline.after)):
-        if run is None:
+        if run is None or name not in measured:
             continue
         used = run.record.in_use_bytes
         peak = max(range(len(used)), key=used.__getitem__)
         found["runs"][name] = {"peak_bytes": used[peak], "by_kind": run.at([peak])[0], "total_s": run.total_s}
+        found["runs"][name]["measured_bytes"] = measured[name]
         if spec["curve"]:
             columns = run.columns(COLUMNS, run.total_s)
             totals = [used[c.state] for c in columns]
@@ -76,12 +87,23 @@ def child(spec: dict[str, Any]) -> None:
     print(json.dumps(found))
 
 
+def _measured(step: Any, arguments: Sequence[Any]) -> int:
+    """The allocator's peak of two steps."""
+    import tensorflow as tf
+
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    for _ in range(2):
+        step(*arguments)
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"]
+
+
 def present(found: dict[str, Any]) -> Section:
     lines, plots, shares = [], [], []
     kinds = next(iter(found.values()))["kinds"]
     for title, net in found.items():
         for name, run in net["runs"].items():
-            lines.append([title, name, f"{run['peak_bytes'] / MIB:.1f}", *(f"{b / MIB:.1f}" for b in run["by_kind"])])
+            sizes = run["measured_bytes"], run["peak_bytes"], *run["by_kind"]
+            lines.append([title, name, *map(mib, sizes)])
         plain = net["runs"]["unoptimised"]
         maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]
         shares.append(f"{_name(title)} {maps:.0%}")
@@ -111,11 +133,11 @@ def present(found: dict[str, Any]) -> Section:
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
         f"feature maps at the unoptimised peak: {', '.join(shares)}",
-        "simulated for a CPU's arena with plain kernels",
+        "a CPU's arena with plain kernels; kinds are simulated",
         [
             Table(
                 "MiB of each kind at the peak, as it is and planned for half of it:",
-                ("net", "step", "peak", *kinds),
+                ("net", "step", "measured", "simulated", *kinds),
                 lines,
             )
         ],

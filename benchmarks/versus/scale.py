@@ -6,7 +6,7 @@ are small, so that what is measured is what a swap costs besides its bytes. Form
 Planning: CPU seconds and memory against the nodes of a step, by benchmarks/scale.py, to 443,130 of them.
 
 Links: a ResNet of 152 layers at ImageNet's size (benchmarks/scale.py) on a described V100 whose link to the host is
-another. All of it is simulated.
+another. Devices: on other described GPUs, with their own links. All of these two is simulated.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from versus.page import Plot, Section, Series, Table, mib
 from versus.turns import quartiles, told_by, written_by
 
-PLANNING, MOVES, LINKS = "planning", "moves", "links"
-PARTS = PLANNING, MOVES, LINKS
+PLANNING, MOVES, LINKS, DEVICES = "planning", "moves", "links", "devices"
+PARTS = PLANNING, MOVES, LINKS, DEVICES
 SCRIPT = Path(__file__).parent.parent / "scale.py"
 DEPTHS = "50", "152", "500", "1001", "1517", "2500", "6017"
 LAYERS, WIDTH, ROWS, ROUNDS = 256, 64, 64, 61
@@ -32,6 +32,7 @@ COUNTS = 0, 32, 64, 128, 255
 BATCH, DEPTH, DEVICE = 32, 152, "v100-pcie"
 RATES = 4, 16, 64
 """GB/s of the link, each way."""
+OTHERS = "k40c", "p100", "v100-pcie", "v100-nvlink", "a100", "h100", "rtx-4090"
 SHARES = 0.8, 0.6, 0.4
 """Limits, of the unoptimised peak."""
 
@@ -43,7 +44,7 @@ def measure(part: str) -> Any:
 
 
 def child(spec: dict[str, Any]) -> None:
-    print(json.dumps(_moves() if spec["part"] == MOVES else _links()))
+    print(json.dumps({MOVES: _moves, LINKS: _links, DEVICES: _devices}[spec["part"]]()))
 
 
 def _moves() -> dict[str, Any]:
@@ -85,30 +86,47 @@ def _moves() -> dict[str, Any]:
 
 
 def _links() -> dict[str, Any]:
+    from tfswap.analysis.devices import described
+
+    on = described(DEVICE)
+    rates = [dataclasses.replace(on.rates, out_bytes_per_s=r * 1e9, in_bytes_per_s=r * 1e9) for r in RATES]
+    return {"machine": on.title, "layers": DEPTH, "batch": BATCH, "rows": _simulated((on, one) for one in rates)}
+
+
+def _devices() -> dict[str, Any]:
+    from tfswap.analysis.devices import described
+
+    found = [described(name) for name in OTHERS]
+    return {"layers": DEPTH, "batch": BATCH, "rows": _simulated((on, on.rates) for on in found)}
+
+
+def _simulated(machines: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """By swapping alone and by all tactics, each share's predicted time over the unoptimised step's, on machines with
+    these rates.
+    """
     import scale
 
     from tfswap.analysis.cost import Costs
-    from tfswap.analysis.devices import described
     from tfswap.frontends.offline import offline_optimizer
     from tfswap.frontends.options import Options
     from tfswap.frontends.training_step import find_step
     from tfswap.planner.planner import TACTICS
 
-    on = described(DEVICE)
     step, specs = scale.supernet(DEPTH, BATCH)
-    found = find_step(step, specs, device=on.device)
     rows = []
-    for tactics in (("swap",), TACTICS):
-        for rate in RATES:
-            rates = dataclasses.replace(on.rates, out_bytes_per_s=rate * 1e9, in_bytes_per_s=rate * 1e9)
+    for on, rates in machines:
+        found = find_step(step, specs, device=on.device)
+        for tactics in (("swap",), TACTICS):
             options = Options(tactics=tactics, host_limit_bytes=on.host_bytes)
             made = offline_optimizer(found.graph(), on.device, options, found.variables, Costs(rates))
             peak, ratios = made.baseline.peak_bytes, []
             for share in SHARES:
                 candidate = made.search.fastest(int(share * peak) - made.extra_margin_bytes)
                 ratios.append(candidate and made.baseline.time_ratio(candidate.candidate.timing.total_s))
-            rows.append({"tactics": tactics, "rate": rate, "ratios": ratios, "peak_bytes": peak})
-    return {"machine": on.title, "layers": DEPTH, "batch": BATCH, "rows": rows}
+            rate = rates.out_bytes_per_s / 1e9
+            rows.append({"machine": on.title, "tactics": tactics, "rate": rate, "ratios": ratios, "peak_bytes": peak})
+            rows[-1]["unoptimised_s"] = made.baseline.seconds
+    return sorted(rows, key=lambda row: len(row["tactics"]))
 
 
 def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
@@ -154,7 +172,7 @@ def present(found: dict[str, Any]) -> Section:
         lines, series = [], []
         for row in links["rows"]:
             told = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
-            lines.append([_named(row["tactics"]), str(row["rate"]), *told])
+            lines.append([_named(row["tactics"]), f"{row['rate']:g}", *told])
         for tactics in ("swapping alone", "all tactics"):
             for n, share in enumerate(SHARES):
                 of = [row for row in links["rows"] if _named(row["tactics"]) == tactics]
@@ -165,11 +183,30 @@ def present(found: dict[str, Any]) -> Section:
         tables.append(Table(f"{title}; predicted time over unoptimised:", columns, lines))
         plots.append(Plot("scale_links", title, "link, GB/s each way", "predicted time over unoptimised", series))
         told = [
-            f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']} GB/s"
+            f"{_named(row['tactics'])} {row['ratios'][1]:.2f} at {row['rate']:g} GB/s"
             for row in links["rows"]
             if row["rate"] in (RATES[0], RATES[-1]) and row["ratios"][1] is not None
         ]
         words.append(f"at {SHARES[1]:.0%} of the peak, step time over unoptimised, simulated: {', '.join(told)}")
+    if devices := found.get(DEVICES):
+        columns = ("GPU", "tactics", "link, GB/s each way", "unoptimised, ms", *(f"{share:.0%}" for share in SHARES))
+        lines = []
+        for row in devices["rows"]:
+            told = ["out of reach" if ratio is None else f"{ratio:.2f}" for ratio in row["ratios"]]
+            lines.append(
+                [
+                    row["machine"],
+                    _named(row["tactics"]),
+                    f"{row['rate']:.1f}",
+                    f"{1e3 * row['unoptimised_s']:.0f}",
+                    *told,
+                ]
+            )
+        title = (
+            f"A ResNet of {devices['layers']} layers, 224x224, batch {devices['batch']}, on described GPUs with their "
+            "own links; predicted time over unoptimised, at shares of its peak there:"
+        )
+        tables.append(Table(title, columns, lines))
     return Section(
         "Scale",
         "none of the papers has these",

@@ -283,20 +283,11 @@ def child(spec: dict[str, Any]) -> None:
     """One form in this process: tells its figures, then a step and its time for each line of input."""
     import tensorflow as tf
     from versus.ablation import AFTER
-    from versus.nets import NETS
 
     form = Form(**spec["form"])
-    slab = tf.raw_ops.Empty(shape=[spec["arena_mib"] - 2, MIB], dtype=tf.uint8)
-    del slab
-    wrap = tf.recompute_grad if form.how == "recompute_grad" else None
-    made, arguments = NETS[spec["net"]](**spec["size"], **({"wrap": wrap} if wrap else {}))
+    wrap = {"wrap": tf.recompute_grad} if form.how == "recompute_grad" else {}
+    made, arguments = settled(spec["net"], spec["size"] | wrap, spec["arena_mib"])
     step: Any = tf.function(made)
-    # Made anew, they lie beside the variables, as a batch does that comes when the arena is at rest: not behind the
-    # hole that what made them has left.
-    given = [each.numpy() for each in arguments]
-    del arguments
-    gc.collect()
-    arguments = [tf.constant(each) for each in given]
     tf.config.experimental.reset_memory_stats("CPU:0")
     started = time.perf_counter()
     told: dict[str, Any] = {"fits": True, "steps": 1}
@@ -339,6 +330,22 @@ def _stalls() -> Stalls:
 
     stats = tfswap.ops.stats()
     return Stalls(stats.release_stall_s, stats.await_stall_s, stats.at_once_s)
+
+
+def settled(net: str, size: dict[str, Any], arena_mib: int) -> tuple[Any, list[Any]]:
+    """A net's step and its arguments, in an arena that starts as one free region."""
+    import tensorflow as tf
+    from versus.nets import NETS
+
+    slab = tf.raw_ops.Empty(shape=[arena_mib - 2, MIB], dtype=tf.uint8)
+    del slab
+    made, arguments = NETS[net](**size)
+    # Made anew, they lie beside the variables, as a batch does that comes when the arena is at rest: not behind the
+    # hole that what made them has left.
+    given = [each.numpy() for each in arguments]
+    del arguments
+    gc.collect()
+    return made, [tf.constant(each) for each in given]
 
 
 def _peak_bytes() -> int:

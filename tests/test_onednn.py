@@ -10,6 +10,10 @@ import re
 
 from processes import start_python
 
+from tfswap.analysis.device import DeviceModel
+from tfswap.ir.text import parse_graph
+from tfswap.passes.pool_places import apply_pool_places
+
 CODE = """
 import json, sys
 import tensorflow as tf
@@ -63,6 +67,75 @@ def test_the_bits_are_those_of_the_step_as_it_was():
     assert planned["joined"] == 4
     assert planned["peak"] < plain["peak"]
     assert planned["bits"] == plain["bits"]
+
+
+POOLS = """
+import json, sys
+import tensorflow as tf
+import tfswap
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+keras = tf.keras
+keras.utils.set_random_seed(1)
+slab = tf.raw_ops.Empty(shape=[250, 2**20], dtype=tf.uint8)
+del slab
+h = images = keras.Input((32, 32, 3))
+for width, window, strides in ((32, 3, 2), (32, 3, 1), (48, 2, 2), (48, 3, 1)):
+    h = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(h)
+    pooled = keras.layers.MaxPooling2D(window, strides, "same")(h)
+    h = pooled if strides > 1 else keras.layers.Concatenate()([h, pooled])
+net = keras.Model(images, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(h)))
+optimizer = keras.optimizers.SGD(0.1)
+optimizer.build(net.trainable_variables)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+x, y = tf.random.stateless_normal((64, 32, 32, 3), (1, 2)), tf.range(64) % 10
+
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_of(y, net(x, training=True))
+    optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+    return loss
+
+step = tfswap.optimize(step, memory_limit=LIMIT) if LIMIT else tf.function(step)
+tf.config.experimental.reset_memory_stats("CPU:0")
+bits = [step(x, y).numpy().tobytes().hex() for _ in range(3)]
+bits += [v.numpy().tobytes().hex() for v in net.variables]
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+planned = step.report().planned_peak_bytes if LIMIT else None
+print(json.dumps({"bits": bits, "peak": peak, "planned": planned}))
+"""
+
+
+def test_what_a_pooling_keeps_for_its_gradient_is_planned():
+    """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/pool_places.py)."""
+    setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    processes = [start_python(f"LIMIT = {limit!r}\n{POOLS}", **setting) for limit in (None, "85%", "70%")]
+    ended = [(*process.communicate(), process.returncode) for process in processes]
+    assert [code for *_, code in ended] == [0, 0, 0], ended
+    plain, *planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
+    for one in planned:
+        assert one["bits"] == plain["bits"]
+        assert one["peak"] <= one["planned"] < 1.02 * one["peak"]
+
+
+def test_only_gradients_that_read_what_a_pooling_made_take_its_places():
+    window = '{T=float32, ksize=[1,2,2,1], strides=[1,2,2,1], padding=b"SAME", data_format=b"NHWC"}'
+    text = f"""
+%x = Placeholder() {{dtype=float32}} -> float32[8,16,16,32]
+%g = Placeholder() {{dtype=float32}} -> float32[8,8,8,32]
+%p = MaxPool(%x) {window} -> float32[8,8,8,32]
+%i = Identity(%p) {{T=float32}} -> float32[8,8,8,32]
+%direct = MaxPoolGrad(%x, %p, %g) {window} -> float32[8,16,16,32]
+%other = MaxPoolGrad(%x, %i, %g) {window} -> float32[8,16,16,32]
+feeds %x, %g
+fetches %direct, %other
+"""
+    graph = parse_graph(text)
+    assert apply_pool_places(graph, DeviceModel("cpu")) == 0
+    assert apply_pool_places(graph, DeviceModel("cpu", onednn=True)) == 1
+    ops = {node.name: node.op for node in graph}
+    assert (ops["p"], ops["direct"], ops["other"]) == ("_MklNativeMaxPool", "_MklNativeMaxPoolGrad", "MaxPoolGrad")
+    (pool,) = (node for node in graph if node.name == "p")
+    assert pool.outputs[1].nbytes == 8 * 8 * 8 * 32
 
 
 DEFAULT = """

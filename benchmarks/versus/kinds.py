@@ -102,7 +102,7 @@ def present(found: dict[str, Any]) -> Section:
     kinds = next(iter(found.values()))["kinds"]
     for title, net in found.items():
         for name, run in net["runs"].items():
-            sizes = run["measured_bytes"], run["peak_bytes"], *run["by_kind"]
+            sizes = run.get("measured_bytes"), run["peak_bytes"], *run["by_kind"]
             lines.append([title, name, *map(mib, sizes)])
         plain = net["runs"]["unoptimised"]
         maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]

@@ -113,6 +113,7 @@ class Dataflow:
         value_of: the value that a (node, output index) holds; missing where it holds none.
         inexact: kernels whose memory is known by an upper bound only.
         bounded: those of them whose temporaries are what is not exact: at run time they may take none.
+        usual: by those of which it was measured what they ask for, the events.
         place: index of each node by name.
         constants: nodes that are tensors of the graph itself, or of its bodies.
         holders: nodes whose kernels hold memory from when they are made on.
@@ -139,6 +140,7 @@ class Dataflow:
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
     inexact: list[int] = field(default_factory=list[int])
     bounded: list[int] = field(default_factory=list[int])
+    usual: dict[int, tuple[kernels.Event, ...]] = field(default_factory=dict[int, tuple[kernels.Event, ...]])
     place: dict[str, int] = field(default_factory=dict[str, int])
     constants: set[Node] = field(default_factory=set[Node])
     holders: set[Node] = field(default_factory=set[Node])
@@ -236,18 +238,24 @@ class Dataflow:
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
-        """These facts, and where some temporaries or tensors are bounds, the facts without those.
+        """These facts, and where some temporaries or tensors are bounds, the facts without those; and with those that
+        were measured.
 
         Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
         """
         if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
+        values = [v._replace(nbytes=0) if v.tensor.type.bound else v for v in self.values]
+        found = [self, replace(self._with({}), values=values)]
+        return (*found, self._with(self.usual)) if self.usual else tuple(found)
+
+    def _with(self, usual: Mapping[int, tuple[kernels.Event, ...]]) -> Dataflow:
+        """These facts, with other requests of what is bounded; where none are given, without temporaries."""
         events, rest = list(self.events), dict(self.temp_forwards)
         for i in self.bounded:
-            events[i] = tuple(event for event in events[i] if event[0] == "out")
+            events[i] = usual.get(i) or tuple(event for event in events[i] if event[0] == "out")
             rest.pop(i, None)
-        values = [v._replace(nbytes=0) if v.tensor.type.bound else v for v in self.values]
-        return self, replace(self, events=events, temp_forwards=rest, values=values, bounded=[])
+        return replace(self, events=events, temp_forwards=rest, bounded=[], usual={})
 
     @cached_property
     def persistent(self) -> list[int]:
@@ -403,6 +411,8 @@ class _Builder:
             flow.inexact.append(i)
             if record_ is None and any(event != "out" for event, _ in memory.events):
                 flow.bounded.append(i)
+                if memory.usual is not None:
+                    flow.usual[i] = memory.usual
         makes: list[tuple[int, int]] = []
         aliases = dict(memory.alias)
         twins = record_.twins if record_ is not None else {}

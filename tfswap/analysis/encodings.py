@@ -90,18 +90,21 @@ _SELECT = Codec(
 )
 _WINDOW = ("ksize", "strides", "padding", "explicit_paddings")
 
+_POOL = Codec(
+    0,
+    (2,),
+    names.ENCODE_MAX_POOL,
+    names.MAX_POOL_GRAD_FROM_POSITIONS,
+    copied=("T", *_WINDOW),
+    encode_copied=_WINDOW,
+    wants_shape=True,
+)
+
 # Products and pooling: a GPU's kernels flush denormals and settle ties in their own ways, and were not compared.
 _CODECS: dict[str, Codec] = {
+    "_MklNativeMaxPoolGrad": _POOL,
     "LeakyReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.LEAKY_RELU_GRAD_FROM_MASK, "positive", ("T", "alpha")),
-    "MaxPoolGrad": Codec(
-        0,
-        (2,),
-        names.ENCODE_MAX_POOL,
-        names.MAX_POOL_GRAD_FROM_POSITIONS,
-        copied=("T", *_WINDOW),
-        encode_copied=_WINDOW,
-        wants_shape=True,
-    ),
+    "MaxPoolGrad": _POOL,
     "Relu6Grad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "relu6"),
     "ReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "positive"),
     "Select": _SELECT,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfswap.analysis import workspace
-from tfswap.analysis.workspace import Event, Facts
+from tfswap.analysis.workspace import Event, Events, Facts, Measured
 from tfswap.ir.types import TensorType
 from tfswap.oplib.names import TEMPORARY_BYTES
 from tfswap.planner.allocator import round_up
@@ -38,6 +38,7 @@ class KernelMemory(NamedTuple):
             its copy-on-read mode is on (ops.turns_on_copy_on_read), the kernel first allocates a copy of
             the variable's size, and drops the old buffer, which a held read keeps.
         exact: False where the above is an upper bound.
+        usual: of such a bound, what was asked for where it was measured; None where that is not known.
         temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
             buffer of a dying input, if there is one, and its "temp" event then asks for nothing.
         held_bytes: what the kernel holds from when it is made; its output lies there, and asks for nothing.
@@ -53,6 +54,7 @@ class KernelMemory(NamedTuple):
     temp_forward: tuple[tuple[int, tuple[int, ...]], ...] = ()
     held_bytes: int = 0
     writes: bool = False
+    usual: tuple[Event, ...] | None = None
 
 
 Rule = Callable[[Facts], KernelMemory]
@@ -146,12 +148,14 @@ def forwarding(*inputs: int) -> Rule:
     return rule
 
 
-def events_rule(compute: Callable[[Facts], tuple[Sequence[Event], bool]], forward: tuple[int, ...] = ()) -> Rule:
-    """A rule from a function of `workspace` that gives (events, exact)."""
+def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[int, ...] = ()) -> Rule:
+    """A rule from a function of `workspace` that gives (events, exact), or these and what is usual."""
 
     def rule(facts: Facts) -> KernelMemory:
-        events, exact = compute(facts)
-        return with_events(events, forward=candidates(facts, 0, forward) if forward else (), exact=exact)
+        events, exact, *measured = compute(facts)
+        usual = tuple(measured[0]) if measured else None
+        forwarded = candidates(facts, 0, forward) if forward else ()
+        return with_events(events, forward=forwarded, exact=exact)._replace(usual=usual)
 
     return rule
 

@@ -269,6 +269,8 @@ _RULES: dict[str, _Entry] = {
     "Conv2DBackpropFilter": _Entry(rules.events_rule(workspace.conv2d_backprop_filter)),
     "Conv2DBackpropInput": _Entry(rules.events_rule(workspace.conv2d_backprop_input)),
     "_MklNativeConv2DBackpropFilterWithBias": _Entry(rules.events_rule(workspace.joint_gradients)),
+    "_MklNativeMaxPool": _Entry(rules.events_rule(workspace.max_pool_with_places)),
+    "_MklNativeMaxPoolGrad": _Entry(rules.events_rule(workspace.max_pool_grad_from_places)),
     "DepthwiseConv2dNative": _Entry(rules.events_rule(workspace.depthwise)),
     "DepthwiseConv2dNativeBackpropFilter": _Entry(rules.events_rule(workspace.depthwise_backprop_filter)),
     "DepthwiseConv2dNativeBackpropInput": _Entry(rules.events_rule(workspace.depthwise_backprop_input)),
@@ -630,15 +632,19 @@ def _together(
 ) -> KernelMemory:
     """What kernels that run at once do: who comes first is not known, what they take together is."""
     events: list[Event] = []
+    usual: list[Event] = []
     forward: list[tuple[int, tuple[int, ...]]] = []
-    exact = True
+    exact, measured = True, False
     first_in = first_out = 0
     for _, op, own, _, reads, gives in cast("Sequence[_Member]", attrs["members"]):
         last_in, last_out = first_in + reads, first_out + gives
         known = {p - first_in: v for p, v in values.items() if first_in <= p < last_in}
         memory = kernel_memory(op, own, inputs[first_in:last_in], outputs[first_out:last_out], device, known)
-        events += [(kind, n + first_out if kind == "out" else n) for kind, n in memory.events]
+        own_usual = memory.events if memory.exact else memory.usual or [e for e in memory.events if e[0] == "out"]
+        for found, its in ((events, memory.events), (usual, own_usual)):
+            found += [(kind, n + first_out if kind == "out" else n) for kind, n in its]
         forward += [(o + first_out, tuple(i + first_in for i in candidates)) for o, candidates in memory.forward]
-        exact = exact and memory.exact
+        exact, measured = exact and memory.exact, measured or memory.usual is not None
         first_in, first_out = last_in, last_out
-    return KernelMemory(forward=tuple(forward), events=tuple(events), exact=exact)
+    told = tuple(usual) if measured else None
+    return KernelMemory(forward=tuple(forward), events=tuple(events), exact=exact, usual=told)

@@ -1,9 +1,9 @@
 """The temporaries of the kernels that take any: their sizes, and their order among the outputs.
 
 Each function follows one source file of TensorFlow 2.21 and gives (events, exact): events as in
-`kernels.KernelMemory.events`; exact is False where the answer bounds from above what timing or unknown
-values decide. Shapes must be known; a kernel whose shapes are not is taken as one without temporaries,
-not exact.
+`kernels.KernelMemory.events`; exact is False where the answer bounds from above what timing or unknown values
+decide. Of oneDNN's kernels there is a third, what they asked for where they were measured. Shapes must be
+known; a kernel whose shapes are not is taken as one without temporaries, not exact.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tfswap.ir.types import ELEMENT_BYTES, TensorType
 
 Event = tuple[str, int]
 Events = tuple[Sequence[Event], bool]
+Measured = tuple[Sequence[Event], bool, Sequence[Event]]
 
 OUT0: Event = ("out", 0)
 
@@ -60,13 +61,29 @@ def _temporaries_after_output(sizes: Sequence[int], exact: bool = True) -> Event
 _UNKNOWN: Events = ((OUT0,), False)
 
 ONEDNN_SCRATCH_BYTES = 64 << 10
-"""A thread's scratchpad in oneDNN's kernels: 12 KiB measured for convolutions; a bound, also of small products."""
+"""A thread's scratchpad in oneDNN's kernels: a bound for convolutions, and for small products."""
+_CONVOLUTION_BYTES, _CONVOLUTION_THREAD_BYTES = 4096, 4120
+"""What each convolution asked for on CPUs with AVX-512, of any shape: so much, and so much for a thread."""
 
 
-def _onednn(facts: Facts, temporaries: Sequence[int] = (), thread_bytes: int = ONEDNN_SCRATCH_BYTES) -> Events:
-    """oneDNN's kernels lay out their own scratchpads, by CPU and version: bounded, never exact."""
+def _onednn(
+    facts: Facts,
+    temporaries: Sequence[int] = (),
+    thread_bytes: int = ONEDNN_SCRATCH_BYTES,
+    usual: Sequence[int] = (),
+) -> Measured:
+    """oneDNN's kernels lay out their own scratchpads, by CPU and version: bounded, never exact.
+
+    Args:
+        usual: the temporaries that they had where they were measured.
+    """
     scratch = thread_bytes * facts.device.intra_op_threads
-    return _temporaries_after_output([*temporaries, scratch], exact=False)
+    events, exact = _temporaries_after_output([*temporaries, scratch], exact=False)
+    return events, exact, _temporaries_after_output(usual)[0]
+
+
+def _onednn_convolution(facts: Facts) -> Measured:
+    return _onednn(facts, usual=[_CONVOLUTION_BYTES + _CONVOLUTION_THREAD_BYTES * facts.device.intra_op_threads])
 
 
 class Product(NamedTuple):
@@ -118,7 +135,7 @@ def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ..
     return gradient_shape[1] * gradient_shape[2], prod(filter_shape[:3]), filter_shape[3]
 
 
-def conv2d(facts: Facts) -> Events:
+def conv2d(facts: Facts) -> Events | Measured:
     """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
@@ -126,17 +143,17 @@ def conv2d(facts: Facts) -> Events:
     if image.shape and kernel.shape and image.shape[-1] != kernel.shape[2]:  # groups: split, and put together
         copies = [kind.nbytes or 0 for kind in (image, kernel, facts.outputs[0])]
         return _temporaries_after_output(copies, exact=not facts.device.onednn)
-    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
+    return _onednn_convolution(facts) if facts.device.onednn else ((OUT0,), True)
 
 
-def conv3d(facts: Facts) -> Events:
+def conv3d(facts: Facts) -> Events | Measured:
     """conv_ops_3d.cc: Eigen's cuboid convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
-    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
+    return _onednn_convolution(facts) if facts.device.onednn else ((OUT0,), True)
 
 
-def conv2d_backprop_input(facts: Facts) -> Events:
+def conv2d_backprop_input(facts: Facts) -> Events | Measured:
     """conv_grad_input_ops.h, Conv2DCustomBackpropInputOp: a column buffer for a shard of images."""
     kernel, gradient = known_shape(facts.inputs[1]), known_shape(facts.inputs[2])
     if kernel is None or gradient is None:
@@ -153,7 +170,7 @@ def conv2d_backprop_input(facts: Facts) -> Events:
     return _temporaries_after_output([shard * pixels * window * size], exact=not facts.device.onednn)
 
 
-def conv2d_backprop_filter(facts: Facts) -> Events:
+def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
     """conv_grad_filter_ops.cc, Conv2DCustomBackpropFilterOp: the same, sized for the cache alone."""
     kernel, gradient = known_shape(facts.outputs[0]), known_shape(facts.inputs[2])
     if kernel is None or gradient is None:
@@ -177,19 +194,19 @@ def joint_gradients(facts: Facts) -> Events:
 _MOST_COLUMNS = 25  # conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes
 
 
-def conv3d_backprop_input(facts: Facts) -> Events:
+def conv3d_backprop_input(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropInputOp: a column buffer for a shard of images."""
     return _conv3d_backprop(facts, facts.outputs[0], facts.inputs[1], one_by_one=True)
 
 
-def conv3d_backprop_filter(facts: Facts) -> Events:
+def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropFilterOp: the same; of half precision, Eigen's without a buffer."""
     if facts.device.kind == "cpu" and facts.outputs[0].dtype not in ("float32", "float64"):
         return (OUT0,), True
     return _conv3d_backprop(facts, facts.inputs[0], facts.outputs[0], one_by_one=False)
 
 
-def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events:
+def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events | Measured:
     if facts.device.kind == "gpu":
         return _gpu_convolution(volume, kernel, facts.inputs[2])
     if facts.device.onednn and facts.outputs[0].dtype == "float32":
@@ -278,11 +295,23 @@ def depthwise_backprop_filter(facts: Facts) -> Events:
 # --- pooling -------------------------------------------------------------------------------------------
 
 
-def max_pool(facts: Facts) -> Events:
+def max_pool(facts: Facts) -> Events | Measured:
     """maxpooling_op.cc takes nothing; oneDNN remembers where each maximum was, a byte each."""
     if facts.device.kind == "cpu" and facts.device.onednn:
-        return _onednn(facts, [facts.outputs[0].num_elements or 0])
+        places = facts.outputs[0].num_elements or 0
+        return _onednn(facts, [places], usual=[places])
     return (OUT0,), facts.device.kind == "cpu"
+
+
+def max_pool_with_places(facts: Facts) -> Measured:
+    """mkl_maxpooling_op.cc: the places are its second output (passes/pool_places.py)."""
+    (out, *scratch), exact, usual = _onednn(facts)
+    return (out, ("out", 1), *scratch), exact, (*usual, ("out", 1))
+
+
+def max_pool_grad_from_places(facts: Facts) -> Measured:
+    """mkl_maxpooling_op.cc: nothing is pooled again."""
+    return _onednn(facts)
 
 
 def max_pool_grad(facts: Facts) -> Events:
@@ -396,7 +425,7 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
 # --- contractions --------------------------------------------------------------------------------------
 
 
-def matmul(facts: Facts) -> Events:
+def matmul(facts: Facts) -> Events | Measured:
     """matmul_op_impl.h: 16-bit floats are widened to float32, both inputs and the result."""
     if facts.device.kind == "gpu":
         return _UNKNOWN
@@ -409,7 +438,7 @@ def matmul(facts: Facts) -> Events:
     return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
 
 
-def batch_matmul(facts: Facts) -> Events:
+def batch_matmul(facts: Facts) -> Events | Measured:
     """As `matmul`, with oneDNN's scratch by shape (mkl_batch_matmul_op.cc). `MatMul` took none where measured."""
     given, made = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
     onednn = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in _HALVES

@@ -39,6 +39,7 @@ from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join
 from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.order import apply_order
+from tfswap.passes.pool_places import apply_pool_places
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
 from tfswap.passes.shared_reads import apply_shared_reads
@@ -131,6 +132,7 @@ class Optimizer:
         apply_free_constants(settled)
         if not portable:
             apply_join(settled, device)
+            apply_pool_places(settled, device)
             apply_settle(settled)
             apply_list_zeros(settled, device)
         apply_shared_reads(settled)

@@ -827,6 +827,8 @@ _TRAITS: dict[str, Trait] = {
     "_MklFusedMish": _PURE,
     "_MklLayerNorm": _PURE,
     "_MklNativeConv2DBackpropFilterWithBias": _PURE,
+    "_MklNativeMaxPool": _PURE,
+    "_MklNativeMaxPoolGrad": _PURE,
     "_MklSwish": _PURE,
     "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
     # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.

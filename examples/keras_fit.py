@@ -4,7 +4,7 @@
     python examples/keras_fit.py --limit 65% --log_dir logs    # and then: tensorboard --logdir logs
 
 Each runs in a process of its own, on a CPU whose memory TensorFlow manages as it manages a GPU's, so that the peak is
-what the allocator says. Under two minutes on two cores.
+what the allocator says. Under a minute on two cores.
 """
 
 from __future__ import annotations

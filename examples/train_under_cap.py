@@ -2,7 +2,7 @@
 
     python examples/train_under_cap.py --plot memory.png
 
-Takes about two minutes on two cores.
+Takes about a minute on two cores.
 
 Four steps of ResNet-50 are run three times, each time in a process of its own:
 

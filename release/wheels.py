@@ -62,7 +62,7 @@ def build_pure(work: Path) -> Path:
     """The wheel that the project's files make."""
     source = work / "source"  # a copy, since building leaves files beside the sources, and takes up those it finds
     shutil.copytree(ROOT / "tfswap", source / "tfswap", ignore=shutil.ignore_patterns("__pycache__", "prebuilt"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(work), str(source))
     shutil.rmtree(source)

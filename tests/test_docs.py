@@ -70,3 +70,10 @@ def test_the_reference_has_all_public_names() -> None:
     for name in set(tfswap.__all__) - {"keras"}:
         made = getattr(tfswap, name)
         assert {f"{made.__module__}.{name}", made.__module__} & told, json.dumps(name)
+
+
+def test_the_reference_has_what_pages_call_of_the_ops() -> None:
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("howto/*.md")]
+    called = {name for page in pages for name in re.findall(r"\btfswap\.ops\.(\w+)\(", page.read_text())}
+    told = set(re.findall(r"^::: tfswap\.ops\.runtime\.(\w+)", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    assert {"configure", "stats"} <= called <= told

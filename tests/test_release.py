@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -60,3 +61,18 @@ def test_a_wheel_has_the_libraries_for_one_tensorflow(tmp_path: Path, monkeypatc
     made = wheels.add_libraries(pure_wheel(tmp_path), sys.executable, tmp_path)
     assert made.name.startswith(f"{NAME}-1tf{tf.version.VERSION}-py3-none-linux_")
     wheels.require_loadable(made, sys.executable, tmp_path)
+
+
+def test_the_pure_wheel_is_built_of_all_that_the_project_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The licence among it. Building takes a network, so what is built from is looked at."""
+    found: list[str] = []
+
+    def instead(*command: str) -> str:
+        found.extend(path.name for path in Path(command[-1]).iterdir())
+        (tmp_path / "made.whl").touch()
+        return ""
+
+    monkeypatch.setattr(wheels, "_run", instead)
+    wheels.build_pure(tmp_path)
+    named = re.findall(r'^(?:readme|license-files) = \[?"([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {*named, "LICENSE"} <= {*found}

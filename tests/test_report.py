@@ -198,12 +198,18 @@ def test_the_page_says_what_its_figures_are(report: Report, tmp_path: Path) -> N
     text = saved(dataclasses.replace(report, measured_peak_bytes=None), tmp_path, ".html").read_text(encoding="utf-8")
     assert "none yet" not in text
     assert "the allocator told none" in text
-    after = timeline(report).after
-    assert after is not None
-    margin = format_bytes(report.planned_peak_bytes - after.record.peak_bytes)
-    assert f"without the margin of {margin} that the planned peak has" in text
+    drawn = timeline(report)
+    assert drawn.after is not None
+    before = format_bytes(report.baseline_peak_bytes - drawn.before.record.peak_bytes)
+    planned = format_bytes(report.planned_peak_bytes - drawn.after.record.peak_bytes)
+    assert f"without the margin of the predicted peaks above ({before} before, {planned} planned)" in text
     assert "peak before, predicted" in text
     assert "peak before, predicted" in str(report)
+
+
+def test_a_step_that_is_left_alone_has_the_margin_of_its_peak_as_well(unchanged: Report) -> None:
+    margin = format_bytes(unchanged.baseline_peak_bytes - timeline(unchanged).before.record.peak_bytes)
+    assert f"without the margin of the predicted peaks above ({margin} before)" in unchanged._repr_html_()
 
 
 def test_a_notebook_shows_the_charts(report: Report) -> None:

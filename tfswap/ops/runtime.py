@@ -154,10 +154,12 @@ def configure(
     disk_latency_us: float | _Unchanged = _UNCHANGED,
     disk_compression: bool | _Unchanged = _UNCHANGED,
 ) -> Configuration:
-    """Changes the settings that are given, at once and for copies under way too.
+    """Changes the settings that are given, at once and for copies under way too; those that are not stay as they are.
+
+    What each one is, `Configuration` says.
 
     Args:
-        host_memory_limit: bytes, or a size ("6GiB"); 0 for none at all.
+        host_memory_limit: bytes, or a size ("6GiB"); 0 for none at all, None for no limit.
         disk_compression: planes of bytes, compressed by TensorFlow's zstd, for a disk that steps wait for: it takes
             time of the host's cores. Plans do not count on it, and its memory is part of what `spill_dir` takes anyway.
 

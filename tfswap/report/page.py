@@ -175,10 +175,15 @@ def _charts(report: Report, timeline: Timeline | None) -> tuple[list[RunData], s
     )
     legend = f"<h2>Device memory over one step</h2><ul class=legend>{legend}</ul>"
     which = "planned peak" if len(runs) > 1 else "peak"
-    kept_free = report.planned_peak_bytes - last.record.peak_bytes
-    margin = f", without the margin of {format_bytes(kept_free)} that the planned peak has" if kept_free > 0 else ""
+    promised = (("before", report.baseline_peak_bytes), ("planned", report.planned_peak_bytes))
+    margins = [
+        f"{format_bytes(kept_free)} {when}"
+        for (when, nbytes), (_, run) in zip(promised, runs, strict=False)
+        if (kept_free := nbytes - run.record.peak_bytes) > 0
+    ]
+    without = f", without the margin of the predicted peaks above ({', '.join(margins)})" if margins else ""
     legend += (
-        f"<p class=soft>Simulated{margin if len(runs) > 1 else ''}. Beside each kind is what it holds at the {which}; "
+        f"<p class=soft>Simulated{without}. Beside each kind is what it holds at the {which}; "
         "optimizers' arithmetic counts as gradients.</p>"
     )
     return [_teller(run, width_s) for _, run in runs], legend + pictures

@@ -93,8 +93,9 @@ KERNELS_SWEPT = 200_000
 REQUESTS_OF_A_KERNEL = 3
 """At most, outside of loops."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
-MIN_SOLVERS = 2
-"""However large a step is: the first of those that both swap and recompute rarely has the lowest floor."""
+TWO_SOLVERS = 50_000
+"""Kernels of steps, at most, for which two solvers at least are asked: the first of those that both swap and recompute
+rarely has the lowest floor, and on larger steps planning would take longer than TensorFlow's tracing."""
 BISECTIONS = 8
 BESIDE_TRIES = 8
 COARSE_KERNELS, SLOWER = 200, 1.02
@@ -201,7 +202,7 @@ class Planner:
         # A loop asks for as much as all kernels that it runs.
         kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
         sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
-        solvers = solvers[: max(MIN_SOLVERS, sweeps // MIN_SWEEPS)]
+        solvers = solvers[: max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)]
         count = max(MIN_SWEEPS, min(int(share * MAX_RUNGS), sweeps // max(1, len(solvers))))
         del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
         if self._runs_beside:

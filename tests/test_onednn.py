@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from processes import start_python
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.passes.pool_places import apply_pool_places
 
@@ -136,6 +138,45 @@ fetches %direct, %other
     assert (ops["p"], ops["direct"], ops["other"]) == ("_MklNativeMaxPool", "_MklNativeMaxPoolGrad", "MaxPoolGrad")
     (pool,) = (node for node in graph if node.name == "p")
     assert pool.outputs[1].nbytes == 8 * 8 * 8 * 32
+
+
+@pytest.mark.parametrize(
+    ("layout", "window", "shape", "device", "places"),
+    [
+        ("NHWC", (1, 3, 3, 1), (8, 8, 8, 32), "", 8 * 8 * 8 * 32),
+        ("NHWC", (1, 3, 3, 1), (8, 8, 8, 32), "/device:CPU:0", 8 * 8 * 8 * 32),
+        ("NHWC", (1, 3, 3, 1), (8, 8, 8, 32), "/device:CPU:1", None),
+        ("NCHW", (1, 1, 3, 3), (8, 32, 8, 8), "", 8 * 8 * 8 * 32),
+        ("NCHW", (1, 3, 3, 1), (8, 32, 8, 8), "", None),  # over channels
+        ("NHWC", (1, 16, 16, 1), (8, 8, 8, 32), "", 4 * 8 * 8 * 8 * 32),
+    ],
+)
+def test_places_are_kept_where_tensorflow_would_keep_them(layout, window, shape, device, places):
+    sizes = ",".join(map(str, window))
+    attrs = f'{{T=float32, ksize=[{sizes}], strides=[1,1,1,1], padding=b"SAME", data_format=b"{layout}"}}'
+    kind = f"float32[{','.join(map(str, shape))}]"
+    graph = parse_graph(
+        f"""
+%x = Placeholder() {{dtype=float32}} -> {kind}
+%p = MaxPool(%x) {attrs} -> {kind}
+%g = MaxPoolGrad(%x, %p, %x) {attrs} -> {kind}
+feeds %x
+fetches %g
+"""
+    )
+    (pool,) = (node for node in graph if node.name == "p")
+    pool.device = device
+    graph.restrict(pool.out(), Permit(frozenset(), "so"))
+    assert apply_pool_places(graph, DeviceModel("cpu", onednn=True)) == (places is not None)
+    if places is not None:
+        assert pool.outputs[1].nbytes == places
+        assert not graph.permits[pool.out(1)].tactics
+
+
+def test_a_loop_s_body_has_tensorflow_s_own_kernels():
+    """oneDNN's pass does not see into it; their gradients' column buffers are far larger."""
+    device = DeviceModel("cpu", onednn=True)
+    assert device.in_bodies == DeviceModel("cpu")
 
 
 DEFAULT = """

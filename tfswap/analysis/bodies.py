@@ -254,7 +254,7 @@ class Machine:
     """Runs bodies on paper."""
 
     def __init__(self, device: DeviceModel, strict: bool, lowered: bool = False, branches: Branches | None = None):
-        self.device = device
+        self.device = device if lowered else device.in_bodies
         self.branches = branches
         self.undecided = 0
         self.repeated = False

@@ -22,3 +22,8 @@ class DeviceModel(NamedTuple):
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     l3_cache_bytes: int | None = None
+
+    @property
+    def in_bodies(self) -> DeviceModel:
+        """What it is to the bodies of loops and conditionals: oneDNN's graph pass does not see into them."""
+        return self._replace(onednn=False)

@@ -190,7 +190,7 @@ class Variants:
         """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""
         for body in graph.all_bodies():
             if body.beside:
-                keep_apart(body, analyse_dataflow(body, self._device, strict=False))
+                keep_apart(body, analyse_dataflow(body, self._device.in_bodies, strict=False))
 
     @property
     def plain(self) -> Variant:
@@ -244,7 +244,7 @@ class Variants:
                 raise InvalidModel(
                     f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
                 )
-            flow = analyse_dataflow(body.copy(), self._device, strict=False)
+            flow = analyse_dataflow(body.copy(), self._device.in_bodies, strict=False)
             problem = self._problem_of(flow)
             require_fit(inside, problem)
             apply_inside(body, flow, inside)
@@ -287,7 +287,7 @@ class Variants:
             body = ordered.copy()
             encodings = [e for e in find_encodings(body, self._device) if f"{name}/{e.kernel.name}" in own]
             if sum({e.tensor: e.tensor.type.nbytes or 0 for e in encodings}.values()) >= least_bytes:
-                problem = self._problem_of(analyse_dataflow(body, self._device, strict=False))
+                problem = self._problem_of(analyse_dataflow(body, self._device.in_bodies, strict=False))
                 chosen += (f"{name}/{kernel}" for kernel in _worth_encoding(problem, encodings, least_bytes))
         return tuple(chosen)
 

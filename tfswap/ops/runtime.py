@@ -38,7 +38,7 @@ class Configuration:
     Attributes:
         host_memory_limit: bytes that the host pool may take from the system, None for no limit.
         copy_threads: threads per direction; with 0, kernels that swap make their copies themselves, and the step waits
-            for each. On a GPU the copies run on its copy engines instead.
+            for each. On a GPU the copies run on its copy engines instead, and what goes to disk has threads of its own.
         bandwidth_bytes_per_s: throttle of each direction of each device, None for none. CPU copies only.
         latency_us: what each copy waits in addition, in microseconds. CPU copies only.
         disk_bandwidth_bytes_per_s, disk_latency_us: the same of what goes to disk and comes back.

@@ -40,7 +40,7 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         apply_share(body)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
-        flow = analyse_dataflow(body, device, strict=False)
+        flow = analyse_dataflow(body, device.in_bodies, strict=False)
         cost_s = costs.of_step(flow)
         order = choose_order(flow, cost_s)
         if runs_beside(device) and not portable:

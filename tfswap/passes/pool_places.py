@@ -11,6 +11,9 @@ Not handled: pools in the bodies of loops and branches.
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
@@ -18,8 +21,10 @@ from tfswap.passes.join import JOINED_DTYPES, KERNEL_LABEL
 
 POOL, GRADIENT = "MaxPool", "MaxPoolGrad"
 WITH_PLACES, FROM_PLACES = "_MklNativeMaxPool", "_MklNativeMaxPoolGrad"
-LARGEST_WINDOW = 255
-"""Places in larger windows take more than a byte."""
+SMALL_WINDOW = 255
+"""Places in larger windows take four bytes each."""
+SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3)}
+"""By layout, the dimensions that a window may span."""
 
 
 def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
@@ -31,27 +36,43 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
         if node.op != GRADIENT or len(node.inputs) != 3:
             continue
         pool, index = node.inputs[1]
-        if index or pool.op not in (POOL, WITH_PLACES) or pool.device != node.device or not _has_places(pool):
+        if index or pool.op not in (POOL, WITH_PLACES) or _placed(pool) != _placed(node) or not _has_places(pool):
             continue
         if pool.op == POOL:
-            places = TensorType("uint8", (pool.outputs[0].num_elements,))
-            pool.op, pool.outputs = WITH_PLACES, (*pool.outputs, places)
-            pool.attrs = {**pool.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
+            _keep_places(graph, pool)
         node.op, node.inputs = FROM_PLACES, (*node.inputs, pool.out(1))
         node.attrs = {**node.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
         found += 1
     return found
 
 
+def _keep_places(graph: Graph, pool: Node) -> None:
+    pooled = pool.outputs[0]
+    each = 1 if math.prod(cast("tuple[int, ...]", pool.attrs["ksize"])) <= SMALL_WINDOW else 4
+    pool.op = WITH_PLACES
+    pool.outputs = (pooled, TensorType("uint8", (each * (pooled.num_elements or 0),), bound=pooled.bound))
+    pool.attrs = {**pool.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
+    if pool.out(0) in graph.permits:
+        graph.permits[pool.out(1)] = graph.permits[pool.out(0)]
+
+
+def _placed(node: Node) -> str:
+    """Its device, as kind and number; what is on none in particular is on the first CPU."""
+    name = node.device.rpartition("/")[2].lower().removeprefix("device:")
+    return name if ":" in name else f"{name or 'cpu'}:0"
+
+
 def _has_places(pool: Node) -> bool:
-    window, pooled = pool.attrs.get("ksize"), pool.outputs[0]
+    layout, pooled = pool.attrs.get("data_format", b"NHWC"), pool.outputs[0]
+    spatial = SPATIAL.get(layout) if isinstance(layout, bytes) else None
+    sizes = pool.attrs.get("ksize"), pool.attrs.get("strides")
     return (
         pooled.dtype in JOINED_DTYPES
         and pooled.num_elements is not None
         and pool.attrs.get("padding") != b"EXPLICIT"
-        and pool.attrs.get("data_format", b"NHWC") == b"NHWC"
-        and isinstance(window, tuple)
-        and len(window) == 4
-        and window[0] == window[3] == 1
-        and window[1] * window[2] <= LARGEST_WINDOW
+        and spatial is not None
+        and all(
+            isinstance(size, tuple) and len(size) == 4 and all(s == 1 for d, s in enumerate(size) if d not in spatial)
+            for size in sizes
+        )
     )

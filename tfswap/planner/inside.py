@@ -266,7 +266,7 @@ def _bodies(
 
 
 def _planner_of(body: Graph, terms: Terms) -> Planner:
-    flow = analyse_dataflow(body, terms.device, strict=False)
+    flow = analyse_dataflow(body, terms.device.in_bodies, strict=False)
     return Planner(
         flow,
         terms.device._replace(inter_op_threads=1),  # a loop's kernels run one after another

@@ -131,7 +131,7 @@ def _notes(report: Report) -> str:
     if report.unmodelled:
         told.append(
             f"<p class=soft>Of {len(report.unmodelled)} kernels the workspace is known by a bound only, such as "
-            f"{html.escape(report.unmodelled[0])}: the plan keeps the limit at both extremes.</p>"
+            f"{html.escape(report.unmodelled[0])}: the plan keeps the limit with it and without.</p>"
         )
     return "<h2>Notes</h2>" + "".join(told) if told else ""
 

@@ -26,6 +26,9 @@ constexpr size_t kStreamFromBytes = size_t{1} << 20;
 // threads take to wake one another (25 to 50 us), at 10 GB/s.
 constexpr size_t kAtOnceBytes = size_t{256} << 10;
 
+// The lane whose copy's `done` this thread runs.
+thread_local const CopyLane* moving_for = nullptr;
+
 }  // namespace
 
 void StreamCopy(void* to, const void* from, size_t bytes) {
@@ -89,6 +92,12 @@ void CopyLane::Submit(size_t bytes, Move move, Done done) {
   copy->move = std::move(move);
   copy->done = std::move(done);
   std::unique_lock<std::mutex> lock(mu_);
+  if (moving_for == this) {  // from a copy's `done`: whoever runs it moves this next
+    queue_.push_back(std::move(copy));
+    ++under_way_;
+    work_or_settings_.notify_all();
+    return;
+  }
   // Threads that are to leave end first what was queued before.
   work_or_settings_.wait(lock, [this] { return wanted_threads_ > 0 || running_threads_ == 0; });
   queue_.push_back(std::move(copy));
@@ -226,9 +235,11 @@ void CopyLane::MovePiece(std::unique_lock<std::mutex>& lock, int thread) {
   Done done = std::move(copy->done);
   copy.reset();  // and what `move` owns
   lock.unlock();
+  const CopyLane* const outer = std::exchange(moving_for, this);
   done(ended);
   // What the callback owns must be gone before the thread sleeps again.
   done = nullptr;
+  moving_for = outer;
   lock.lock();
   --under_way_;
 }

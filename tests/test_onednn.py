@@ -149,17 +149,19 @@ fetches %direct, %other
         ("NCHW", (1, 1, 3, 3), (8, 32, 8, 8), "", 8 * 8 * 8 * 32),
         ("NCHW", (1, 3, 3, 1), (8, 32, 8, 8), "", None),  # over channels
         ("NHWC", (1, 16, 16, 1), (8, 8, 8, 32), "", 4 * 8 * 8 * 8 * 32),
+        ("NDHWC", (1, 2, 2, 2, 1), (2, 4, 8, 8, 32), "", 2 * 4 * 8 * 8 * 32),
     ],
 )
 def test_places_are_kept_where_tensorflow_would_keep_them(layout, window, shape, device, places):
-    sizes = ",".join(map(str, window))
-    attrs = f'{{T=float32, ksize=[{sizes}], strides=[1,1,1,1], padding=b"SAME", data_format=b"{layout}"}}'
+    sizes, ones = ",".join(map(str, window)), ",".join("1" * len(window))
+    op = "MaxPool3D" if len(window) == 5 else "MaxPool"
+    attrs = f'{{T=float32, ksize=[{sizes}], strides=[{ones}], padding=b"SAME", data_format=b"{layout}"}}'
     kind = f"float32[{','.join(map(str, shape))}]"
     graph = parse_graph(
         f"""
 %x = Placeholder() {{dtype=float32}} -> {kind}
-%p = MaxPool(%x) {attrs} -> {kind}
-%g = MaxPoolGrad(%x, %p, %x) {attrs} -> {kind}
+%p = {op}(%x) {attrs} -> {kind}
+%g = {op}Grad(%x, %p, %x) {attrs} -> {kind}
 feeds %x
 fetches %g
 """

@@ -270,6 +270,8 @@ _RULES: dict[str, _Entry] = {
     "Conv2DBackpropInput": _Entry(rules.events_rule(workspace.conv2d_backprop_input)),
     "_MklNativeConv2DBackpropFilterWithBias": _Entry(rules.events_rule(workspace.joint_gradients)),
     "_MklNativeMaxPool": _Entry(rules.events_rule(workspace.max_pool_with_places)),
+    "_MklNativeMaxPool3D": _Entry(rules.events_rule(workspace.max_pool_with_places)),
+    "_MklNativeMaxPool3DGrad": _Entry(rules.events_rule(workspace.max_pool_grad_from_places)),
     "_MklNativeMaxPoolGrad": _Entry(rules.events_rule(workspace.max_pool_grad_from_places)),
     "DepthwiseConv2dNative": _Entry(rules.events_rule(workspace.depthwise)),
     "DepthwiseConv2dNativeBackpropFilter": _Entry(rules.events_rule(workspace.depthwise_backprop_filter)),

@@ -828,6 +828,8 @@ _TRAITS: dict[str, Trait] = {
     "_MklLayerNorm": _PURE,
     "_MklNativeConv2DBackpropFilterWithBias": _PURE,
     "_MklNativeMaxPool": _PURE,
+    "_MklNativeMaxPool3D": _PURE,
+    "_MklNativeMaxPool3DGrad": _PURE,
     "_MklNativeMaxPoolGrad": _PURE,
     "_MklSwish": _PURE,
     "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls

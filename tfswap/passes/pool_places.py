@@ -1,12 +1,12 @@
 """Where the maxima of a pooling lie is kept for its gradient, where oneDNN would keep that.
 
-oneDNN's graph pass has MaxPool give a second output, a byte for each value that it makes, to the MaxPoolGrad that reads
-what it made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in the arena from the one
-kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so itself can be planned: the
-places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits, where what it reads was
-swapped meanwhile.
+oneDNN's graph pass has MaxPool and MaxPool3D give a second output, a byte for each value that they make, to the gradient
+that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in the arena
+from the one kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so itself can be
+planned: the places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits, where what it
+reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run (`DeviceModel.in_bodies`).
 
-Not handled: pools in the bodies of loops and branches.
+Not handled: a pool that runs again for a gradient whose own pool is no direct input of it, which the pass then pairs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.passes.join import JOINED_DTYPES, KERNEL_LABEL
 
-POOL, GRADIENT = "MaxPool", "MaxPoolGrad"
-WITH_PLACES, FROM_PLACES = "_MklNativeMaxPool", "_MklNativeMaxPoolGrad"
+POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
+"""By gradient."""
+ONEDNN = "_MklNative"
+"""What the names of oneDNN's ops begin with."""
 SMALL_WINDOW = 255
 """Places in larger windows take four bytes each."""
-SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3)}
+SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3), b"NDHWC": (1, 2, 3), b"NCDHW": (2, 3, 4)}
 """By layout, the dimensions that a window may span."""
 
 
@@ -33,14 +35,15 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
         return 0
     found = 0
     for node in graph:
-        if node.op != GRADIENT or len(node.inputs) != 3:
+        plain = POOLS.get(node.op)
+        if plain is None:
             continue
         pool, index = node.inputs[1]
-        if index or pool.op not in (POOL, WITH_PLACES) or _placed(pool) != _placed(node) or not _has_places(pool):
+        if index or pool.op not in (plain, ONEDNN + plain) or _placed(pool) != _placed(node) or not _has_places(pool):
             continue
-        if pool.op == POOL:
+        if pool.op == plain:
             _keep_places(graph, pool)
-        node.op, node.inputs = FROM_PLACES, (*node.inputs, pool.out(1))
+        node.op, node.inputs = ONEDNN + node.op, (*node.inputs, pool.out(1))
         node.attrs = {**node.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
         found += 1
     return found
@@ -49,7 +52,7 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
 def _keep_places(graph: Graph, pool: Node) -> None:
     pooled = pool.outputs[0]
     each = 1 if math.prod(cast("tuple[int, ...]", pool.attrs["ksize"])) <= SMALL_WINDOW else 4
-    pool.op = WITH_PLACES
+    pool.op = ONEDNN + pool.op
     pool.outputs = (pooled, TensorType("uint8", (each * (pooled.num_elements or 0),), bound=pooled.bound))
     pool.attrs = {**pool.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
     if pool.out(0) in graph.permits:
@@ -63,7 +66,7 @@ def _placed(node: Node) -> str:
 
 
 def _has_places(pool: Node) -> bool:
-    layout, pooled = pool.attrs.get("data_format", b"NHWC"), pool.outputs[0]
+    layout, pooled = pool.attrs.get("data_format", b"NDHWC" if "3D" in pool.op else b"NHWC"), pool.outputs[0]
     spatial = SPATIAL.get(layout) if isinstance(layout, bytes) else None
     sizes = pool.attrs.get("ksize"), pool.attrs.get("strides")
     return (
@@ -72,7 +75,6 @@ def _has_places(pool: Node) -> bool:
         and pool.attrs.get("padding") != b"EXPLICIT"
         and spatial is not None
         and all(
-            isinstance(size, tuple) and len(size) == 4 and all(s == 1 for d, s in enumerate(size) if d not in spatial)
-            for size in sizes
+            isinstance(size, tuple) and all(s == 1 for d, s in enumerate(size) if d not in spatial) for size in sizes
         )
     )

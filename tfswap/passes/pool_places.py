@@ -1,10 +1,11 @@
 """Where the maxima of a pooling lie is kept for its gradient, where oneDNN would keep that.
 
 oneDNN's graph pass has MaxPool and MaxPool3D give a second output, a byte for each value that they make, to the
-gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in the arena
-from the one kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so itself can be
-planned: the places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits, where what it
-reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run (`DeviceModel.in_bodies`).
+gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in
+the arena from the one kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so
+itself can be planned: the places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits,
+where what it reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run
+(`DeviceModel.in_bodies`).
 
 Not handled: a pool that runs again for a gradient whose own pool is no direct input of it, which the pass then pairs.
 """

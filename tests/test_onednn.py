@@ -11,58 +11,61 @@ import re
 import pytest
 from processes import start_python
 
+from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.passes.pool_places import apply_pool_places
 
-CODE = """
+TRAINED = """
 import json, sys
 import tensorflow as tf
 import tfswap
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-tf.keras.utils.set_random_seed(1)
 keras = tf.keras
+keras.utils.set_random_seed(1)
+
+def trained(net, optimizer, batch, limit):
+    \"\"\"What three steps leave, and their peak; and the step.\"\"\"
+    optimizer.build(net.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, net(images, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+        return loss
+
+    step = tfswap.optimize(step, memory_limit=limit) if limit else tf.function(step)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    bits = [step(*batch).numpy().tobytes().hex() for _ in range(3)]
+    bits += [v.numpy().tobytes().hex() for v in (*net.variables, *optimizer.variables)]
+    return {"bits": bits, "peak": tf.config.experimental.get_memory_info("CPU:0")["peak"]}, step
+"""
+CODE = """
 net = keras.Sequential([keras.Input((24, 24, 3))])
 for width, strides in ((16, 1), (32, 1), (32, 2), (24, 1)):
     net.add(keras.layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu"))
     net.add(keras.layers.BatchNormalization())
 net.add(keras.layers.GlobalAveragePooling2D())
 net.add(keras.layers.Dense(10))
-optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-optimizer.build(net.trainable_variables)
-loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-images, labels = tf.random.stateless_normal((16, 24, 24, 3), (1, 2)), tf.range(16) % 10
-
-def step(images, labels):
-    with tf.GradientTape() as tape:
-        loss = loss_of(labels, net(images, training=True))
-    optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
-    return loss
-
-if LIMIT:
-    step = tfswap.optimize(step, memory_limit=LIMIT)
-else:
-    step = tf.function(step)
-bits = [step(images, labels).numpy().tobytes().hex() for _ in range(3)]
-bits += [v.numpy().tobytes().hex() for v in (*net.variables, *optimizer.variables)]
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-told = step.report() if LIMIT else None
+batch = tf.random.stateless_normal((16, 24, 24, 3), (1, 2)), tf.range(16) % 10
+found, step = trained(net, keras.optimizers.SGD(0.1, momentum=0.9), batch, LIMIT)
 joined = 0
-if told:
+if LIMIT:
     from tensorflow.python.eager import context
     joined = sum(
         node.op == "_MklNativeConv2DBackpropFilterWithBias"
         for name in context.context().list_function_names()
         for node in context.context().get_function_def(name).node_def
     )
-print(json.dumps({"bits": bits, "peak": peak, "joined": joined}))
+print(json.dumps(found | {"joined": joined}))
 """
 
 
 def test_the_bits_are_those_of_the_step_as_it_was():
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    processes = [start_python(f"LIMIT = {limit!r}\n{CODE}", **setting) for limit in (None, "60%")]
+    processes = [start_python(f"LIMIT = {limit!r}\n{TRAINED}{CODE}", **setting) for limit in (None, "60%")]
     ended = [(*process.communicate(), process.returncode) for process in processes]
     assert [code for *_, code in ended] == [0, 0], ended
     plain, planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
@@ -72,12 +75,6 @@ def test_the_bits_are_those_of_the_step_as_it_was():
 
 
 POOLS = """
-import json, sys
-import tensorflow as tf
-import tfswap
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-keras = tf.keras
-keras.utils.set_random_seed(1)
 slab = tf.raw_ops.Empty(shape=[250, 2**20], dtype=tf.uint8)
 del slab
 h = images = keras.Input((32, 32, 3))
@@ -86,31 +83,16 @@ for width, window, strides in ((32, 3, 2), (32, 3, 1), (48, 2, 2), (48, 3, 1)):
     pooled = keras.layers.MaxPooling2D(window, strides, "same")(h)
     h = pooled if strides > 1 else keras.layers.Concatenate()([h, pooled])
 net = keras.Model(images, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(h)))
-optimizer = keras.optimizers.SGD(0.1)
-optimizer.build(net.trainable_variables)
-loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-x, y = tf.random.stateless_normal((64, 32, 32, 3), (1, 2)), tf.range(64) % 10
-
-def step(x, y):
-    with tf.GradientTape() as tape:
-        loss = loss_of(y, net(x, training=True))
-    optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
-    return loss
-
-step = tfswap.optimize(step, memory_limit=LIMIT) if LIMIT else tf.function(step)
-tf.config.experimental.reset_memory_stats("CPU:0")
-bits = [step(x, y).numpy().tobytes().hex() for _ in range(3)]
-bits += [v.numpy().tobytes().hex() for v in net.variables]
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-planned = step.report().planned_peak_bytes if LIMIT else None
-print(json.dumps({"bits": bits, "peak": peak, "planned": planned}))
+batch = tf.random.stateless_normal((64, 32, 32, 3), (1, 2)), tf.range(64) % 10
+found, step = trained(net, keras.optimizers.SGD(0.1), batch, LIMIT)
+print(json.dumps(found | {"planned": step.report().planned_peak_bytes if LIMIT else None}))
 """
 
 
 def test_what_a_pooling_keeps_for_its_gradient_is_planned():
     """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/pool_places.py)."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    processes = [start_python(f"LIMIT = {limit!r}\n{POOLS}", **setting) for limit in (None, "85%", "70%")]
+    processes = [start_python(f"LIMIT = {limit!r}\n{TRAINED}{POOLS}", **setting) for limit in (None, "85%", "70%")]
     ended = [(*process.communicate(), process.returncode) for process in processes]
     assert [code for *_, code in ended] == [0, 0, 0], ended
     plain, *planned = (json.loads(out.splitlines()[-1]) for out, *_ in ended)
@@ -179,6 +161,16 @@ def test_a_loop_s_body_has_tensorflow_s_own_kernels():
     """oneDNN's pass does not see into it; their gradients' column buffers are far larger."""
     device = DeviceModel("cpu", onednn=True)
     assert device.in_bodies == DeviceModel("cpu")
+    text = """
+%x = Placeholder() {dtype=float32} -> float32[8,16,16,32]
+%k = Placeholder() {dtype=float32} -> float32[3,3,32,32]
+%c = Conv2D(%x, %k) {T=float32, strides=[1,1,1,1], padding=b"SAME", data_format=b"NHWC"} -> float32[8,16,16,32]
+feeds %x, %k
+fetches %c
+"""
+    own = analyse_dataflow(parse_graph(text), DeviceModel("cpu")).events
+    assert analyse_body(parse_graph(text), device).events == own
+    assert analyse_dataflow(parse_graph(text), device).events != own
 
 
 DEFAULT = """

@@ -154,8 +154,7 @@ def make_step(name: str, form: str) -> tuple[Callable[[], float], int]:
     make_model, layers = MODELS[name]
     weights, blocks, x, y = make_model(layers)
     slots = [torch.zeros_like(w) for w in weights]
-    plain = forms(blocks)
-    called, around = plain.get(form, plain["PyTorch"])
+    called, around = forms(blocks)["PyTorch" if form in COMPILED else form]
 
     def forward(x: Any, y: Any) -> Any:
         h = x

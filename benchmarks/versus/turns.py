@@ -252,6 +252,7 @@ def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: i
 
 def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str, Any]:
     """Of one form: its times over those of `base`, its losses against those of `right`."""
+    asked = asked._replace(profile=Path(asked.profile).name)  # its folder is gone
     line = asked._asdict() | one.told | {"peak_bytes": one.peak_bytes, "kept": kept(one)}
     if not one.fits or not base.fits:
         return line

@@ -292,6 +292,11 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
     return flow
 
 
+def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
+    """The facts of the body of a loop or a conditional of a step on `device`: loops in it need no bound."""
+    return analyse_dataflow(body, device.in_bodies, strict=False)
+
+
 def _sequences(builder: _Builder) -> Iterator[Branches]:
     """One branch throughout, one after another at first in loops, and some by chance, where there is more to choose."""
     pairs = sorted(itertools.product(range(builder.undecided), repeat=2), key=lambda pair: pair[0] != pair[1])

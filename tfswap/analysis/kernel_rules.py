@@ -89,8 +89,10 @@ def with_events(
     alias: tuple[tuple[int, int], ...] = (),
     forward: tuple[tuple[int, tuple[int, ...]], ...] = (),
     exact: bool = True,
+    usual: Sequence[Event] | None = None,
 ) -> KernelMemory:
-    return KernelMemory(alias, forward, tuple(events), exact=exact)
+    measured = None if usual is None else tuple(usual)
+    return KernelMemory(alias, forward, tuple(events), exact=exact, usual=measured)
 
 
 def fresh(facts: Facts) -> KernelMemory:
@@ -153,9 +155,8 @@ def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[in
 
     def rule(facts: Facts) -> KernelMemory:
         events, exact, *measured = compute(facts)
-        usual = tuple(measured[0]) if measured else None
         forwarded = candidates(facts, 0, forward) if forward else ()
-        return with_events(events, forward=forwarded, exact=exact)._replace(usual=usual)
+        return with_events(events, forward=forwarded, exact=exact, usual=measured[0] if measured else None)
 
     return rule
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_body
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import Encoding, find_encodings, waits_long
 from tfswap.analysis.inner_encodings import InnerEncoding, find_inner_encodings, is_inner
@@ -190,7 +190,7 @@ class Variants:
         """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""
         for body in graph.all_bodies():
             if body.beside:
-                keep_apart(body, analyse_dataflow(body, self._device.in_bodies, strict=False))
+                keep_apart(body, analyse_body(body, self._device))
 
     @property
     def plain(self) -> Variant:
@@ -244,7 +244,7 @@ class Variants:
                 raise InvalidModel(
                     f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
                 )
-            flow = analyse_dataflow(body.copy(), self._device.in_bodies, strict=False)
+            flow = analyse_body(body.copy(), self._device)
             problem = self._problem_of(flow)
             require_fit(inside, problem)
             apply_inside(body, flow, inside)
@@ -287,7 +287,7 @@ class Variants:
             body = ordered.copy()
             encodings = [e for e in find_encodings(body, self._device) if f"{name}/{e.kernel.name}" in own]
             if sum({e.tensor: e.tensor.type.nbytes or 0 for e in encodings}.values()) >= least_bytes:
-                problem = self._problem_of(analyse_dataflow(body, self._device.in_bodies, strict=False))
+                problem = self._problem_of(analyse_body(body, self._device))
                 chosen += (f"{name}/{kernel}" for kernel in _worth_encoding(problem, encodings, least_bytes))
         return tuple(chosen)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.oplib.names import BESIDE
@@ -33,7 +33,7 @@ def join_in_bodies(graph: Graph, device: DeviceModel) -> None:
     """Join the kernels of bodies that run beside the next one of their order, in place."""
     for body in graph.all_bodies():
         if body.beside:
-            flow = analyse_dataflow(body, device.in_bodies, strict=False)
+            flow = analyse_body(body, device)
             leads = {first: allocations(flow, flow.place[first.name]) for first in body.beside}
             join_leads(body, [node for pair in body.beside.items() for node in pair], leads)
 

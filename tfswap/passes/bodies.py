@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.passes.defer import apply_defer
@@ -40,7 +40,7 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         apply_share(body)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
-        flow = analyse_dataflow(body, device.in_bodies, strict=False)
+        flow = analyse_body(body, device)
         cost_s = costs.of_step(flow)
         order = choose_order(flow, cost_s)
         if runs_beside(device) and not portable:

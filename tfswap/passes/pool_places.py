@@ -18,6 +18,7 @@ from typing import cast
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
+from tfswap.passes.devices import unit
 from tfswap.passes.join import JOINED_DTYPES, KERNEL_LABEL
 
 POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
@@ -40,7 +41,12 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
         if plain is None:
             continue
         pool, index = node.inputs[1]
-        if index or pool.op not in (plain, ONEDNN + plain) or _placed(pool) != _placed(node) or not _has_places(pool):
+        if (
+            index
+            or pool.op not in (plain, ONEDNN + plain)
+            or unit(pool.device) != unit(node.device)
+            or not _has_places(pool)
+        ):
             continue
         if pool.op == plain:
             _keep_places(graph, pool)
@@ -58,12 +64,6 @@ def _keep_places(graph: Graph, pool: Node) -> None:
     pool.attrs = {**pool.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
     if pool.out(0) in graph.permits:
         graph.permits[pool.out(1)] = graph.permits[pool.out(0)]
-
-
-def _placed(node: Node) -> str:
-    """Its device, as kind and number; what is on none in particular is on the first CPU."""
-    name = node.device.rpartition("/")[2].lower().removeprefix("device:")
-    return name if ":" in name else f"{name or 'cpu'}:0"
 
 
 def _has_places(pool: Node) -> bool:

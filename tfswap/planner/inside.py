@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.dataflow import Dataflow, analyse_body
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph
 from tfswap.planner.allocator import round_up
@@ -266,7 +266,7 @@ def _bodies(
 
 
 def _planner_of(body: Graph, terms: Terms) -> Planner:
-    flow = analyse_dataflow(body, terms.device.in_bodies, strict=False)
+    flow = analyse_body(body, terms.device)
     return Planner(
         flow,
         terms.device._replace(inter_op_threads=1),  # a loop's kernels run one after another

@@ -6,7 +6,8 @@ from processes import on_arena
 from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.niches import choose_niches
+from tfswap.planner.allocator import Arena
+from tfswap.planner.niches import choose_niches, smaller_chunks, uncut_bytes
 from tfswap.planner.schedule import Step, build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 
@@ -50,7 +51,7 @@ def arena(niches: list[int]) -> Resident:
 def test_there_are_as_many_as_there_are_small_tensors_at_once():
     flow, steps = schedule()
     # first and second, then d and end beside them; c; and one constant.
-    assert choose_niches(flow, steps, Resident()) == [256] * 5 + [4096]
+    assert choose_niches(flow, steps, Resident()) == [4096] + [256] * 5
 
 
 def test_small_tensors_in_niches_do_not_part_large_ones():
@@ -104,7 +105,7 @@ def test_a_step_whose_tensors_have_no_place_gets_niches_and_runs():
 def test_without_niches_it_is_refused():
     floor = on_arena(
         f"""{STEP}
-Step._make_niches = lambda step, optimizer: False
+Step._make_niches = lambda step, optimizer, beside=(): 0
 try:
     run(28 * MIB)
 except tfswap.InfeasibleMemoryLimit as error:
@@ -119,7 +120,7 @@ def test_a_step_that_needs_more_than_the_arena_has_gets_none():
     made = on_arena(
         f"""{STEP}
 made, make = [], Step._make_niches
-Step._make_niches = lambda step, optimizer: made.append(make(step, optimizer)) or made[-1]
+Step._make_niches = lambda *given: made.append(make(*given)) or made[-1]
 x = tf.tile(x[: 1 << 20], [3])
 try:
     run(28 * MIB)
@@ -136,7 +137,7 @@ def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
 from tfswap.frontends.pipeline import Optimizer
-Optimizer.niches = lambda optimizer, resident: [64 << 10] * 1000
+Optimizer.niches = lambda optimizer, resident, beside: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:
     run(28 * MIB)
@@ -148,3 +149,76 @@ print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["current"] - b
     )
     assert limit == 28 << 20
     assert left < 64 << 10
+
+
+BESIDE = """
+import json, random, threading, time
+import tensorflow as tf
+import tfswap
+
+slab = tf.raw_ops.Empty(shape=[62 << 20], dtype=tf.uint8)
+del slab
+layers = [tf.Variable(tf.random.stateless_normal([64, 64], [i, 1]) / 10) for i in range(12)]
+batch = tf.random.stateless_normal([64, 64], [9, 9])
+
+def step(batch):
+    with tf.GradientTape() as tape:
+        h = tf.tile(batch, [48, 1])
+        for layer in layers:
+            h = tf.nn.softplus(h @ layer)
+            h = tf.tanh(h - tf.reduce_mean(h, 1, keepdims=True))
+        loss = tf.reduce_mean(h * h)
+    for layer, slope in zip(layers, tape.gradient(loss, layers)):
+        layer.assign_sub(slope)
+    return loss
+
+planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="45%")
+planned.batches_beside = 2
+planned(batch)
+ended, drawn = threading.Event(), random.Random(3)
+
+def wait():
+    time.sleep(drawn.random() * 0.003)
+
+def pipeline():
+    while not ended.is_set():
+        waiting = [tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32)]
+        wait()
+        waiting.append(tf.raw_ops.Empty(shape=batch.shape, dtype=tf.float32))
+        wait()
+        del waiting[0]
+        wait()
+        del waiting[0]
+        wait()
+
+thread = threading.Thread(target=pipeline)
+thread.start()
+peaks = []
+for _ in range(60):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    planned(batch)
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+ended.set()
+thread.join()
+print(json.dumps([max(peaks), planned.plan().planned_peak_bytes, planned.plan().limit_bytes]))
+"""
+
+
+def test_batches_that_are_made_while_a_step_runs_take_what_they_are_and_no_more():
+    highest, planned, limit = on_arena(BESIDE, 64)
+    assert planned < highest <= planned + 2 * (16 * KIB + 1024)  # two batches, and what eager code makes with them
+    assert highest <= limit
+
+
+def test_niches_lie_apart_whatever_small_chunks_are_free():
+    niches = [16 * KIB, 16 * KIB, 4096, 256]
+    chunks = [(0, 256, True), (256, 768, False), (1024, 256, True), (1280, 20 * KIB, False)]
+    end = chunks[-1][0] + chunks[-1][1]
+    chunks += [(end, 256, True), (end + 256, 1024 * KIB, False)]
+    arena = Arena(chunks, limit_bytes=end + 256 + 1024 * KIB)
+    held = [arena.allocate(size) for size in smaller_chunks(chunks, uncut_bytes(niches))]
+    made = [arena.allocate(size) for niche in niches for size in (niche, 256)]
+    for address in (*held, *made[::2]):
+        arena.free(address)
+    free = [size for _, size, in_use in arena.chunks if not in_use]
+    assert free == [768, 20 * KIB, *niches, 1024 * KIB - sum(niches) - 4 * 256]

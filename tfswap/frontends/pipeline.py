@@ -416,15 +416,18 @@ class Optimizer:
         values = (self.flow.values[v] for v in self.flow.fetched)
         return sum(round_up(value.nbytes) for value in values if value.producer != PERSISTENT)
 
-    def niches(self, resident: Resident) -> list[int]:
+    def niches(self, resident: Resident, beside: Sequence[int] = ()) -> list[int]:
         """The bytes of each small tensor that the step holds at once with others of its size, in an arena like this;
         none where the arena has less than the step needs at least, wherever that lies.
+
+        Args:
+            beside: bytes of each tensor that others make while the step runs, which have places too.
         """
         flow = self.flow
         least_bytes = self.search.planner_of(self.search.lowest().variant).live_floor_bytes
         if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
             return []
-        return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident)
+        return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident, beside)
 
     @progress.task("looking for the smallest limit")
     def floor_bytes(self) -> int:

@@ -43,6 +43,7 @@ from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
 from tfswap.planner.allocator import ALIGNMENT_BYTES, regions_of, round_up
+from tfswap.planner.niches import LARGEST_BYTES, smaller_chunks, uncut_bytes
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
@@ -404,6 +405,11 @@ class Step:
         optimizer = self._optimizer or self._new_optimizer(inputs)
         self._own_buffers(optimizer, inputs)
         _free_functions()
+        if live and self._batches_beside and not self._niches:
+            batches = _batch_sizes(inputs)  # those that are made meanwhile, and as many that wait
+            largest = self._make_niches(optimizer, batches * (2 * self._batches_beside))
+            if largest >= max(batches, default=0):
+                self._margin_bytes -= self._growth_bytes  # none of them gets a chunk that is too large
         resident = self._resident()
         if not live:
             resident = resident.unseen().beside(self._made_around(inputs))
@@ -462,16 +468,37 @@ class Step:
                 if not tf.is_symbolic_tensor(handle):
                     tfswap.ops.own_buffer(handle)
 
-    def _make_niches(self, optimizer: Optimizer) -> bool:
-        """Make places for small tensors in the arena; whether the step has a use for them, and the arena room."""
+    def _make_niches(self, optimizer: Optimizer, beside: Sequence[int] = ()) -> int:
+        """Make places for small tensors in the arena; the bytes of the largest, or 0 where the step has no use for any,
+        or the arena no room.
+
+        Args:
+            beside: as of `choose_niches`.
+        """
         import tensorflow as tf
 
+        resident = self._resident()
+        if self.limit_bytes is None or not (niches := optimizer.niches(resident, beside)):
+            return 0
+        if resident.limit_bytes is not None and sum(niches) > resident.limit_bytes - self.limit_bytes:
+            niches = [size for size in niches if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
+
+        def take(sizes: Sequence[int]) -> list[Any]:
+            return [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
+
         with tf.init_scope(), tf.device(_device()[0]), contextlib.suppress(tf.errors.ResourceExhaustedError):
-            # One after the other, they come from what is free and lies together, once smaller chunks are used up.
-            sizes = [part for niche in optimizer.niches(self._resident()) for part in (niche, ALIGNMENT_BYTES)]
-            made = [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
+            uncut = uncut_bytes(niches)
+            if resident.total_bytes + uncut > self.limit_bytes:
+                return 0
+            take([uncut])  # such a chunk is there then
+            smaller = smaller_chunks(self._resident().chunks, uncut)
+            if resident.total_bytes + sum(smaller) + uncut > self.limit_bytes:
+                return 0
+            meanwhile = take(smaller)
+            made = take([part for niche in niches for part in (niche, ALIGNMENT_BYTES)])
             self._niches = made[1::2]
-        return bool(self._niches)
+            del meanwhile
+        return niches[0] if self._niches else 0
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
@@ -844,7 +871,12 @@ def _batch_bytes(inputs: Sequence[Any]) -> int:
     A free chunk of less than twice the size that is asked for is handed out whole (bfc_allocator.cc): either the
     argument gets such a one, or what would have had the chunk that it takes.
     """
-    return sum(2 * round_up(t.shape.num_elements() * t.dtype.size) for t in inputs if t.shape.is_fully_defined())
+    return sum(2 * round_up(nbytes) for nbytes in _batch_sizes(inputs))
+
+
+def _batch_sizes(inputs: Sequence[Any]) -> list[int]:
+    """The bytes of each argument, as far as they are known."""
+    return [t.shape.num_elements() * t.dtype.size for t in inputs if t.shape.is_fully_defined()]
 
 
 @functools.cache

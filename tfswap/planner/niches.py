@@ -6,48 +6,71 @@ the statistics of a batch norm are cut off beside the feature map that has just 
 backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
 
 A niche is a free chunk of the size of a small tensor between two that are in use. There are as many of each size as a
-step holds tensors of it at once; what parts them takes 256 bytes each.
+step holds tensors of it at once; what parts them takes 256 bytes each. All are cut from one free chunk, one after the
+other: while they are made, what is free in smaller ones is taken too.
+
+Others' tensors have places in the same way. What a data pipeline makes in the step's arena comes at any time. Where it
+is cut off from what the step has just let go of, a feature map finds no place of its size there any more, and is given
+some other chunk whole, of up to twice its size.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.ops import is_const
-from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, Chunk, round_up
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Ledger, Replay, Resident, added_bytes, fill
 
 LARGEST_BYTES = 64 << 10
-"""Of a niche. Larger tensors are few, and swapped where they are in the way."""
+"""Of a niche, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
 
 
-def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> list[int]:
-    """The bytes of each niche that a schedule has a use for, the smallest first.
+def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+    """The bytes of each niche that a schedule has a use for, the largest first.
 
     Constants that are made with the step take some of them, also those that only make other constants.
+
+    Args:
+        beside: bytes of each tensor that others make while the step runs. Those of the step that are no larger have
+            places too, or they would take these.
     """
-    ledger = _Counts()
+    ledger = _Counts(max((LARGEST_BYTES, *map(round_up, beside))))
     resident.enter(ledger)
     Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident)).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
-    return sorted(ledger.most.elements())
+    ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
+    return sorted(ledger.most.elements(), reverse=True)
+
+
+def uncut_bytes(niches: Sequence[int]) -> int:
+    """What a free chunk has to have that all niches, and what parts them, can be cut from: a chunk of less than twice a
+    request is handed out whole.
+    """
+    return sum(niches) + len(niches) * ALIGNMENT_BYTES + 2 * max(niches, default=0)
+
+
+def smaller_chunks(chunks: Iterable[Chunk], nbytes: int) -> list[int]:
+    """The bytes of each free chunk that is smaller, which the allocator would give first."""
+    return [size for _, size, in_use in chunks if not in_use and size < nbytes]
 
 
 class _Counts(Ledger):
     """Notes of how many small tensors of each size there have been at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest_bytes: int) -> None:
         super().__init__()
+        self._largest_bytes = largest_bytes
         self.most: Counter[int] = Counter()
         self._now: Counter[int] = Counter()
 
     def allocate(self, size_bytes: int) -> int:
         size = round_up(size_bytes)
-        if 0 < size <= LARGEST_BYTES:
+        if 0 < size <= self._largest_bytes:
             self._now[size] += 1
             self.most[size] = max(self.most[size], self._now[size])
         return super().allocate(size_bytes)

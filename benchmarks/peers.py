@@ -51,6 +51,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from versus.turns import Child
+
 from tfswap import progress
 
 MIB = 2**20
@@ -427,7 +429,7 @@ def under_limit(step: Any, limit_bytes: int, model: Model, told: dict[str, Any])
     return made
 
 
-class Running:
+class Running(Child):
     """A process that takes a step when told to.
 
     Attributes:
@@ -437,35 +439,13 @@ class Running:
     """
 
     def __init__(self, label: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]):
-        self.label = label
+        super().__init__(label, command, folder, os.environ | environment)
         self.took: list[Took] = []
         self.peak_bytes = self.resident_bytes = 0
-        pipe = subprocess.PIPE
-        self.errors = folder / f"{label}.txt"
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, env=os.environ | environment, stdin=pipe, stdout=pipe, stderr=errors, text=True
-            )
-        self.told: dict[str, Any] = self._read()
 
     def step(self) -> Took:
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        wall_s, cpu_s, self.peak_bytes, self.resident_bytes = self._read()
+        wall_s, cpu_s, self.peak_bytes, self.resident_bytes = self.ask()
         return Took(wall_s, cpu_s)
-
-    def _read(self) -> Any:
-        assert self.process.stdout
-        while line := self.process.stdout.readline():
-            if line.startswith(("{", "[")):
-                return json.loads(line)
-        sys.exit(f"{self.label}: the process ended\n{self.errors.read_text()[-3000:]}")
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
 
 
 class Variant(Running):

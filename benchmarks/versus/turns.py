@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +91,43 @@ class Stalls(NamedTuple):
     own_s: float
 
 
-class Running:
+class Child:
+    """A process that takes a step when told to, and tells of it in a line of JSON.
+
+    Attributes:
+        label: what it is called, in messages too.
+        told: what it said of itself when it was ready.
+    """
+
+    def __init__(self, label: str, command: Sequence[str], folder: Path, env: Mapping[str, str]):
+        self.label = label
+        self._errors = folder / f"{label}.txt"
+        pipe = subprocess.PIPE
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=errors, text=True)
+        self.told: dict[str, Any] = self._read()
+
+    def ask(self) -> Any:
+        """Have it take a step; what it tells of that."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout
+        while line := self._process.stdout.readline():
+            if line.startswith(("{", "[")):
+                return json.loads(line)
+        raise RuntimeError(f"{self.label}: the process ended\n{self._errors.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Running(Child):
     """A process with one form of a step.
 
     Attributes:
@@ -109,18 +145,9 @@ class Running:
         self.took: list[Took] = []
         self.stalls: list[Stalls] = []
         self.losses: list[float] = []
-        self.errors = Path(folder, f"{form.label}.txt")
         spec = json.dumps({"net": net, "size": size, "form": form._asdict(), "arena_mib": arena_mib})
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, str(COMMAND), f"--child={spec}"],
-                env=environment(arena_mib, onednn),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self.told: dict[str, Any] = self._read()
+        command = [sys.executable, str(COMMAND), f"--child={spec}"]
+        super().__init__(form.label, command, folder, environment(arena_mib, onednn))
         self.peak_bytes: int = self.told.get("peak_bytes", 0)
 
     @property
@@ -129,10 +156,7 @@ class Running:
 
     def step(self, *, counts: bool) -> None:
         """Take a step, whose time counts or does not; where it does not fit, though the first has, that is told."""
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        said = self._read()
+        said = self.ask()
         if isinstance(said, dict):
             self.told |= said
             return
@@ -142,18 +166,6 @@ class Running:
             self.took.append(Took(clock_s, cpu_s))
             if stalls:
                 self.stalls.append(Stalls(*stalls))
-
-    def _read(self) -> Any:
-        assert self.process.stdout
-        while line := self.process.stdout.readline():
-            if line.startswith(("{", "[")):
-                return json.loads(line)
-        raise RuntimeError(f"{self.form.label}: the process ended\n{self.errors.read_text()[-3000:]}")
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def compare(

@@ -317,6 +317,8 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "_FusedConv2D": Work(_convolution, spread=0.86),
     "_FusedMatMul": Work(_matmul),
     "_MklNativeConv2DBackpropFilterWithBias": Work(_filter_gradient, 0.8, spread=0.8),
+    "_MklNativeConv2DWithBias": Work(_convolution, spread=0.86),
+    "_MklNativeFusedConv2D": Work(_convolution, spread=0.86),
     "_MklNativeMaxPool3DGrad": Work(steps=3),
     "_MklNativeMaxPoolGrad": Work(steps=3),
     "ArgMax": Work(steps=2.5),

@@ -269,6 +269,8 @@ _RULES: dict[str, _Entry] = {
     "Conv2DBackpropFilter": _Entry(rules.events_rule(workspace.conv2d_backprop_filter)),
     "Conv2DBackpropInput": _Entry(rules.events_rule(workspace.conv2d_backprop_input)),
     "_MklNativeConv2DBackpropFilterWithBias": _Entry(rules.events_rule(workspace.joint_gradients)),
+    "_MklNativeConv2DWithBias": _Entry(rules.events_rule(workspace.conv2d)),
+    "_MklNativeFusedConv2D": _Entry(rules.events_rule(workspace.conv2d)),
     "_MklNativeMaxPool": _Entry(rules.events_rule(workspace.max_pool_with_places)),
     "_MklNativeMaxPool3D": _Entry(rules.events_rule(workspace.max_pool_with_places)),
     "_MklNativeMaxPool3DGrad": _Entry(rules.events_rule(workspace.max_pool_grad_from_places)),

@@ -44,7 +44,9 @@ from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.devices import units
+from tfswap.passes.join import KERNEL_LABEL
 from tfswap.passes.nodes import PRESERVE
+from tfswap.passes.pool_places import ONEDNN
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -54,6 +56,8 @@ READS = frozenset({"ReadVariableOp"})
 WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 GATHER = "ResourceGather"
 """Ops that tell what is in a variable: by what they give, by what they are given, and by rows of it."""
+
+FUSED = "_FusedConv2D"
 
 log = logging.getLogger("tfswap")
 
@@ -222,6 +226,7 @@ def _optimized(
             del node.attr[PRESERVE]
         if shapes is not None:
             _drop_controls(node, feeds)
+        _as_onednn(node)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
@@ -231,6 +236,15 @@ def _optimized(
         result = import_with_bodies(made, arguments, list(feeds), fetches, targets, told)
     result.feeds += reference_variables(result)
     return result
+
+
+def _as_onednn(node: node_def_pb2.NodeDef) -> None:
+    """Grappler fuses convolutions of bfloat16 where oneDNN's kernels are, into an op that has no kernel for these: it
+    counts on oneDNN's graph pass, which has not run yet.
+    """
+    if node.op == FUSED and node.attr["T"].type == enum_of("bfloat16"):
+        node.op = FUSED.replace("_", ONEDNN, 1)
+        node.attr["_kernel"].s = KERNEL_LABEL
 
 
 def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:

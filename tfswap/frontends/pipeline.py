@@ -36,10 +36,10 @@ from tfswap.passes.defer import apply_defer
 from tfswap.passes.devices import apply_carriers
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
-from tfswap.passes.join import apply_join
+from tfswap.passes.join import apply_join, keep_apart
 from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.order import apply_order
-from tfswap.passes.pool_places import apply_pool_places
+from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
 from tfswap.passes.shared_reads import apply_shared_reads
@@ -618,6 +618,9 @@ class Optimizer:
         expand_together(made)
         apply_carriers(made)
         join_in_bodies(made, self.device)
+        if not self.options.portable:
+            keep_unpaired(made, self.graph, self.device)
+            keep_apart(made, self.device)
         made.prune()
         verify(made)
         if self.options.portable:

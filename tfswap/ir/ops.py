@@ -827,6 +827,8 @@ _TRAITS: dict[str, Trait] = {
     "_MklFusedMish": _PURE,
     "_MklLayerNorm": _PURE,
     "_MklNativeConv2DBackpropFilterWithBias": _PURE,
+    "_MklNativeConv2DWithBias": _PURE,
+    "_MklNativeFusedConv2D": _PURE,
     "_MklNativeMaxPool": _PURE,
     "_MklNativeMaxPool3D": _PURE,
     "_MklNativeMaxPool3DGrad": _PURE,

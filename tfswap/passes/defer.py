@@ -42,7 +42,7 @@ def apply_defer(graph: Graph, device: DeviceModel, *, body: bool = False) -> int
         tensor = _least_telling(node)
         key = tensor, node.device
         if key not in deferred:
-            deferred[key] = _add_defer(graph, tensor, node.device)
+            deferred[key] = add_defer(graph, tensor, node.device)
         node.inputs = tuple(deferred[key] if t == tensor else t for t in node.inputs)
     return len(nodes)
 
@@ -52,7 +52,8 @@ def _least_telling(node: Node) -> Output:
     return min(node.inputs, key=lambda t: (_TELLING.get(t.type.dtype, 0), t.type.nbytes or 0))
 
 
-def _add_defer(graph: Graph, tensor: Output, device: str) -> Output:
+def add_defer(graph: Graph, tensor: Output, device: str) -> Output:
+    """A node that passes `tensor` on, and hides from TensorFlow what made it."""
     name = graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/defer")
     attrs = {"T": Dtype(tensor.type.dtype)}
     return graph.add(names.DEFER, name, (tensor,), attrs=attrs, outputs=(tensor.type,), device=device).out()

@@ -7,7 +7,8 @@ itself can be planned: the places are a tensor as others are, and the gradient's
 where what it reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run
 (`DeviceModel.in_bodies`).
 
-Not handled: a pool that runs again for a gradient whose own pool is no direct input of it, which the pass then pairs.
+A gradient that is not of the pool's own graph (taken outside, or of another gradient) has no places: its kernel looks
+for the maxima again, and of equal ones may take another. Where the pool runs again right before it, it has to stay so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import cast
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
+from tfswap.passes.defer import add_defer
 from tfswap.passes.devices import unit
 from tfswap.passes.join import JOINED_DTYPES, KERNEL_LABEL
 
@@ -54,6 +56,25 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
         node.attrs = {**node.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
         found += 1
     return found
+
+
+def keep_unpaired(graph: Graph, before: Graph, device: DeviceModel) -> int:
+    """Keep oneDNN's pass from pairing what it does not pair in `before`, the step that `graph` carries out.
+
+    In place; returns how many gradients that were.
+    """
+    if not device.onednn:
+        return 0
+    found = 0
+    for node in list(graph):
+        if node.op in POOLS and _reads_pool(node) and node.name in before and not _reads_pool(before[node.name]):
+            graph.replace_input(node, 1, add_defer(graph, node.inputs[1], node.device))
+            found += 1
+    return found
+
+
+def _reads_pool(gradient: Node) -> bool:
+    return gradient.inputs[1].node.op == POOLS[gradient.op]
 
 
 def _keep_places(graph: Graph, pool: Node) -> None:

@@ -177,6 +177,30 @@ def test_layrub_tells_the_average_without_its_deepest_nets(headlines):
     assert "without" not in shallow.brief
 
 
+def test_pytorchs_forms_below_tfswaps_floor_are_named(headlines):
+    from versus import pytorch
+
+    lines = [{"label": "tfswap, its floor", "peak_bytes": 40 << 20}]
+    forms = [{"label": label, "peak_bytes": size << 20} for label, size in (("PyTorch", 9), ("low", 37), ("high", 50))]
+    figures = {"pytorch": {"transformer": {"found": {"pytorch": forms}}}}
+    (note,) = pytorch.across(figures | {"solvers": {"transformer": {"found": {"lines": lines}}}})
+    assert note.endswith(": low 37.0.")
+    assert pytorch.across(figures) == []
+
+
+def test_a_tactic_that_raises_the_lowest_limit_is_said(headlines):
+    from versus import ablation
+
+    found = figures_of("ablation")
+    assert any("raises the lowest limit" in note for note in ablation.present(found).notes)
+    lines = [
+        {"label": form.label, "fits": True, "limit_bytes": size}
+        for form, size in zip(ablation.STEPWISE, (9, 8, 8, 7, 7), strict=True)
+    ]
+    assert ablation._raised("net", lines) == []
+    assert "the tensor cache gains nothing in time" in ablation.present(found).ours
+
+
 def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
     from versus import batch
 
@@ -202,6 +226,7 @@ def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said
     assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in told
     assert "VGG 0 for 0" in told
     taken = {"when": "", "took_s": 1.0, "load": 1.0, "versions": "", "cores": 2, "command": "", "machine": "EPYC"}
+    assert "--json docs/headlines.json --python PYTHON`" in page._taken("pytorch", {"a": {"taken": taken}})
     assert page.UNRECORDED in page._taken("gist", {"a": {"taken": taken}})
     assert page.UNRECORDED not in page._taken("gist", {"a": {"taken": taken | {"machine": "EPYC, 24 GiB"}}})
 

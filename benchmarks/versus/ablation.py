@@ -226,7 +226,7 @@ def present(found: dict[str, Any]) -> Section:
 
 
 def _cost(over: Over) -> str:
-    return f"{over.told}, {EVEN}" if over.level else over.told
+    return f"{EVEN} at {over.told}" if over.level else over.told
 
 
 def _raised(name: str, lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import sys
@@ -81,6 +82,164 @@ def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys)
     assert "measuring rows" in screen.text
     assert f"solvers: {part}" in screen.text
     assert "published:" in capsys.readouterr().out
+
+
+def figures_of(row):
+    """By part, what was measured."""
+    return {part: one["found"] for part, one in json.loads((DOCS / "headlines.json").read_text())[row].items()}
+
+
+def test_forms_are_level_where_the_quartiles_of_their_rounds_lie_on_both_sides_of_1(headlines):
+    from versus import standing
+
+    others = [1.0] * 9
+    noisy = [0.90, 0.91, 0.92, 0.93, 0.94, 1.01, 1.02, 1.03, 1.04]  # a median that is 6% less
+    clear = [0.98, 0.98, 0.98, 0.99, 0.99, 0.99, 0.99, 1.01, 1.20]  # and one that is 1% less, by nearly all rounds
+    assert standing.of_rounds(noisy, others) == (0.94, (0.92, 1.02), True)
+    assert standing.of_rounds(noisy, others).standing == standing.EVEN
+    assert standing.of_rounds(clear, others).standing == standing.FASTER
+    assert standing.of_rounds(others, clear).standing == standing.SLOWER
+    assert standing.of_rounds(noisy, others).told == "0.94 (0.92 to 1.02)"
+
+
+def test_rounds_are_of_the_form_and_the_other_and_without_them_quartiles_must_not_overlap(headlines):
+    from versus import standing
+
+    def line(ratio, low, high, **rounds):
+        return {"clock_ratio": ratio, "clock_spread": [low, high], **rounds}
+
+    assert standing.of_lines(line(0.9, 0.8, 1.0), line(1.1, 0.95, 1.2), "clock").standing == standing.EVEN
+    over = standing.of_lines(line(0.9, 0.85, 0.94), line(1.1, 0.95, 1.2), "clock")
+    assert over.standing == standing.FASTER
+    assert over.told == "0.82"
+    ours, theirs = ({"took_s": [[clock, 1.0]] * 3} for clock in (2.0, 1.0))
+    over = standing.of_lines(line(0.9, 0.8, 1.0, **ours), line(1.1, 0.95, 1.2, **theirs), "clock")
+    assert over == (2.0, (2.0, 2.0), False)
+
+
+def test_peers_tell_the_quartiles_of_the_ratio_and_where_the_peer_wins(headlines):
+    from versus import peers
+
+    found = figures_of("peers")
+    pairs = [pair for rows in found.values() for pair in peers.pairs_of(rows)]
+    leaner = sum(pair.peer["resident_bytes"] < pair.ours["resident_bytes"] for pair in pairs)
+    section = peers.present(found)
+    assert f"less in all with the peer in {leaner} of {len(pairs)} pairs" in section.ours
+    assert f"in {leaner} of" in section.brief
+    rows = found["wide_resnet"]
+    cells = {line[0]: line for line in peers.present({"wide_resnet": rows}).tables[0].lines}
+    assert cells["tfswap as xla"][7].endswith(")")
+    assert cells["xla"][7] == ""
+    peers.present({"resnet": [{k: v for k, v in row.items() if k != "first_s"} for row in found["resnet"]]})
+
+
+def test_vgg19_is_not_judged_by_swapping_alone(headlines):
+    from versus import offloading
+
+    part = "oneDNN's kernels"
+    found = copy.deepcopy(figures_of("offloading")[part])
+    swap = next(line for line in found["lines"] if tuple(line["tactics"]) == offloading.SWAP)
+    for line in found["lines"]:
+        if line["how"] == "tfswap":
+            line["peak_bytes"] = found["lines"][0]["peak_bytes"] // 2
+    for clock in ("cpu", "clock"):
+        swap[f"{clock}_ratio"] = 0.5
+    (judged,) = [note for note in offloading.present({part: found}).notes if "to be cut by" in note]
+    assert "0.50" not in judged
+    for line in found["lines"]:
+        if line["how"] == "tfswap" and line is not swap:
+            line["cpu_ratio"] = line["clock_ratio"] = 1.5
+    notes = offloading.present({part: found}).notes
+    assert any("not met in CPU time (1.50), not met in time by the clock (1.50)" in note for note in notes)
+    assert any("swapping alone" in note and "15 points more than 35%, at 0.50" in note for note in notes)
+
+
+def test_a_limit_that_is_a_share_takes_the_prediction_of_the_peak_too(headlines):
+    from versus import scale
+
+    stages = {"import": 1.0, "Grappler": 9.0, "unoptimised": 3.0, "plan": 2.0}
+    row = {"layers": 5, "nodes": 1000, "tracing_s": 4.0, "stages_s": stages, "total_s": 3.0}
+    row |= {"traced_mib": 1.0, "more_mib": 1.0, "broken": []}
+    assert scale.share_total_s(row) == 6.0
+    section = scale.present({"planning": [row, row | {"nodes": 2000}]})
+    assert section.tables[0].lines[0][-6:-2] == ["3.0", "0.75", "6.0", "1.50"]
+    assert "0.75 of TensorFlow's tracing" in section.ours
+    assert "6 s, 1.50 of it" in section.ours
+    assert not any(note.startswith("Planning for a limit in bytes") for note in section.notes)
+    assert "For a limit that is a share, it takes longer than tracing at all of these sizes." in section.notes
+
+
+def test_layrub_tells_the_average_without_its_deepest_nets(headlines):
+    from versus import layrub
+
+    found = figures_of("layrub")
+    deep = {name for name, case in layrub.CASES.items() if case.net == "deep_resnet"}
+    shallow = layrub.present({name: net for name, net in found.items() if name not in deep})
+    cut = shallow.brief.partition(" ")[0]
+    assert f"{cut} without the two deepest" in layrub.present(found).brief
+    assert "without" not in shallow.brief
+
+
+def test_pytorchs_forms_below_tfswaps_floor_are_named(headlines):
+    from versus import pytorch
+
+    lines = [{"label": "tfswap, its floor", "peak_bytes": 40 << 20}]
+    forms = [{"label": label, "peak_bytes": size << 20} for label, size in (("PyTorch", 9), ("low", 37), ("high", 50))]
+    figures = {"pytorch": {"transformer": {"found": {"pytorch": forms}}}}
+    (note,) = pytorch.across(figures | {"solvers": {"transformer": {"found": {"lines": lines}}}})
+    assert note.endswith(": low 37.0.")
+    assert pytorch.across(figures) == []
+
+
+def test_a_tactic_that_raises_the_lowest_limit_is_said_and_what_a_plan_of_its_own_gains(headlines):
+    from versus import ablation
+
+    def raised(*limits):
+        forms = zip(ablation.STEPWISE, limits, strict=True)
+        return ablation._raised("net", [{"label": f.label, "fits": True, "limit_bytes": n << 20} for f, n in forms])
+
+    assert raised(9, 8, 8, 7, 7) == []
+    assert raised(9, 8, 8, 7, 8) == [
+        'net: "and encodings" raises the lowest limit that is reached, from 7.0 to 8.0 MiB.'
+    ]
+
+    def cached(own_s):
+        medians = {"larger": [0.2, 0.3, 9 << 20], "own": [own_s, 0.3, 6 << 20]}
+        spreads = {"larger": [[0.19, 0.21]], "own": [[own_s - 0.01, own_s + 0.01]]}
+        return ablation._cached_in_words({"medians": medians, "spreads": spreads})
+
+    assert cached(0.2).startswith("the tensor cache gains nothing in time: 200 ms against 200")
+    assert cached(0.1).startswith("the tensor cache differs in time: 100 ms")
+
+
+def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
+    from versus import batch
+
+    found = {batch.PAPERS: copy.deepcopy(figures_of("batch")[batch.PAPERS])}
+    for row in found[batch.PAPERS]:
+        row.pop("at_papers_multiple", None)
+    assert not any("predicted time" in note for note in batch.present(found).notes)
+    for row, ratio in zip(found[batch.PAPERS], (1.25, None), strict=True):
+        row["at_papers_multiple"] = {"size": 816, "time_ratio": ratio}
+    told = (
+        "at 816, 4.6 times the unoptimised batch, in the same memory: predicted time 1.25 by swapping alone and no plan"
+    )
+    assert any(told in note for note in batch.present(found).notes)
+
+
+def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said(headlines):
+    from versus import page, predictions
+
+    lines = [{"peak_bytes": 100}, {"peak_bytes": 50, "baseline_bytes": 80}]
+    runs = {"unoptimised": {"peak_bytes": 105, "measured_bytes": 100}}
+    nets = {"net, batch 8": {"found": {"runs": runs}}, "unmeasured": {"found": {"runs": {"unoptimised": lines[0]}}}}
+    told = predictions.told({"layrub": {"VGG": {"found": {"lines": lines}}}, "kinds": nets})
+    assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in told
+    assert "VGG 0 for 0" in told
+    taken = {"when": "", "took_s": 1.0, "load": 1.0, "versions": "", "cores": 2, "command": "", "machine": "EPYC"}
+    assert "--json docs/headlines.json --python PYTHON`" in page._taken("pytorch", {"a": {"taken": taken}})
+    assert page.UNRECORDED in page._taken("gist", {"a": {"taken": taken}})
+    assert page.UNRECORDED not in page._taken("gist", {"a": {"taken": taken | {"machine": "EPYC, 24 GiB"}}})
 
 
 def test_ratios_of_a_small_net_are_within_bounds():

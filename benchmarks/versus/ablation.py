@@ -23,15 +23,17 @@ batch run by the plan of the larger one, and then by their own.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, mib
+from versus.standing import EVEN, OVERLAP, Over, of_lines
 from versus.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, told_by
 
 from tfswap.planner.plan import Absence, Plan
@@ -42,6 +44,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LIMIT = 0.5
 NO_POOL = "no pool reuse"
+NO_PREFETCH = "no prefetch"
 SWAPS = f"swaps, {LIMIT:.0%}"
 STEPWISE = (
     Form("order alone", tactics=()),
@@ -91,7 +94,7 @@ def give_back_pool() -> None:
 
 
 EDITS: dict[str, Callable[[Plan], Plan]] = {
-    "no prefetch": _edited(_no_prefetch),
+    NO_PREFETCH: _edited(_no_prefetch),
     "one kernel ahead": _edited(_one_ahead),
     "no trigger": _edited(_at_once),
     "no copy threads": _threads(0),
@@ -186,22 +189,26 @@ def _cached() -> dict[str, Any]:
 
 
 def present(found: dict[str, Any]) -> Section:
-    tables, words = [], []
+    tables, words, notes, brief = [], [], [], []
     for name, net in found.items():
         if name == CACHE:
             tables.append(_cache(net))
+            words.append(_cached_in_words(net))
             continue
         lines = net["lines"]
         tables.append(Table(f"{name}, {net['rounds']} rounds:", COLUMNS, _lines(lines)))
         whole = next(line for line in lines if line["label"] == SWAPS)
         if whole["fits"]:
             parts = [line for line in lines[lines.index(whole) + 1 :] if line["fits"]]
-            costs = {line["label"]: line["clock_ratio"] / whole["clock_ratio"] for line in parts}
-            words.append(f"{name}: " + ", ".join(f"{label} {cost:.2f}" for label, cost in costs.items()))
+            costs = {line["label"]: of_lines(line, whole, "clock") for line in parts}
+            words.append(f"{name}: " + ", ".join(f"{label} {_cost(over)}" for label, over in costs.items()))
+            if NO_PREFETCH in costs:
+                brief.append(f"{name} {_cost(costs[NO_PREFETCH])}")
+        notes += _raised(name, lines)
     return Section(
         "Ablation",
         "none of the papers switches all of these off",
-        f"step time over that of the same swaps as planned: {'; '.join(words)}",
+        f"step time, by the clock, over that of the same swaps as planned: {'; '.join(words)}; {OVERLAP}",
         "a CPU with plain kernels, whose copies share the cores with them and are short beside them: overlap wins less "
         f"than on a GPU, but for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
@@ -210,7 +217,41 @@ def present(found: dict[str, Any]) -> Section:
             'it is under "waits, out".',
             "A limit is for a plan as it was planned: one that is changed afterwards promises nothing, and its chunks "
             "lie otherwise.",
+            f'The pool is that of host memory for what is swapped out: with "{NO_POOL}" it goes back to the system '
+            "after each step.",
+            *notes,
         ],
+        brief=f"step time without prefetching over the same swaps with it: {', '.join(brief)}" if brief else "",
+    )
+
+
+def _cost(over: Over) -> str:
+    return f"{EVEN} at {over.told}" if over.level else over.told
+
+
+def _raised(name: str, lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Tactics that come to a higher limit than those before them."""
+    steps = [line for line in lines if line["label"] in {form.label for form in STEPWISE} and line["fits"]]
+    return [
+        f'{name}: "{line["label"]}" raises the lowest limit that is reached, from {mib(before["limit_bytes"])} to '
+        f"{mib(line['limit_bytes'])} MiB."
+        for before, line in itertools.pairwise(steps)
+        if line["limit_bytes"] > before["limit_bytes"] * (1 + FLOOR_NOISE)
+    ]
+
+
+FLOOR_NOISE = 0.005
+"""Floors that differ by less are not told apart: constants lie elsewhere in each process's arena."""
+
+
+def _cached_in_words(found: dict[str, Any]) -> str:
+    """What a plan of its own gains a smaller batch."""
+    (clock, _, out), (own_clock, _, own_out) = found["medians"].values()
+    (low, high), (least, most) = (spreads[0] for spreads in found["spreads"].values())
+    verb = "gains nothing in time" if low <= most and least <= high else "differs in time"
+    return (
+        f"the tensor cache {verb}: {1e3 * own_clock:.0f} ms against {1e3 * clock:.0f}, with {mib(own_out)} MiB copied "
+        f"out against {mib(out)}"
     )
 
 

@@ -44,6 +44,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet of 3002 layers, 32x32, batch 8": ("deep_resnet", {"layers": 3002}),
 }
 CURVE = "ResNet-50, 224x224, batch 16"
+NOT_MEASURED = "not measured"
 
 
 PARTS = tuple(NETS)
@@ -98,15 +99,15 @@ def _measured(step: Any, arguments: Sequence[Any]) -> int:
 
 
 def present(found: dict[str, Any]) -> Section:
-    lines, plots, shares = [], [], []
+    lines, plots, shares = [], [], {}
     kinds = next(iter(found.values()))["kinds"]
     for title, net in found.items():
         for name, run in net["runs"].items():
             sizes = run.get("measured_bytes"), run["peak_bytes"], *run["by_kind"]
-            lines.append([title, name, *map(mib, sizes)])
+            lines.append([title, name, *(NOT_MEASURED if size is None else mib(size) for size in sizes)])
         plain = net["runs"]["unoptimised"]
         maps = plain["by_kind"][kinds.index("activations")] / plain["peak_bytes"]
-        shares.append(f"{_name(title)} {maps:.0%}")
+        shares[title] = maps
         series = [
             Series(name, [(x, y / MIB) for x, y in run["curve"]], joined=True)
             for name, run in net["runs"].items()
@@ -132,7 +133,7 @@ def present(found: dict[str, Any]) -> Section:
     return Section(
         "What a peak consists of",
         "feature maps dominate, and rise and fall over ResNet-50's step (Meng et al. 2017, figure 1)",
-        f"feature maps at the unoptimised peak: {', '.join(shares)}",
+        f"feature maps at the unoptimised peak: {', '.join(f'{_name(t)} {share:.0%}' for t, share in shares.items())}",
         "a CPU's arena with plain kernels; kinds are simulated",
         [
             Table(
@@ -143,6 +144,8 @@ def present(found: dict[str, Any]) -> Section:
         ],
         plots,
         notes,
+        brief=f"feature maps are {min(shares.values()):.0%} to {max(shares.values()):.0%} of {len(shares)} nets' peaks"
+        + (f", {shares[CURVE]:.0%} of ResNet-50's" if CURVE in shares else ""),
     )
 
 

@@ -14,6 +14,7 @@ SWAP = ("swap",)
 KERNELS = {"oneDNN's kernels": True, "plain kernels": False}
 CUT, SLOWER = 0.45, 1.08
 """What is to be cut, and what that may cost."""
+PUBLISHED_CUT, PUBLISHED_TIME = 0.35, 1.21
 SHARES = {True: (0.53, 0.50), False: (0.58, 0.55)}
 """Limits, by whether the kernels are oneDNN's, around what the headline asks for."""
 
@@ -31,6 +32,7 @@ def measure(part: str) -> dict[str, Any]:
 
 def present(found: dict[str, Any]) -> Section:
     ours: list[str] = []
+    brief: list[str] = []
     tables, plots, notes = [], [], []
     for name, kernels in found.items():
         lines, size = kernels["lines"], kernels["size"]
@@ -40,6 +42,7 @@ def present(found: dict[str, Any]) -> Section:
         fast = [line for line in fitting if line is not swap and line["cpu_ratio"] <= SLOWER]
         best = min(fast, key=lambda line: line["peak_bytes"], default=None)
         told = f"none at {SLOWER - 1:.0%} or less" if best is None else in_words(best, *bases)
+        brief.append(f"{name}: {_short(best, bases[0])}")
         ours.append(f"{name}: all tactics {told}" + (f"; swapping alone {in_words(swap, *bases)}" if swap else ""))
         tables.append(
             Table(f"Batch {size['batch']}, {size['size']}x{size['size']}, {name}:", FORM_COLUMNS, form_lines(lines))
@@ -51,33 +54,53 @@ def present(found: dict[str, Any]) -> Section:
         verb = (
             "reached by none of these limits"
             if quick is None
-            else (f"where tfswap takes {quick['cpu_ratio']:.2f} in {mib(quick['peak_bytes'])} MiB")
+            else (f"where tfswap ({quick['label']}) takes {quick['cpu_ratio']:.2f} in {mib(quick['peak_bytes'])} MiB")
         )
-        notes.append(_judged(name, fitting, bases[0]))
+        notes.append(_judged(name, [line for line in fitting if line is not swap], bases[0]))
+        notes += [_swapping(name, swap, bases[0])] if swap else []
         notes.append(
             f"{name}: checkpoints at VGG19's five stages peak at {mib(peer['peak_bytes'])} MiB and take "
             f"{peer['cpu_ratio']:.2f} of the CPU time, {verb}."
         )
     return Section(
         "CPU offloading: VGG19",
-        "memory -35% at 21% more time, by offloading (Hascoet et al. 2019)",
+        f"memory -{PUBLISHED_CUT:.0%} at {PUBLISHED_TIME - 1:.0%} more time, by offloading (Hascoet et al. 2019)",
         "; ".join(ours),
         "a CPU's arena stands in for a GPU's memory; copies share the cores with kernels; smaller images",
         tables,
         plots,
         notes,
+        brief=f"all tactics: {'; '.join(brief)}" if brief else "",
+    )
+
+
+def _short(line: dict[str, Any] | None, base: int) -> str:
+    if line is None:
+        return f"none at {SLOWER - 1:.0%} or less"
+    return f"-{cut(line['peak_bytes'], base):.0%} at {line['clock_ratio']:.2f} of the time"
+
+
+def _swapping(name: str, swap: dict[str, Any], base: int) -> str:
+    """Swapping alone beside the published offloading, which is swapping too."""
+    saved = cut(swap["peak_bytes"], base)
+    points = 100 * (saved - PUBLISHED_CUT)
+    return (
+        f"{name}: swapping alone, which is what the published figure is of, cuts {saved:.0%}, {abs(points):.0f} points "
+        f"{'more' if points >= 0 else 'less'} than {PUBLISHED_CUT:.0%}, at {swap['clock_ratio']:.2f} of the time by "
+        f"the clock and {swap['cpu_ratio']:.2f} of the CPU time, where {PUBLISHED_TIME:.2f} is published; of another "
+        "machine and link."
     )
 
 
 def _judged(name: str, lines: Sequence[dict[str, Any]], base: int) -> str:
-    """Whether the cut that is to be passed is there at the time that it may take, by each clock."""
+    """Whether all tactics make the cut that is to be passed in the time that it may take, by each clock."""
     enough = [line for line in lines if cut(line["peak_bytes"], base) >= CUT]
     parts = []
     for clock, of in (("CPU time", "cpu"), ("time by the clock", "clock")):
         least = min((line[f"{of}_ratio"] for line in enough), default=None)
         met = least is not None and least <= SLOWER
         parts.append(f"{'met' if met else 'not met'} in {clock}" + ("" if least is None else f" ({least:.2f})"))
-    return f"{name}: to be cut by {CUT:.0%} at no more than {SLOWER:.2f} of the time: {', '.join(parts)}."
+    return f"{name}, all tactics: to be cut by {CUT:.0%} at no more than {SLOWER:.2f} of the time: {', '.join(parts)}."
 
 
 def in_words(line: dict[str, Any], base: int, predicted: int) -> str:

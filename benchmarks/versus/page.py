@@ -6,6 +6,8 @@ A row's module says what its figures mean (`present`); here is only how that is 
 from __future__ import annotations
 
 import importlib
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +61,7 @@ class Section(NamedTuple):
         differs: what is not as the paper had it.
         tables, plots: the figures.
         notes: what was not measured, and where a peer wins.
+        brief: one or two of our figures, for the first table; all of them where it is empty.
     """
 
     title: str
@@ -68,6 +71,7 @@ class Section(NamedTuple):
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     notes: Sequence[str] = ()
+    brief: str = ""
 
 
 HEAD = """# Headlines
@@ -79,21 +83,30 @@ python benchmarks/headlines.py --json docs/headlines.json      # measures all ro
 python benchmarks/headlines.py --page docs/headlines.json      # makes this page and its plots
 ```
 
-Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps do not depend on what else the machine
-does. An unoptimised step has no fixed order, and on a busy machine its kernels overlap otherwise: its peak varies, by
-up to a sixth in what is here, so that the predicted one, as of a machine of its own, stands beside it. Where a
-section says nothing else, times are step times over those of the unoptimised step, taken in turns, round by round:
-medians, and in brackets their quartiles; CPU seconds, of all threads, vary less than the clock on a machine that
+{peaks}
+
+Where a section says nothing else, times are step times over those of the unoptimised step, taken in turns, round by
+round: medians, and in brackets their quartiles; CPU seconds, of all threads, vary less than the clock on a machine that
 others use, and do not show kernels that wait.
 
 In tables that say what is "in the step", losses of all steps are compared with those of "memory optimizer off" where
 there is that form, and else with the unoptimised step's; they are the same, to the bit, unless they are said to be
-off. That form is what tfswap's bits are those of: TensorFlow as it is by default, without Grappler's memory
-optimizer, which makes large sums in any order, so that last bits of an unoptimised step differ from run to run
-([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be off, TensorFlow differs from
-TensorFlow, and the figure is the largest relative difference of all steps ([how far it goes in
-six](measurements.md#how-far-last-bits-carry)).
+off. "memory optimizer off" is TensorFlow as it is by default, but without Grappler's memory optimizer, and tfswap's
+steps have its bits. That optimizer makes large sums in any order, so that last bits of an unoptimised step differ from
+run to run ([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be off, TensorFlow
+differs from TensorFlow, and the figure is the largest relative difference of all steps ([why that is
+so](measurements.md#how-far-last-bits-carry)).
 """
+
+
+PEAKS = (
+    "Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps do not depend on what else the "
+    "machine does. An unoptimised step has no fixed order: which of its kernels overlap, and so its peak, hangs on how "
+    "long they take, which is otherwise on a busy machine ([Memory model](memory_model.md)). The predicted one, of a "
+    "machine with nothing else to do, stands beside it in the sections of offloading, Layrub, policies, kinds, "
+    "ablation and depth."
+)
+WIDTH = 120
 
 
 def mib(nbytes: float | None) -> str:
@@ -178,8 +191,15 @@ def module_of(row: str) -> Any:
 
 
 def sections_of(figures: dict[str, Any], rows: Sequence[str]) -> dict[str, Section]:
-    """By row, what the parts that were measured say, in their order."""
-    return {row: module_of(row).present(_found(figures, row)) for row in rows if row in figures}
+    """By row, what the parts that were measured say, in their order.
+
+    A row's module may also have `across`: notes that need the figures of other rows.
+    """
+    sections = {row: module_of(row).present(_found(figures, row)) for row in rows if row in figures}
+    for row, section in sections.items():
+        if across := getattr(module_of(row), "across", None):
+            sections[row] = section._replace(notes=[*section.notes, *across(figures)])
+    return sections
 
 
 def _found(figures: dict[str, Any], row: str) -> dict[str, Any]:
@@ -189,10 +209,13 @@ def _found(figures: dict[str, Any], row: str) -> dict[str, Any]:
 
 def text_of(figures: dict[str, Any], sections: dict[str, Section], rows: Sequence[str]) -> str:
     """The page; rows and parts that were not measured are named on it."""
+    from versus import predictions
+
     missing = [row for row in rows if row not in sections]
     columns = "row", "published", "here", "what differs"
-    lines = [(f"[{s.title}](#{row})", s.published, s.ours, s.differs) for row, s in sections.items()]
-    parts = [HEAD, _table(columns, lines)]
+    lines = [(f"[{s.title}](#{row})", s.published, s.brief or s.ours, s.differs) for row, s in sections.items()]
+    peaks = textwrap.fill(f"{PEAKS} {predictions.told(figures)}", WIDTH)
+    parts = [HEAD.replace("{peaks}", peaks), _table(columns, lines)]
     parts += [f"Not measured yet: {', '.join(missing)}.\n"] * bool(missing)
     parts += [_section(row, s, figures[row]) for row, s in sections.items()]
     return "\n".join([*parts, _published()])
@@ -225,9 +248,17 @@ def _taken(name: str, row: dict[str, Any]) -> str:
     for part, one in row.items():
         t = one["taken"]
         when = f"{part} {t['when']} in {t['took_s'] / 60:.1f} minutes with a load of {t['load']:.1f}"
-        places.setdefault((t["machine"], f"{t['cores']} cores", t["versions"]), []).append(when)
+        where = t["machine"] if MEMORY.search(t["machine"]) else f"{t['machine']}, {UNRECORDED}"
+        places.setdefault((where, f"{t['cores']} cores", t["versions"]), []).append(when)
     lines = [f"{'; '.join(place)}: {'; '.join(whens)}." for place, whens in places.items()]
-    return "\n".join([f"`python benchmarks/headlines.py {name}`", *lines]) + "\n"
+    command = f"python benchmarks/headlines.py {name} --json docs/headlines.json"
+    if name == "pytorch":
+        command += " --python PYTHON"  # an interpreter that has PyTorch
+    return "\n".join([f"`{command}`", *lines]) + "\n"
+
+
+MEMORY, UNRECORDED = re.compile(r"\d+ GiB$"), "memory and vector instructions not recorded"
+"""How a machine ends where its memory is told, and what is said of others."""
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -5,93 +5,149 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from versus.page import PEAK, STEP_TIME, Plot, Section, Series, Table, cut, mib, ratio
+from versus.standing import CLOCKS, EVEN, RULE, SLOWER, UNREACHED, Over, counted, of_rounds
 from versus.turns import quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "peers.py"
 PARTS = "transformer", "wide_transformer", "resnet", "wide_resnet"
 ROUNDS = 11
-CLOCKS = "clock", "cpu"
-LEVEL = 1.02
-"""Times that differ by no more are called level."""
-FASTER, EVEN, SLOWER, UNREACHED = "faster", "level", "slower", "below its floor"
+MOST_PARTS = "accumulate 4"
+"""Micro-batches of the most parts that were tried."""
 
 
 def measure(part: str) -> list[dict[str, Any]]:
     return written_by(SCRIPT, part, "--rounds", str(ROUNDS))[part]
 
 
+class Pair(NamedTuple):
+    """A peer, and tfswap at its peak."""
+
+    peer: dict[str, Any]
+    ours: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return self.peer["label"]
+
+    def over(self, clock: int) -> Over:
+        """tfswap's time over the peer's, by the clock (0) or by CPU (1)."""
+        return of_rounds(*([took[clock] for took in row["took_s"]] for row in (self.ours, self.peer)))
+
+    def standing(self, clock: int) -> str:
+        """What tfswap is at the peer's peak."""
+        return self.over(clock).standing if self.ours["at_peers_peak"] else UNREACHED
+
+
+def pairs_of(rows: list[dict[str, Any]]) -> list[Pair]:
+    """All but the unoptimised step and tfswap at its peak."""
+    by_label = {row["label"]: row for row in rows}
+    ours = [row for row in rows if "over_peer" in row and row["label"] != f"{OURS}{rows[0]['label']}"]
+    return [Pair(by_label[row["label"].removeprefix(OURS)], row) for row in ours]
+
+
+OURS = "tfswap as "
+
+
 def present(found: dict[str, list[dict[str, Any]]]) -> Section:
     tables, plots, notes = [], [], []
     by_clock: tuple[list[str], list[str]] = [], []
+    pairs: list[Pair] = []
     for name, rows in found.items():
         title = name.replace("_", " ")
-        base = rows[0]
-        lines = [_line(row, base) for row in rows]
-        tables.append(Table(f"{title}, {len(base['took_s'])} rounds:", COLUMNS, lines))
+        tables.append(Table(f"{title}, {len(rows[0]['took_s'])} rounds:", COLUMNS, _lines(rows)))
         plots.append(_plot(name, title, rows))
-        beside = [row for row in rows if "over_peer" in row and row["label"] != "tfswap as unoptimised"]
+        beside = pairs_of(rows)
+        pairs += beside
         for n, kinds in enumerate(by_clock):
-            told = counted([_standing(row, n) for row in beside])
-            kinds.append(f"{title}: {told}")
+            kinds.append(f"{title}: {counted([pair.standing(n) for pair in beside])}")
         notes += _faster_peers(title, beside)
-    notes.append("Caffe, Torch, MXNet, GeePS and others are quoted [as published](#published).")
+    leaner = f"the process holds less in all with the peer in {sum(map(_is_leaner, pairs))} of {len(pairs)} pairs"
     return Section(
         "Peers in TensorFlow",
         "none: these are what users have",
-        f"tfswap at each peer's peak ({EVEN}: within {LEVEL - 1:.0%}), by the clock: {'; '.join(by_clock[0])}; by CPU "
-        f"time: {'; '.join(by_clock[1])}",
+        f"tfswap at each peer's peak, by the clock: {'; '.join(by_clock[0])}; by CPU time: {'; '.join(by_clock[1])} "
+        f"({RULE}); {leaner}",
         "a CPU with oneDNN's kernels",
         tables,
         plots,
-        notes,
+        [
+            *NAMES,
+            *notes,
+            f"Memory in all, host memory included, is what tfswap trades: {leaner}. The column is how far the process "
+            "grew in physical memory, XLA's compiler and tfswap's planner among it; of two devices, one process's.",
+            *_first_calls(pairs),
+            "Caffe, Torch, MXNet, GeePS and others are quoted [as published](#published).",
+        ],
+        brief=f"at their peaks, {len(pairs)} pairs: by the clock {counted([pair.standing(0) for pair in pairs])}; by "
+        f"CPU time {counted([pair.standing(1) for pair in pairs])}; {leaner}",
     )
 
 
-def _standing(row: dict[str, Any], clock: int = 1) -> str:
-    """What tfswap is at a peer's peak, by the clock (0) or by CPU time (1)."""
-    if not row["at_peers_peak"]:
-        return UNREACHED
-    return standing(row["over_peer"][clock])
+NAMES = (
+    "recompute_grad: every block in `tf.recompute_grad`. RematScope: every block a Keras layer in "
+    '`keras.RematScope("full")`. xla: `jit_compile=True`.',
+    "grappler recompute, swap, both: Grappler's memory optimizer set to RECOMPUTATION_HEURISTICS, SWAPPING_HEURISTICS "
+    "or HEURISTICS.",
+    "accumulate 2, 4: gradients summed over so many micro-batches, a call for each, then one update.",
+    "two devices: half of the blocks, with gradients and updates, in a second process on the same cores. Its peak is "
+    "the larger of the two arenas', so that both together hold more; its CPU time is of both.",
+)
+"""What each form is, as benchmarks/peers.py has it."""
 
 
-def standing(over: float) -> str:
-    """What tfswap is where its time over another's is this."""
-    return SLOWER if over > LEVEL else FASTER if over < 1 / LEVEL else EVEN
+def _is_leaner(pair: Pair) -> bool:
+    """Whether a peer's process takes less memory in all."""
+    return pair.peer["resident_bytes"] < pair.ours["resident_bytes"]
 
 
-def counted(standings: Sequence[str]) -> str:
-    """How often it is each."""
-    kinds = (FASTER, EVEN, SLOWER, UNREACHED)
-    return ", ".join(f"{kind} {standings.count(kind)}" for kind in kinds if kind in standings)
+def _first_calls(pairs: Sequence[Pair]) -> list[str]:
+    """What first calls take longer, where they were timed."""
+    timed = [(pair.peer["first_s"], pair.ours["first_s"]) for pair in pairs if all("first_s" in row for row in pair)]
+    over = [ours / peer for peer, ours in timed]
+    if not over:
+        return []
+    slower = sum(one > 1 for one in over)
+    return [
+        f"tfswap's first call, which plans, takes longer than the peer's in {slower} of {len(over)} pairs: "
+        f"{min(over):.1f} to {max(over):.1f} times as long, {statistics.median(over):.1f} in the middle."
+    ]
 
 
-def _faster_peers(title: str, beside: list[dict[str, Any]]) -> list[str]:
-    """Peers that take less time than tfswap at their peaks by either measure, those within the tolerance apart."""
+def _faster_peers(title: str, beside: Sequence[Pair]) -> list[str]:
+    """Peers that take less time than tfswap at their peaks by either measure, those that are level apart."""
     notes = []
-    ahead = [row for row in beside if row["at_peers_peak"] and max(row["over_peer"]) > 1]
-    clear = [row for row in ahead if SLOWER in (_standing(row, 0), _standing(row))]
-    for which, verb in (
-        (clear, f"by more than {LEVEL - 1:.0%}, by the clock or by CPU"),
-        ([row for row in ahead if row not in clear], f"but within {LEVEL - 1:.0%}"),
-    ):
+    reached = [pair for pair in beside if pair.ours["at_peers_peak"]]
+    clear = [pair for pair in reached if SLOWER in (pair.standing(0), pair.standing(1))]
+    ahead = [pair for pair in reached if pair not in clear and max(pair.over(0).ratio, pair.over(1).ratio) > 1]
+    for which, verb in ((clear, "faster than tfswap at their peaks"), (ahead, f"{EVEN}, with a median that is faster")):
         if which:
-            told = [
-                f"{row['label'].removeprefix('tfswap as ')} ({row['over_peer'][0]:.3f}; {row['over_peer'][1]:.3f})"
-                for row in which
-            ]
-            notes.append(
-                f"{title}: faster than tfswap at their peaks, {verb} (tfswap's time over theirs, by the clock; by "
-                f"CPU): {', '.join(told)}."
-            )
-    if below := [row["label"].removeprefix("tfswap as ") for row in beside if not row["at_peers_peak"]]:
+            told = [f"{pair.label} ({pair.over(0).ratio:.3f}; {pair.over(1).ratio:.3f})" for pair in which]
+            notes.append(f"{title}: {verb} (tfswap's time over theirs, by the clock; by CPU): {', '.join(told)}.")
+    if MOST_PARTS in [pair.label for pair in clear]:
+        notes.append(
+            f"{title}: micro-batches are faster at four parts, the most that were tried: more parts would go further "
+            "down."
+        )
+    if below := [pair.label for pair in beside if pair not in reached]:
         notes.append(f"{title}: peak below tfswap's floor: {', '.join(below)}.")
     return notes
 
 
-COLUMNS = ("form", "peak, MiB", "memory", "time, clock", "time, CPU", "over the peer, clock", "CPU", "values")
+COLUMNS = (
+    "form",
+    "peak, MiB",
+    "memory",
+    "process in all, MiB",
+    "first call, s",
+    "time, clock",
+    "time, CPU",
+    "over the peer, clock",
+    "CPU",
+    "values",
+)
 
 
 def ratios_of(took: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -104,15 +160,22 @@ def ratios_of(took: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) 
     return made
 
 
-def _line(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+def _lines(rows: list[dict[str, Any]]) -> list[list[str]]:
+    of = {pair.ours["label"]: pair for pair in pairs_of(rows)}
+    return [_line(row, rows[0], of.get(row["label"])) for row in rows]
+
+
+def _line(row: dict[str, Any], base: dict[str, Any], pair: Pair | None) -> list[str]:
     times = [ratio(ratios_of(row["took_s"], base["took_s"]), clock) for clock in CLOCKS]
     share = "" if row is base else f"{-100 * cut(row['peak_bytes'], base['peak_bytes']):+.1f}%"
-    beside = [f"{one:.2f}" for one in row.get("over_peer", ())] or ["", ""]
+    beside = ["", ""] if pair is None else [pair.over(n).told for n in range(len(CLOCKS))]
+    first = f"{row['first_s']:.1f}" if "first_s" in row else ""
     same = [name for name, off in row["differs"].items() if not off]
     values = f"as {' and '.join(same)}" if same else f"off by {min(row['differs'].values()):.0e}"
     if not row.get("limit_kept", True):
         values += "; **limit broken**"
-    return [row["label"], mib(row["peak_bytes"]), share, *times, *beside, "" if row is base else values]
+    whole = mib(row["resident_bytes"])
+    return [row["label"], mib(row["peak_bytes"]), share, whole, first, *times, *beside, "" if row is base else values]
 
 
 def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ batches and what GeePS says of memory aren't quoted.
 def tables() -> list[Table]:
     """What papers say of other systems."""
     ours = DEPTHS["SuperNeurons"]
-    depths = [[name, str(layers), f"{ours / layers:.4f}" if layers < ours else ""] for name, layers in DEPTHS.items()]
+    depths = [[name, str(layers), f"{ours / layers:.1f}" if layers < ours else ""] for name, layers in DEPTHS.items()]
     title = "Deepest ResNet, batch 16, a K40c of 12 GB (SuperNeurons' table of depths):"
     return [
         Table(title, ("framework", "layers", "SuperNeurons over it"), depths),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from peers import REFERENCES, Running, Variant, take_turns
 from versus import peers as tensorflow
+from versus import standing
 from versus.page import Plot, Section, Series, Table, mib, ratio
 
 SCRIPT = Path(__file__).parent / "pytorch_step.py"
@@ -52,7 +53,10 @@ def measure(part: str, python: str = sys.executable) -> dict[str, Any]:
             one.close()
 
     def lines(of: list[Any], base: Running) -> list[dict[str, Any]]:
-        return [{"label": one.label, "peak_bytes": one.peak_bytes} | _times(one, base) | one.told for one in of]
+        return [
+            {"label": one.label, "peak_bytes": one.peak_bytes, "took_s": one.took} | _times(one, base) | one.told
+            for one in of
+        ]
 
     across = _times(pytorch[0], plain[0])
     return {"pytorch": lines(pytorch, pytorch[0]), "tensorflow": lines([*plain, *ours], plain[0]), "across": across}
@@ -64,6 +68,7 @@ def _times(one: Running, base: Running) -> dict[str, Any]:
 
 def present(found: dict[str, Any]) -> Section:
     lines, words, notes, plots = [], [], [], []
+    counts: tuple[list[str], list[str]] = [], []
     version = ""
     for name, net in found.items():
         version = net["pytorch"][0]["torch"]
@@ -71,25 +76,45 @@ def present(found: dict[str, Any]) -> Section:
         standings: list[list[str]] = []
         for form, own in zip(_sides(net["pytorch"][0], net["pytorch"][1:]), _ours(net), strict=True):
             reached = own.memory <= form.memory
-            verdict = tuple(_faster(a, b) for a, b in zip(own.times, form.times, strict=True))
-            lines.append([name, form.label, *form.cells, *own.cells, *(verdict if reached else [ABOVE, ABOVE])])
+            over = [own.over(form, clock) for clock in standing.CLOCKS]
+            verdict = tuple(FASTEST[one.standing] for one in over)
+            last = [f"{who}, {one.told}" for who, one in zip(verdict, over, strict=True)]
+            lines.append([name, form.label, *form.cells, *own.cells, *(last if reached else [ABOVE, ABOVE])])
             told = f"{form.label} ({form.told}; tfswap {own.told})"
             verdicts.setdefault(verdict[-1] if reached else ABOVE, []).append(told)
             standings.append([COUNTED[one] for one in (verdict if reached else (ABOVE, ABOVE))])
-        by_clock, by_cpu = (tensorflow.counted(column) for column in zip(*standings, strict=True))
+        for kinds, column in zip(counts, zip(*standings, strict=True), strict=True):
+            kinds += column
+        by_clock, by_cpu = (standing.counted(column) for column in zip(*standings, strict=True))
         words.append(f"{name}: by the clock {by_clock}, by CPU {by_cpu}")
         notes += _notes(name, net, verdicts)
         plots.append(_plot(name, net))
     return Section(
         "PyTorch on the same architectures",
         "none: these are what users have there",
-        f"tfswap at the share of memory of each of PyTorch's {len(FORMS)} forms: {'; '.join(words)}",
+        f"tfswap at the share of memory of each of PyTorch's {len(FORMS)} forms: {'; '.join(words)}; "
+        f"{standing.OVERLAP}",
         f"PyTorch {version} for CPUs, whose kernels and buffers are others than TensorFlow's; what save_on_cpu copies "
         f"goes where PyTorch does not count it; steps of {len(FORMS) * 2 + 3} processes take turns, on cold caches",
         [Table(TITLE, COLUMNS, lines)],
         plots,
         [*notes, "What else there is in TensorFlow is the row peers, and published policies are the row solvers."],
+        brief=f"at their shares of memory, {len(counts[0])} pairs: by the clock {standing.counted(counts[0])}; by CPU "
+        f"time {standing.counted(counts[1])}",
     )
+
+
+def across(figures: dict[str, Any]) -> list[str]:
+    """Forms of PyTorch's that hold less than tfswap's floor on the same net, which the row solvers has."""
+    notes = []
+    for name, one in figures["pytorch"].items():
+        lines = figures.get("solvers", {}).get(name, {}).get("found", {}).get("lines", ())
+        floor = next((line["peak_bytes"] for line in lines if line["label"] == "tfswap, its floor"), 0)
+        below = [row for row in one["found"]["pytorch"][1:] if row["peak_bytes"] < floor]
+        if below:
+            told = ", ".join(f"{row['label']} {mib(row['peak_bytes'])}" for row in below)
+            notes.append(f"{name}: below tfswap's floor, {mib(floor)} MiB in the row [solvers](#solvers): {told}.")
+    return notes
 
 
 class Side(NamedTuple):
@@ -99,6 +124,18 @@ class Side(NamedTuple):
     memory: float
     times: tuple[float, ...]
     cells: list[str]
+    line: dict[str, Any]
+    base: dict[str, Any]
+
+    def over(self, other: Side, clock: str) -> standing.Over:
+        """Its time over another framework's, each over that framework's unoptimised step."""
+        if all("took_s" in one for side in (self, other) for one in (side.line, side.base)):
+            return standing.of_rounds(self._rounds(clock), other._rounds(clock))
+        return standing.of_spreads(self.line, other.line, clock)
+
+    def _rounds(self, clock: str) -> list[float]:
+        n = standing.CLOCKS.index(clock)
+        return [mine[n] / base[n] for mine, base in zip(self.line["took_s"], self.base["took_s"], strict=True)]
 
     @property
     def told(self) -> str:
@@ -110,9 +147,9 @@ def _sides(base: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[Side]:
     for row in rows:
         memory = row["peak_bytes"] / base["peak_bytes"]
         cells = [mib(row["peak_bytes"]), f"{100 * (memory - 1):+.1f}%"]
-        cells += [ratio(row, clock) for clock in tensorflow.CLOCKS]
-        times = tuple(row[f"{clock}_ratio"] for clock in tensorflow.CLOCKS)
-        made.append(Side(row["label"], memory, times, cells))
+        cells += [ratio(row, clock) for clock in standing.CLOCKS]
+        times = tuple(row[f"{clock}_ratio"] for clock in standing.CLOCKS)
+        made.append(Side(row["label"], memory, times, cells, row, base))
     return made
 
 
@@ -124,10 +161,14 @@ def _notes(name: str, net: dict[str, Any], verdicts: dict[str, list[str]]) -> li
     """How the frameworks' own steps compare, and who is faster with what."""
     across, (theirs, ours) = net["across"], (mib(net[of][0]["peak_bytes"]) for of in ("pytorch", "tensorflow"))
     told = [f"{verb} {', '.join(verdicts[who])}" for who, verb in VERBS.items() if who in verdicts]
+    beside = list(zip(net["pytorch"][1:], net["tensorflow"][len(REFERENCES) :], strict=True))
+    leaner = sum(form["peak_bytes"] < own["peak_bytes"] for form, own in beside)
     return [
-        f"{name}, unoptimised: PyTorch's step peaks at {theirs} MiB, TensorFlow's at {ours}, and takes "
-        f"{across['clock_ratio']:.2f} of its time by the clock, {across['cpu_ratio']:.2f} by CPU.",
-        f"{name}, by CPU time, level within {tensorflow.LEVEL - 1:.0%}: {'; '.join(told)}.",
+        f"{name}, unoptimised: PyTorch's step peaks at {theirs} MiB, TensorFlow's at {ours}. PyTorch's step takes "
+        f"{across['clock_ratio']:.2f} of TensorFlow's by the clock, {across['cpu_ratio']:.2f} by CPU time.",
+        f"{name}, by CPU time, each over its own framework's unoptimised step: {'; '.join(told)}.",
+        f"{name}: in bytes, not shares, PyTorch's form peaks below tfswap's counterpart in {leaner} of {len(beside)} "
+        "pairs.",
     ]
 
 
@@ -146,29 +187,25 @@ COLUMNS = (
     "memory",
     "time, clock",
     "time, CPU",
-    "faster by the clock",
-    "faster by CPU",
+    "faster by the clock, tfswap's over PyTorch's",
+    "faster by CPU, the same",
 )
 TFSWAP, ABOVE = "tfswap", "floor above"
 VERBS = {
     PLAIN: "PyTorch is faster with",
     TFSWAP: "tfswap is faster than",
-    tensorflow.EVEN: "level are",
+    standing.EVEN: "level are",
     ABOVE: "tfswap's floor is above",
 }
 COUNTED = {
-    TFSWAP: tensorflow.FASTER,
-    tensorflow.EVEN: tensorflow.EVEN,
-    PLAIN: tensorflow.SLOWER,
-    ABOVE: tensorflow.UNREACHED,
+    TFSWAP: standing.FASTER,
+    standing.EVEN: standing.EVEN,
+    PLAIN: standing.SLOWER,
+    ABOVE: standing.UNREACHED,
 }
 """By who is faster: in notes, and as the row peers counts."""
-
-
-def _faster(ours: float, theirs: float) -> str:
-    if max(ours, theirs) <= tensorflow.LEVEL * min(ours, theirs):
-        return tensorflow.EVEN
-    return TFSWAP if ours < theirs else PLAIN
+FASTEST = {one: who for who, one in COUNTED.items() if who != ABOVE}
+"""By what tfswap is: who is faster."""
 
 
 def _plot(name: str, net: dict[str, Any]) -> Plot:

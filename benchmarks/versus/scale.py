@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +138,26 @@ def _each(count: int, more_s: float, spread_s: Sequence[float]) -> str:
 
 
 def present(found: dict[str, Any]) -> Section:
-    tables, plots, words = [], [], []
+    tables, plots, words, notes = [], [], [], []
+    brief = ""
     if planning := found.get(PLANNING):
         tables.append(_planning(planning))
         plots.append(_growth(planning))
         most = planning[-1]
-        broken = [f"{row['layers']} layers: {', '.join(row['broken'])}" for row in planning if row["broken"]]
+        brief = (
+            f"{most['nodes']:,} nodes planned in {most['total_s']:.0f} s of CPU time, "
+            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing; for a limit that is a share "
+            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f}"
+        )
         words.append(
             f"planning and rewriting a step of {most['nodes']:,} nodes takes {most['total_s']:.0f} s of CPU time, "
-            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing, and {most['more_mib']:,.0f} MiB more "
-            f"than its trace, and from {planning[2]['nodes']:,} nodes on "
-            f"{_over_n_log_n(planning[2], most):.2f} times what n log n gives" + "; ".join(["", *broken])
+            f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing, for a limit in bytes, and "
+            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f} of it, for one that is a "
+            f"share of the peak, which has to be predicted; {most['more_mib']:,.0f} MiB more than its trace; from "
+            f"{planning[min(2, len(planning) - 1)]['nodes']:,} nodes on "
+            f"{_over_n_log_n(planning[min(2, len(planning) - 1)], most):.2f} times what n log n gives (limits in bytes)"
         )
+        notes += _planning_notes(planning)
     if moves := found.get(MOVES):
         lines = []
         for row in moves["rows"]:
@@ -163,7 +171,9 @@ def present(found: dict[str, Any]) -> Section:
             f"{1e3 * most['more_s'][0]:.1f} ms"
         )
         title = (
-            f"{moves['layers']} dense layers, tensors of {moves['tensor_bytes'] // 1024} KiB, {moves['rounds']} rounds:"
+            f"A step's time against the swaps in it, {moves['layers']} dense layers, tensors of "
+            f"{moves['tensor_bytes'] // 1024} KiB, {moves['rounds']} rounds; of the tactics only swapping is counted, "
+            "not recomputation and not encodings:"
         )
         columns = ("tensors swapped", "step, ms", "CPU time, ms", "us each", "us each, CPU")
         tables.append(Table(title, columns, lines))
@@ -214,28 +224,71 @@ def present(found: dict[str, Any]) -> Section:
         "planning: bottleneck ResNets on small images, each size planned once",
         tables,
         plots,
+        notes,
+        brief=brief,
     )
+
+
+def share_total_s(row: dict[str, Any]) -> float:
+    """CPU seconds of planning for a limit that is a share, which takes the prediction of the unoptimised peak too."""
+    return row["total_s"] + row["stages_s"]["unoptimised"]
+
+
+def _planning_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where planning takes longer than tracing, what else is broken, and what changes with the size."""
+    from tfswap.frontends.grappler import MOST_NODES
+    from tfswap.planner.baseline import MOST_KERNELS, MOST_RUNS, STEPS
+    from tfswap.planner.planner import TWO_SOLVERS
+
+    longer = [f"{row['nodes']:,}" for row in rows if row["total_s"] > row["tracing_s"]]
+    share = [f"{row['nodes']:,}" for row in rows if share_total_s(row) > row["tracing_s"]]
+    told = [
+        f"{verb} takes longer than tracing at {_listed(which, len(rows))}."
+        for verb, which in (("Planning for a limit in bytes", longer), ("For a limit that is a share, it", share))
+        if which
+    ]
+    broken = [(row["layers"], sorted({*row["broken"]} - {"longer than tracing"})) for row in rows]
+    return [
+        *told,
+        *(f"{layers:,} layers: {', '.join(which)}." for layers, which in broken if which),
+        f"n log n does not extrapolate from small sizes to large ones. Up to {TWO_SOLVERS:,} kernels two solvers are "
+        f"asked at least, above that one may be alone. The unoptimised peak is predicted from {MOST_RUNS} runs of "
+        f"small steps and from fewer of larger ones, {MOST_KERNELS // STEPS:,} kernels in all, down to a single run; "
+        f"up to {MOST_NODES:,} nodes Grappler is asked for it as well.",
+    ]
+
+
+def _listed(which: Sequence[str], of: int) -> str:
+    return "all of these sizes" if len(which) == of else f"{', '.join(which)} nodes"
 
 
 def _planning(rows: Sequence[dict[str, Any]]) -> Table:
     stages = list(rows[0]["stages_s"])
-    columns = ("layers", "nodes", "tracing", *stages, "import to export", "of tracing", "MiB traced", "MiB more")
+    totals = "import to export", "of tracing", "for a share", "of tracing"
+    columns = ("layers", "nodes", "tracing", *stages, *totals, "MiB traced", "MiB more")
     lines = []
     for row in rows:
         line = [f"{row['layers']:,}", f"{row['nodes']:,}", f"{row['tracing_s']:.1f}"]
         line += [f"{row['stages_s'][stage]:.1f}" for stage in stages]
-        line += [f"{row['total_s']:.1f}", f"{row['total_s'] / row['tracing_s']:.2f}"]
+        for total_s in (row["total_s"], share_total_s(row)):
+            line += [f"{total_s:.1f}", f"{total_s / row['tracing_s']:.2f}"]
         lines.append([*line, f"{row['traced_mib']:,.0f}", f"{row['more_mib']:,.0f}"])
     title = (
-        "CPU seconds of planning for 60% of the peak, each size in a process of its own and once; Grappler is "
-        "TensorFlow's own work, which it does for graphs of up to 100,000 nodes:"
+        'CPU seconds of planning for 60% of the peak, each size in a process of its own and once. "import to export" '
+        'is what a limit in bytes takes; one that is a share also takes "unoptimised", the prediction of that peak: '
+        '"for a share". Grappler is TensorFlow\'s own work, which it does for graphs of up to 100,000 nodes, and in '
+        "neither of the two:"
     )
     return Table(title, columns, lines)
 
 
 def _growth(rows: Sequence[dict[str, Any]]) -> Plot:
-    kinds = (("import to export", "total_s"), ("TensorFlow's tracing", "tracing_s"))
-    series = [Series(label, [(row["nodes"], row[key]) for row in rows], joined=True) for label, key in kinds]
+    kinds: tuple[tuple[str, Callable[[dict[str, Any]], float]], ...] = (
+        ("import to export", lambda row: row["total_s"]),
+        ("the same for a limit that is a share", share_total_s),
+        ("TensorFlow's tracing", lambda row: row["tracing_s"]),
+    )
+    series = [Series(label, [(row["nodes"], of(row)) for row in rows], joined=True) for label, of in kinds]
     return Plot("scale_planning", "Planning over sizes", "nodes of the traced step", "CPU seconds", series)
 
 

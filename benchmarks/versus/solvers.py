@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from versus.page import FORM_COLUMNS, Section, Table, form_lines, memory_time, mib, ratio
-from versus.peers import CLOCKS, EVEN, LEVEL, UNREACHED, counted, standing
+from versus.standing import CLOCKS, OVERLAP, UNREACHED, counted, of_lines
 from versus.turns import CHECKPOINTS, REFERENCE, UNOPTIMISED, Form, compare
 
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,7 +42,8 @@ def measure(part: str) -> dict[str, Any]:
 
 
 def present(found: dict[str, Any]) -> Section:
-    tables, plots, words = [], [], []
+    tables, plots, words, brief = [], [], [], []
+    by_clock: list[str] = []
     for name, net in found.items():
         lines = net["lines"]
         tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
@@ -54,10 +55,12 @@ def present(found: dict[str, Any]) -> Section:
         least = mib(min(line["peak_bytes"] for line, _ in pairs if line["fits"]))
         found_at = [[_standing(*pair, clock) for pair in pairs] for clock in CLOCKS]
         told = " and ".join(f"by {word} {counted(which)}" for word, which in zip(WORDS, found_at, strict=True))
+        brief.append(f"{name} {lowest} MiB, theirs {least} at least")
+        by_clock += found_at[0]
         words.append(
             f"{name}: tfswap comes to {lowest} MiB, the others to {least} at least; at their peaks it is {told}"
         )
-    words.append(f"{EVEN}: within {LEVEL - 1:.0%}")
+    words.append(OVERLAP)
     return Section(
         "Published policies in the same engine",
         "their own figures are of other frameworks and machines: here only their choices are compared",
@@ -66,6 +69,7 @@ def present(found: dict[str, Any]) -> Section:
         "it reaches. A CPU with oneDNN's kernels",
         tables,
         plots,
+        brief=f"lowest peaks: {'; '.join(brief)}; by the clock at their peaks {counted(by_clock)}",
     )
 
 
@@ -90,16 +94,12 @@ def _beside(policy: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     line = [policy["label"], *_figures(policy), *_figures(ours)]
     if not ours["fits"]:
         return [*line, "", "", UNREACHED, UNREACHED]
-    line += [f"{_over(policy, ours, clock):.2f}" for clock in CLOCKS]
+    line += [of_lines(ours, policy, clock).told for clock in CLOCKS]
     return [*line, *(_standing(policy, ours, clock) for clock in CLOCKS)]
 
 
-def _over(policy: dict[str, Any], ours: dict[str, Any], clock: str) -> float:
-    return ours[f"{clock}_ratio"] / policy[f"{clock}_ratio"]
-
-
 def _standing(policy: dict[str, Any], ours: dict[str, Any], clock: str) -> str:
-    return standing(_over(policy, ours, clock)) if ours["fits"] else UNREACHED
+    return of_lines(ours, policy, clock).standing if ours["fits"] else UNREACHED
 
 
 def _figures(line: dict[str, Any]) -> list[str]:

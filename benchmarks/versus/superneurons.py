@@ -52,9 +52,9 @@ def present(found: dict[str, Any]) -> Section:
                 plots.append(_plot(rows, cap))
     near = [[name, *_near(one["unoptimised"], one["ours"])] for name, one in found.items() if name not in ASKED]
     if near:
-        over = " and ".join(sorted(line[-1] for line in near))
-        words.append(f"at the floor peaks are {over} times what is always there and the largest kernel's need")
-        tables.append(Table("MiB:", NEAR, near))
+        over = ", ".join(f"{line[0].partition(',')[0]} {line[-1]}" for line in near)
+        words.append(f"at the floor, the peak over what is always there and the largest kernel's need together: {over}")
+        tables.append(Table("The peak at the floor beside what no plan can do without, in MiB:", NEAR, near))
     return Section(
         "SuperNeurons: depth under a cap",
         "3.24 times deeper at least; 10^4 basic layers in 12 GB; the peak down to the largest layer's need (2018)",
@@ -62,6 +62,7 @@ def present(found: dict[str, Any]) -> Section:
         "small images in a CPU's arena of some MiB, with plain kernels; SuperNeurons' other nets were not tried",
         tables,
         plots,
+        brief="; ".join(words[: len(ASKED)]),
     )
 
 
@@ -72,12 +73,19 @@ COLUMNS = (
     "basic layers",
     "nodes",
     "peak, MiB",
-    "of, MiB, predicted",
+    "unoptimised, predicted, MiB",
     "first call, s",
     "step, s",
     "in the step",
 )
-NEAR = "net", "unoptimised peak, MiB", "always there", "largest kernel", "peak at the floor", "over both"
+NEAR = (
+    "net",
+    "unoptimised peak, MiB",
+    "always there",
+    "largest kernel",
+    "peak at the floor",
+    "over always there and kernel",
+)
 
 
 def _deepest(part: str, rows: list[dict[str, Any]]) -> str:
@@ -90,7 +98,7 @@ def _deepest(part: str, rows: list[dict[str, Any]]) -> str:
         )
     most = next(row for row in rows if row["optimised"] and row["size"] == deepest[True])
     held, layers = f"{most['peak_mib']:,.1f} MiB", f"{LAYERS * most['size']:,} basic layers"
-    return f"{layers} in {held}, of {most['baseline_mib']:,.0f} that are predicted of the unoptimised step"
+    return f"{layers} in {held}, where {most['baseline_mib']:,.0f} are predicted of the unoptimised step"
 
 
 def _depth_line(row: dict[str, Any]) -> list[str]:

@@ -273,6 +273,7 @@ def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str,
         ratios = [getattr(a, clock) / getattr(b, clock) for a, b in pairs]
         line[f"{clock[:-2]}_ratio"] = statistics.median(ratios)
         line[f"{clock[:-2]}_spread"] = quartiles(ratios)
+    line["took_s"] = one.took
     line["clock_s"] = statistics.median(t.clock_s for t in one.took)
     if one.stalls:
         line["stalls_s"] = [statistics.median(column) for column in zip(*one.stalls, strict=True)]

@@ -31,6 +31,7 @@ from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.holders import Holders
+from tfswap.frontends.niches import make_niches
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
@@ -42,8 +43,8 @@ from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
 from tfswap.passes.states import apply_states
-from tfswap.planner.allocator import ALIGNMENT_BYTES, regions_of, round_up
-from tfswap.planner.niches import LARGEST_BYTES, smaller_chunks, uncut_bytes
+from tfswap.planner.allocator import regions_of, round_up
+from tfswap.planner.niches import LARGEST_BYTES
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.requests import Requests
@@ -475,29 +476,13 @@ class Step:
         Args:
             beside: as of `choose_niches`.
         """
-        import tensorflow as tf
-
-        resident = self._resident()
-        if self.limit_bytes is None or not (niches := optimizer.niches(resident, beside)):
+        if self.limit_bytes is None:
             return 0
+        resident = self._resident()
+        niches = optimizer.niches(resident, beside)
         if resident.limit_bytes is not None and sum(niches) > resident.limit_bytes - self.limit_bytes:
             niches = [size for size in niches if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
-
-        def take(sizes: Sequence[int]) -> list[Any]:
-            return [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
-
-        with tf.init_scope(), tf.device(_device()[0]), contextlib.suppress(tf.errors.ResourceExhaustedError):
-            uncut = uncut_bytes(niches)
-            if resident.total_bytes + uncut > self.limit_bytes:
-                return 0
-            take([uncut])  # such a chunk is there then
-            smaller = smaller_chunks(self._resident().chunks, uncut)
-            if resident.total_bytes + sum(smaller) + uncut > self.limit_bytes:
-                return 0
-            meanwhile = take(smaller)
-            made = take([part for niche in niches for part in (niche, ALIGNMENT_BYTES)])
-            self._niches = made[1::2]
-            del meanwhile
+        self._niches = make_niches(_device()[0], niches, self.limit_bytes)
         return niches[0] if self._niches else 0
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:

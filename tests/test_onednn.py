@@ -14,8 +14,10 @@ from processes import start_python
 
 from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.kernels import kernel_memory
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
+from tfswap.ir.types import TensorType
 from tfswap.passes.join import apply_join, keep_apart
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
 
@@ -168,37 +170,70 @@ def test_the_bits_are_those_of_kernels_that_tensorflow_joins(kind, limit):
     assert planned == plain
 
 
-def test_a_bias_goes_into_the_convolution_that_it_alone_reads():
-    attrs = '{T=float32, strides=[1,1,1,1], padding=b"VALID", data_format=b"NHWC"}'
-    text = f"""
+ATTRS = '{T=float32, strides=[1,1,1,1], padding=b"VALID", data_format=b"NHWC"}'
+CONVOLUTIONS = f"""
 %x = Placeholder() {{dtype=float32}} -> float32[8,16,16,32]
 %w = Placeholder() {{dtype=float32}} -> float32[3,3,32,32]
 %b = Placeholder() {{dtype=float32}} -> float32[32]
 %two = Const() -> int32[4,2] = (0, 0, 1, 1, 1, 1, 0, 0)
-%one = Conv2D(%x, %w) {attrs} -> float32[8,14,14,32]
+%one = Conv2D(%x, %w) {ATTRS} -> float32[8,14,14,32]
 %biased = BiasAdd(%one, %b) {{T=float32}} -> float32[8,14,14,32]
 %pad = Pad(%biased, %two) {{T=float32, Tpaddings=int32}} -> float32[8,16,16,32]
-%padded = Conv2D(%pad, %w) {attrs} -> float32[8,14,14,32]
-%apart = BiasAdd(%padded, %b) {{T=float32}} -> float32[8,14,14,32]
-%read = Conv2D(%x, %w) {attrs} -> float32[8,14,14,32]
+%padded = Conv2D(%pad, %w) {ATTRS} -> float32[8,14,14,32]
+%behind = BiasAdd(%padded, %b) {{T=float32}} -> float32[8,14,14,32]
+%read = Conv2D(%x, %w) {ATTRS} -> float32[8,14,14,32]
 %again = BiasAdd(%read, %b) {{T=float32}} -> float32[8,14,14,32]
 %sum = AddV2(%read, %again) {{T=float32}} -> float32[8,14,14,32]
 feeds %x, %w, %b
-fetches %apart, %sum
+fetches %behind, %sum
 """
-    onednn = DeviceModel("cpu", onednn=True)
-    graph = parse_graph(text)
+ONEDNN = DeviceModel("cpu", onednn=True)
+
+
+def test_a_pad_or_else_a_bias_goes_into_the_convolution_that_nothing_else_reads():
+    graph = parse_graph(CONVOLUTIONS)
     assert apply_join(graph, DeviceModel("cpu")) == 0
-    assert apply_join(graph, onednn) == 1
+    graph.add_control(graph["sum"], graph["one"])
+    assert apply_join(graph, ONEDNN) == 2
     graph.prune()
-    assert "one" not in graph
+    assert {"one", "pad"}.isdisjoint(node.name for node in graph)
     assert graph["biased"].op == "_MklNativeConv2DWithBias"
     assert [read.name for read in graph["biased"].inputs] == ["x:0", "w:0", "b:0"]
-    # oneDNN's pass takes the Pad into the convolution first, so the bias behind that is left to be added. Planned as
-    # two, all three pairs that are left stay apart.
-    assert keep_apart(graph, onednn) == 3
-    assert graph["padded"].inputs[0].node.op == graph["apart"].inputs[0].node.op == "Tfswap>Defer"
-    assert keep_apart(graph, onednn) == 0
+    assert graph["sum"].controls == (graph["biased"],)
+    assert graph["padded"].op == "_MklNativePadWithConv2D"
+    assert [read.name for read in graph["padded"].inputs] == ["biased:0", "w:0", "two:0"]
+    assert graph["padded"].attrs["Tpaddings"] == "int32"
+    assert (graph["behind"].op, graph["again"].op) == ("BiasAdd", "BiasAdd")
+    assert keep_apart(graph, ONEDNN) == 0
+
+
+def test_what_is_waited_for_or_read_in_vain_stays_as_it_is():
+    graph = parse_graph(CONVOLUTIONS)
+    graph.read_in_vain = frozenset({"one:0"})  # by a node that TensorFlow's passes still see
+    graph.add_control(graph["b"], graph["padded"])  # so that the bias comes after the convolution
+    graph.add_control(graph["b"], graph["pad"])
+    assert apply_join(graph.copy(), ONEDNN) == 0
+    assert apply_join(parse_graph(CONVOLUTIONS), ONEDNN) == 2
+
+
+def test_what_was_planned_as_two_stays_apart():
+    graph = parse_graph(CONVOLUTIONS)
+    assert keep_apart(graph, ONEDNN) == 3
+    for name in ("biased", "padded", "behind"):
+        assert graph[name].inputs[0].node.op == "Tfswap>Defer"
+    assert keep_apart(graph, ONEDNN) == 0
+
+
+@pytest.mark.parametrize("op", ["Conv2DBackpropInput", "Conv2DBackpropFilter"])
+def test_gradients_with_explicit_padding_are_tensorflows_own(op):
+    sizes, image, window = TensorType("int32", (4,)), TensorType("float32", (8, 40, 40, 16)), (3, 3, 16, 16)
+    kernel, gradient = TensorType("float32", window), TensorType("float32", (8, 40, 38, 16))
+    inputs, result = ((sizes, kernel, gradient), image) if op.endswith("Input") else ((image, sizes, gradient), kernel)
+    same, explicit = (
+        kernel_memory(op, {"padding": padding}, inputs, (result,), ONEDNN) for padding in (b"SAME", b"EXPLICIT")
+    )
+    own = kernel_memory(op, {"padding": b"EXPLICIT"}, inputs, (result,), DeviceModel("cpu"))
+    assert explicit.events == own.events != same.events
 
 
 def test_only_gradients_that_read_what_a_pooling_made_take_its_places():

@@ -160,7 +160,7 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
         return _UNKNOWN
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.outputs[0], facts.inputs[1], facts.inputs[2])
-    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+    if facts.device.onednn and facts.outputs[0].dtype == "float32" and facts.attrs.get("padding") != b"EXPLICIT":
         return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
@@ -177,7 +177,7 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
         return _UNKNOWN
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.inputs[0], facts.outputs[0], facts.inputs[2])
-    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+    if facts.device.onednn and facts.outputs[0].dtype == "float32" and facts.attrs.get("padding") != b"EXPLICIT":
         return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)

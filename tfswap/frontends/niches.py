@@ -27,15 +27,18 @@ def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[An
         return [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
 
     uncut = uncut_bytes(niches)
-    left_bytes = limit_bytes - machine.resident(device).total_bytes - uncut
-    if not niches or left_bytes < 0:
+    parts = [part for niche in niches for part in (niche, ALIGNMENT_BYTES)]
+    arena = machine.resident(device).arena()
+    arena.free(arena.allocate(uncut))  # such a chunk is there then
+    smaller = smaller_chunks(arena.chunks, uncut)
+    for size in (*smaller, *parts):
+        arena.allocate(size)
+    if not niches or arena.peak_bytes > limit_bytes:
         return []
     with tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
-        take([uncut])  # such a chunk is there then
-        smaller = smaller_chunks(machine.resident(device).chunks, uncut)
-        if sum(smaller) <= left_bytes:
-            meanwhile = take(smaller)
-            made = take([part for niche in niches for part in (niche, ALIGNMENT_BYTES)])
-            del meanwhile
-            return made[1::2]
+        take([uncut])
+        meanwhile = take(smaller)
+        made = take(parts)
+        del meanwhile
+        return made[1::2]
     return []

@@ -218,7 +218,7 @@ class _Import:
             # What has no size without the bounds has one by them.
             bounds = self._open if self._bounded() else ()
             self._graph = import_graph_def(self._graph_def, *self._ends, bounds=bounds)
-            self._graph.prune()
+            self._graph.prune_traced()
         return self._graph
 
     def close(self) -> None:

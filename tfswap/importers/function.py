@@ -65,7 +65,7 @@ def import_function(
     if told or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
         return import_with_bodies(graph_def, known, names, fetches, targets, told)
     graph = import_graph_def(graph_def, names, fetches, targets)
-    graph.prune()
+    graph.prune_traced()
     given = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
     if given and any(map(_has_open_size, graph)):
         return import_with_bodies(graph_def, known, names, fetches, targets)

@@ -104,6 +104,7 @@ class Graph:
         beside: in a body, kernels that run beside the next one of its order, with that one.
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
+        read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
     """
 
     def __init__(self) -> None:
@@ -117,6 +118,7 @@ class Graph:
         self.beside: dict[Node, Node] = {}
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
+        self.read_in_vain: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -248,14 +250,20 @@ class Graph:
         nodes.sort(key=lambda node: (rank[node], node not in users))
         self._nodes = {node.name: node for node in nodes}
 
-    def prune(self) -> None:
-        """Drop the nodes that neither a fetch nor a target needs: TensorFlow never runs them.
+    def prune(self) -> list[Node]:
+        """Drop the nodes that neither a fetch nor a target needs, which TensorFlow never runs; returns them.
 
         Feeds stay, with what they read (the default of a PlaceholderWithDefault).
         """
         live = self.needed([*(f.node for f in self.fetches), *self.targets, *self.feeds])
-        for node in [n for n in self if n not in live]:
+        gone = [node for node in self if node not in live]
+        for node in gone:
             self._discard(node)
+        return gone
+
+    def prune_traced(self) -> None:
+        """`prune` a graph as it was traced. TensorFlow's graph passes still see what goes."""
+        self.read_in_vain = frozenset(tensor.name for node in self.prune() for tensor in node.inputs)
 
     def _discard(self, node: Node) -> None:
         del self._nodes[node.name]
@@ -279,6 +287,7 @@ class Graph:
         twin.fetches = [Output(twins[f.node], f.index) for f in self.fetches]
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
+        twin.read_in_vain = self.read_in_vain
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
         twin.beside = {twins[first]: twins[second] for first, second in self.beside.items()}

@@ -829,6 +829,8 @@ _TRAITS: dict[str, Trait] = {
     "_MklNativeConv2DBackpropFilterWithBias": _PURE,
     "_MklNativeConv2DWithBias": _PURE,
     "_MklNativeFusedConv2D": _PURE,
+    "_MklNativePadWithConv2D": _PURE,
+    "_MklNativePadWithFusedConv2D": _PURE,
     "_MklNativeMaxPool": _PURE,
     "_MklNativeMaxPool3D": _PURE,
     "_MklNativeMaxPool3DGrad": _PURE,

@@ -1,15 +1,16 @@
 """A convolution and its bias are one kernel where oneDNN would have it so, and their gradients are.
 
-oneDNN's graph pass joins nodes that wait for the same control inputs (mkl_layout_pass.cc, CheckForNodeMerge): a BiasAdd
-with the Conv2D that alone it reads, and a BiasAddGrad with the Conv2DBackpropFilter that reads the same gradient. The
-joint kernels save a pass over a feature map, and round or add in another order. An order's control edges would keep the
-two apart, so they are joined before there are any: the bits stay those of the step as TensorFlow runs it.
+oneDNN's graph pass joins nodes that wait for the same control inputs (mkl_layout_pass.cc, CheckForNodeMerge): a
+convolution with the Pad that it alone reads, or else with the BiasAdd that alone reads it; and a BiasAddGrad with the
+Conv2DBackpropFilter that reads the same gradient. The joint kernels save a pass over a feature map, and round or add in
+another order. An order's control edges would keep the two apart, so they are joined before there are any: the bits stay
+those of the step as TensorFlow runs it.
 
 What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
 shape inference takes that output for as long as the image has channels.
 
-Where an order happens to give two nodes the same control inputs, that were planned as two, `keep_apart` puts a node
-between them. A Pad is such a one too, which oneDNN makes a part of the convolution behind it.
+Where an order happens to give two nodes the same control inputs that were planned as two, `keep_apart` puts a node
+between them.
 
 Not handled: a gradient that several filters' kernels read, of which oneDNN joins the one that it comes upon first.
 """
@@ -17,6 +18,7 @@ Not handled: a gradient that several filters' kernels read, of which oneDNN join
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dims, Graph, Node, Output
@@ -24,9 +26,15 @@ from tfswap.oplib import names
 from tfswap.passes.defer import add_defer
 from tfswap.passes.devices import unit
 
-CONVOLUTION, ADDED, BIASED = "Conv2D", "BiasAdd", "_MklNativeConv2DWithBias"
-FILTER, BIAS, JOINT = "Conv2DBackpropFilter", "BiasAddGrad", "_MklNativeConv2DBackpropFilterWithBias"
-PAD, PADDED = "Pad", ("Conv2D", "_FusedConv2D")
+CONVOLUTION = "Conv2D"
+ADDED = "BiasAdd"
+BIASED = "_MklNativeConv2DWithBias"
+PAD = "Pad"
+PADDED = {CONVOLUTION: "_MklNativePadWithConv2D", "_FusedConv2D": "_MklNativePadWithFusedConv2D"}
+"""By convolution, what it and a Pad are together."""
+FILTER = "Conv2DBackpropFilter"
+BIAS = "BiasAddGrad"
+JOINT = "_MklNativeConv2DBackpropFilterWithBias"
 JOINED_DTYPES = frozenset({"float32", "bfloat16"})
 KERNEL_LABEL = b"MklNameChangeOp"
 """Which of an op's kernels is meant: oneDNN's for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
@@ -34,51 +42,98 @@ KERNEL_LABEL = b"MklNameChangeOp"
 
 def apply_join(graph: Graph, device: DeviceModel) -> int:
     """Join such pairs of `graph`, in place; returns how many."""
-    return _join_convolutions(graph) + _join_gradients(graph) if device.onednn else 0
+    if not device.onednn:
+        return 0
+    pairs = _Pairs(graph, graph.read_in_vain)
+    joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
+    joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
+    return len(joined) + _join_gradients(graph)
 
 
 def keep_apart(graph: Graph, device: DeviceModel) -> int:
-    """Keep oneDNN's pass from joining what `graph`, which has its order, has as two; in place. Returns how many nodes
-    that took.
+    """Keep oneDNN's pass from joining what `graph`, which has its order, has as two.
+
+    In place; returns how many pairs that were.
     """
     if not device.onednn:
         return 0
-    found = 0
-    for node in list(graph):
-        before = CONVOLUTION if node.op == ADDED else PAD if node.op in PADDED else None
-        for position, read in enumerate(node.inputs if before else ()):
-            if read.node.op == before and set(read.node.controls) == set(node.controls):
-                graph.replace_input(node, position, add_defer(graph, read, node.device))
-                found += 1
-    return found
+    pairs = _Pairs(graph)
+    found = [node for node in graph if pairs.is_padded(node) or pairs.is_biased(node)]
+    for node in found:
+        graph.replace_input(node, 0, add_defer(graph, node.inputs[0], node.device))
+    return len(found)
 
 
-def _join_convolutions(graph: Graph) -> int:
-    readers: dict[Node, list[Node]] = defaultdict(list)  # what reads it or waits for it
-    for node in graph:
-        for source in (*(read.node for read in node.inputs), *node.controls):
-            readers[source].append(node)
-    kept = {*(fetch.node for fetch in graph.fetches), *graph.targets}
+class _Pairs:
+    """The pairs of a graph's nodes that oneDNN's pass would join.
 
-    def goes_into(first: Node, second: Node) -> bool:
-        """Whether nothing else needs the first of two, which the second reads."""
-        alone = readers[first] == [second] and first not in kept
-        return alone and _wait_for_the_same(first, second) and _dtype(first) == _dtype(second) in JOINED_DTYPES
+    Args:
+        in_vain: names of tensors that others read as well, which are not in the graph any more.
+    """
 
-    found = 0
-    for added in list(graph):
+    def __init__(self, graph: Graph, in_vain: Collection[str] = ()):
+        self._graph = graph
+        self._in_vain = in_vain
+        self._readers: dict[Output, list[Node]] = defaultdict(list)
+        self._waiting: dict[Node, list[Node]] = defaultdict(list)
+        for node in graph:
+            for tensor in node.inputs:
+                self._readers[tensor].append(node)
+            for source in node.controls:
+                self._waiting[source].append(node)
+        self._kept = {*(fetch.node for fetch in graph.fetches), *graph.targets}
+
+    def is_padded(self, kernel: Node) -> bool:
+        """Whether it is a convolution that a Pad goes into."""
+        return (
+            kernel.op in PADDED
+            and kernel.inputs[0].node.op == PAD
+            and kernel.attrs.get("padding") == b"VALID"
+            and not kernel.attrs.get("num_host_args")
+            and self._goes_into(kernel.inputs[0].node, kernel)
+        )
+
+    def is_biased(self, added: Node) -> bool:
+        """Whether it is a BiasAdd that goes into a convolution."""
         if added.op != ADDED or added.inputs[0].node.op != CONVOLUTION:
-            continue
+            return False
         kernel = added.inputs[0].node
-        pad = kernel.inputs[0].node
-        padded = pad.op == PAD and kernel.attrs.get("padding") == b"VALID" and goes_into(pad, kernel)
-        if padded or not goes_into(kernel, added) or _layout(kernel) != _layout(added):
-            continue
-        added.op, added.inputs = BIASED, (*kernel.inputs, added.inputs[1])
-        added.attrs = {**kernel.attrs, "_kernel": KERNEL_LABEL}
-        graph.permits.pop(kernel.out(), None)
-        found += 1
-    return found
+        return _layout(kernel) == _layout(added) and self._goes_into(kernel, added)
+
+    def _goes_into(self, first: Node, second: Node) -> bool:
+        """Whether they have the same control inputs and device, and nothing but the second reads the first."""
+        return (
+            _dtype(first) == _dtype(second) in JOINED_DTYPES
+            and _wait_for_the_same(first, second)
+            and self._readers[first.out()] == [second]
+            and first not in self._kept
+            and first.out().name not in self._in_vain
+            and not (self._waiting[first] and self._graph.needed([second]).intersection(self._waiting[first]))
+        )
+
+    def join(self, second: Node, joined: Callable[[Node, Node], None]) -> Node:
+        """Make one node, the second, of it and of what it reads first."""
+        first = second.inputs[0].node
+        joined(first, second)
+        for node in self._waiting.pop(first, ()):
+            node.controls = tuple(dict.fromkeys(second if source is first else source for source in node.controls))
+            self._waiting[second].append(node)
+        self._graph.permits.pop(first.out(), None)
+        return second
+
+
+def _with_pad(pad: Node, kernel: Node) -> None:
+    left_out = ("explicit_paddings", "TArgs", "num_host_args", "filter_format")
+    if kernel.op != CONVOLUTION:
+        left_out += ("use_cudnn_on_gpu",)
+    kernel.attrs = {key: value for key, value in kernel.attrs.items() if key not in left_out}
+    kernel.attrs |= {"Tpaddings": pad.attrs["Tpaddings"], "_kernel": KERNEL_LABEL}
+    kernel.op, kernel.inputs = PADDED[kernel.op], (pad.inputs[0], *kernel.inputs[1:], pad.inputs[1])
+
+
+def _with_bias(kernel: Node, added: Node) -> None:
+    added.op, added.inputs = BIASED, (*kernel.inputs, added.inputs[1])
+    added.attrs = {**kernel.attrs, "_kernel": KERNEL_LABEL}
 
 
 def _join_gradients(graph: Graph) -> int:

@@ -140,9 +140,11 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
                 handle_data_util.copy_handle_data(like, placeholder)
             placeholders.append(placeholder)
         bodies = BodyFunctions()
+        fed = {node.name: p for node, p in zip(graph.feeds, placeholders, strict=True)}
+        waited_for = fed.keys() & {source.name for node in graph for source in node.controls}
         returned: Any = importer.import_graph_def(
             export_graph_def(graph, bodies),
-            input_map={f"{n.name}:0": p for n, p in zip(graph.feeds, placeholders, strict=True)},
+            input_map={f"{name}:0": p for name, p in fed.items()} | {f"^{name}": fed[name] for name in waited_for},
             return_elements=[f.name for f in graph.fetches] + [t.name for t in graph.targets],
             name="",
         )

@@ -46,7 +46,6 @@ from tfswap.ir.views import origin
 from tfswap.passes.devices import units
 from tfswap.passes.join import KERNEL_LABEL
 from tfswap.passes.nodes import PRESERVE
-from tfswap.passes.pool_places import ONEDNN
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -58,6 +57,7 @@ GATHER = "ResourceGather"
 """Ops that tell what is in a variable: by what they give, by what they are given, and by rows of it."""
 
 FUSED = "_FusedConv2D"
+ONEDNN_FUSED = "_MklNativeFusedConv2D"
 
 log = logging.getLogger("tfswap")
 
@@ -243,7 +243,7 @@ def _as_onednn(node: node_def_pb2.NodeDef) -> None:
     counts on oneDNN's graph pass, which has not run yet.
     """
     if node.op == FUSED and node.attr["T"].type == enum_of("bfloat16"):
-        node.op = FUSED.replace("_", ONEDNN, 1)
+        node.op = ONEDNN_FUSED
         node.attr["_kernel"].s = KERNEL_LABEL
 
 

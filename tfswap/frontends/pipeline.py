@@ -272,7 +272,7 @@ class Optimizer:
         """As `plan`; None in place of a refusal, which takes longer, since it names the floor."""
         limit_bytes = self._limit_bytes(limit)
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
-        if not ordered and (aim is None or self._fits_unchanged(aim)):
+        if not ordered and (aim is None or self.fits_unchanged(aim)):
             return self._freeze(limit_bytes, None)
         if self._known is None or limit_bytes is None:
             return self._planned(limit_bytes, aim)
@@ -302,7 +302,7 @@ class Optimizer:
         """
         if self._known is None or limit_bytes is None:
             return None
-        if not ordered and self._fits_unchanged(limit_bytes - self.extra_margin_bytes):
+        if not ordered and self.fits_unchanged(limit_bytes - self.extra_margin_bytes):
             return None
         return self._recall(limit_bytes, ordered)
 
@@ -332,7 +332,7 @@ class Optimizer:
         """Whether the unoptimised step holds lists that loops save in until its end."""
         return any(self.graph.tensor(name).type.dtype == "variant" for name in self._held)
 
-    def _fits_unchanged(self, aim_bytes: int) -> bool:
+    def fits_unchanged(self, aim_bytes: int) -> bool:
         """Whether the step as it was traced stays within `aim_bytes`, also while TensorFlow makes it."""
         if self._holds_lists:
             return False  # TensorFlow's tape makes zeros of them, as many bytes, and holds these too

@@ -406,7 +406,7 @@ class Step:
         optimizer = self._optimizer or self._new_optimizer(inputs)
         self._own_buffers(optimizer, inputs)
         _free_functions()
-        if live and self._batches_beside and not self._niches:
+        if live and self._batches_beside and not self._niches and not self._runs_unchanged(optimizer):
             batches = _batch_sizes(inputs)  # those that are made meanwhile, and as many that wait
             largest = self._make_niches(optimizer, batches * (2 * self._batches_beside))
             if largest >= max(batches, default=0):
@@ -416,6 +416,9 @@ class Step:
             resident = resident.unseen().beside(self._made_around(inputs))
         optimizer.suppose(resident)
         return optimizer, resident
+
+    def _runs_unchanged(self, optimizer: Optimizer) -> bool:
+        return self.limit_bytes is None or optimizer.fits_unchanged(self.limit_bytes - self._margin_bytes)
 
     def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
         from tfswap.importers.source_lines import SourceLines
@@ -476,8 +479,7 @@ class Step:
         Args:
             beside: as of `choose_niches`.
         """
-        if self.limit_bytes is None:
-            return 0
+        assert self.limit_bytes is not None, "without one no place is missed"
         resident = self._resident()
         niches = optimizer.niches(resident, beside)
         if resident.limit_bytes is not None and sum(niches) > resident.limit_bytes - self.limit_bytes:

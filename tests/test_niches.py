@@ -7,7 +7,7 @@ from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.planner.allocator import Arena
-from tfswap.planner.niches import choose_niches, smaller_chunks, uncut_bytes
+from tfswap.planner.niches import choose_niches, cut
 from tfswap.planner.schedule import Step, build_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 
@@ -51,7 +51,7 @@ def arena(niches: list[int]) -> Resident:
 def test_there_are_as_many_as_there_are_small_tensors_at_once():
     flow, steps = schedule()
     # first and second, then d and end beside them; c; and one constant.
-    assert choose_niches(flow, steps, Resident()) == [4096] + [256] * 5
+    assert choose_niches(flow, steps, Resident()) == [256] * 5 + [4096]
 
 
 def test_small_tensors_in_niches_do_not_part_large_ones():
@@ -210,15 +210,25 @@ def test_batches_that_are_made_while_a_step_runs_take_what_they_are_and_no_more(
     assert highest <= limit
 
 
-def test_niches_lie_apart_whatever_small_chunks_are_free():
-    niches = [16 * KIB, 16 * KIB, 4096, 256]
+def test_niches_lie_apart_and_in_the_smallest_chunks():
+    niches = [256, 768, 4096, 16 * KIB, 16 * KIB]
     chunks = [(0, 256, True), (256, 768, False), (1024, 256, True), (1280, 20 * KIB, False)]
     end = chunks[-1][0] + chunks[-1][1]
     chunks += [(end, 256, True), (end + 256, 1024 * KIB, False)]
     arena = Arena(chunks, limit_bytes=end + 256 + 1024 * KIB)
-    held = [arena.allocate(size) for size in smaller_chunks(chunks, uncut_bytes(niches))]
-    made = [arena.allocate(size) for niche in niches for size in (niche, 256)]
-    for address in (*held, *made[::2]):
-        arena.free(address)
+    copy = arena.copy()
+    requests = cut(niches, copy)
+    made = [arena.allocate(size) for size, _ in requests]
+    assert copy.chunks == arena.chunks
+    for address, (_, stays) in zip(made, requests, strict=True):
+        if not stays:
+            arena.free(address)
     free = [size for _, size, in_use in arena.chunks if not in_use]
-    assert free == [768, 20 * KIB, *niches, 1024 * KIB - sum(niches) - 4 * 256]
+    rest = 20 * KIB - 4096 - 256 - 2 * 256
+    assert free == [768, 4096, 256, rest, 16 * KIB, 16 * KIB, 1024 * KIB - 2 * (16 * KIB + 256)]
+
+
+def test_niches_come_where_the_arena_grows():
+    arena = Arena(limit_bytes=64 << 20)
+    assert cut([4096, 256], arena) == [(4096, False), (256, True), (256, False), (256, True)]
+    assert arena.peak_bytes == 4096 + 3 * 256

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswap.frontends import machine
-from tfswap.planner.allocator import ALIGNMENT_BYTES
-from tfswap.planner.niches import smaller_chunks, uncut_bytes
+from tfswap.planner.niches import cut
+
+ALIGNED_BYTES = 64
+"""TensorFlow's kernels count on it."""
 
 
 def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[Any]:
@@ -16,29 +18,34 @@ def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[An
 
     Args:
         device: as in "CPU:0".
-        niches: bytes of each, the largest first.
+        niches: bytes of each.
         limit_bytes: as much may be in use on the way, what is there counted.
 
     Returns what parts them, to be kept for as long as they are to be there; nothing where there is no room.
     """
     import tensorflow as tf
 
-    def take(sizes: Sequence[int]) -> list[Any]:
-        return [tf.raw_ops.Empty(shape=[size // 4], dtype=tf.float32) for size in sizes]
-
-    uncut = uncut_bytes(niches)
-    parts = [part for niche in niches for part in (niche, ALIGNMENT_BYTES)]
     arena = machine.resident(device).arena()
-    arena.free(arena.allocate(uncut))  # such a chunk is there then
-    smaller = smaller_chunks(arena.chunks, uncut)
-    for size in (*smaller, *parts):
-        arena.allocate(size)
-    if not niches or arena.peak_bytes > limit_bytes:
+    requests = cut(niches, arena)
+    if arena.peak_bytes > limit_bytes:
         return []
     with tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
-        take([uncut])
-        meanwhile = take(smaller)
-        made = take(parts)
-        del meanwhile
-        return made[1::2]
+        shapes = _outside_of_the_arena([nbytes // 4 for nbytes, _ in requests])
+        made = [tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes]
+        return [tensor for tensor, (_, stays) in zip(made, requests, strict=True) if stays]
     return []
+
+
+def _outside_of_the_arena(elements: Sequence[int]) -> list[Any]:
+    """Shapes of one dimension. Eager code would make each in the arena, between a niche and what is to part it from the
+    next one.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    numbers = ALIGNED_BYTES // 4  # in which one has its place
+    memory = np.empty((len(elements) + 1) * numbers, np.int32)
+    first = -memory.ctypes.data % ALIGNED_BYTES // 4
+    places = memory[first : first + len(elements) * numbers].reshape(-1, numbers)
+    places[:, 0] = elements
+    return [tf.experimental.dlpack.from_dlpack(place[:1].__dlpack__()) for place in places]

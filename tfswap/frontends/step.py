@@ -485,7 +485,7 @@ class Step:
         if resident.limit_bytes is not None and sum(niches) > resident.limit_bytes - self.limit_bytes:
             niches = [size for size in niches if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
         self._niches = make_niches(_device()[0], niches, self.limit_bytes)
-        return niches[0] if self._niches else 0
+        return max(niches) if self._niches else 0
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:
         """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""

@@ -117,6 +117,11 @@ class Arena:
         sizes = sorted(self._size.items())
         return [(address, size, address not in self._free) for address, size in sizes if size < UNBOUNDED_BYTES // 2]
 
+    @property
+    def smallest_bytes(self) -> int:
+        """Of the free chunks; 0 where there is none."""
+        return self._best_fit_bytes(ALIGNMENT_BYTES)
+
     def copy(self) -> Arena:
         """An arena of its own with the same chunks."""
         made = Arena.__new__(Arena)

@@ -6,8 +6,8 @@ the statistics of a batch norm are cut off beside the feature map that has just 
 backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
 
 A niche is a free chunk of the size of a small tensor between two that are in use. There are as many of each size as a
-step holds tensors of it at once; what parts them takes 256 bytes each. All are cut from one free chunk, one after the
-other: while they are made, what is free in smaller ones is taken too.
+step holds tensors of it at once; what parts them takes 256 bytes each. They come from the smallest free chunks, so that
+the largest stays as it is.
 
 Others' tensors have places in the same way. What a data pipeline makes in the step's arena comes at any time. Where it
 is cut off from what the step has just let go of, a feature map finds no place of its size there any more, and is given
@@ -17,12 +17,13 @@ some other chunk whole, of up to twice its size.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.ops import is_const
-from tfswap.planner.allocator import ALIGNMENT_BYTES, Chunk, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, round_up
 from tfswap.planner.schedule import Step
 from tfswap.planner.simulate import Ledger, Replay, Resident, added_bytes, fill
 
@@ -31,7 +32,7 @@ LARGEST_BYTES = 64 << 10
 
 
 def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
-    """The bytes of each niche that a schedule has a use for, the largest first.
+    """The bytes of each niche that a schedule has a use for.
 
     Constants that are made with the step take some of them, also those that only make other constants.
 
@@ -44,19 +45,38 @@ def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, bes
     Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident)).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
     ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
-    return sorted(ledger.most.elements(), reverse=True)
+    return sorted(ledger.most.elements())
 
 
-def uncut_bytes(niches: Sequence[int]) -> int:
-    """What a free chunk has to have that all niches, and what parts them, can be cut from: a chunk of less than twice a
-    request is handed out whole.
+def cut(niches: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
+    """The requests by which niches come about, in order: bytes, and whether what is given stays.
+
+    What parts two stays. The rest goes when all are met, and leaves niches, and what is free besides.
+
+    Args:
+        niches: bytes of each.
+        arena: in which they are met on the way.
     """
-    return sum(niches) + len(niches) * ALIGNMENT_BYTES + 2 * max(niches, default=0)
+    made: list[tuple[int, bool]] = []
 
+    def take(nbytes: int, stays: bool = False) -> None:
+        arena.allocate(nbytes)
+        made.append((nbytes, stays))
 
-def smaller_chunks(chunks: Iterable[Chunk], nbytes: int) -> list[int]:
-    """The bytes of each free chunk that is smaller, which the allocator would give first."""
-    return [size for _, size, in_use in chunks if not in_use and size < nbytes]
+    left = sorted(niches)
+    while left:
+        room = arena.smallest_bytes
+        # A chunk of less than twice a request is handed out whole. One that is as large needs nothing beside it.
+        fitting = bisect_right(left, room) if room and left[bisect_right(left, room) - 1] == room else 0
+        fitting = fitting or (bisect_right(left, room // 2) if room else len(left))
+        if not fitting:
+            take(room)  # held meanwhile, or requests would get it that are to come from beside a niche
+            continue
+        size = left.pop(fitting - 1)
+        take(size)
+        if size != room:
+            take(ALIGNMENT_BYTES, stays=True)
+    return made
 
 
 class _Counts(Ledger):

@@ -177,7 +177,7 @@ planned.batches_beside = 2
 planned(batch)
 ended, drawn = threading.Event(), random.Random(3)
 
-def wait():
+def wait():  # batches come at any moment of a step
     time.sleep(drawn.random() * 0.003)
 
 def pipeline():

@@ -236,21 +236,25 @@ def test_gradients_with_explicit_padding_are_tensorflows_own(op):
     assert explicit.events == own.events != same.events
 
 
-def test_only_gradients_that_read_what_a_pooling_made_take_its_places():
-    window = '{T=float32, ksize=[1,2,2,1], strides=[1,2,2,1], padding=b"SAME", data_format=b"NHWC"}'
-    text = f"""
+WINDOW = '{T=float32, ksize=[1,2,2,1], strides=[1,2,2,1], padding=b"SAME", data_format=b"NHWC"}'
+POOLED = f"""
 %x = Placeholder() {{dtype=float32}} -> float32[8,16,16,32]
 %g = Placeholder() {{dtype=float32}} -> float32[8,8,8,32]
-%p = MaxPool(%x) {window} -> float32[8,8,8,32]
+%p = MaxPool(%x) {WINDOW} -> float32[8,8,8,32]
 %i = Identity(%p) {{T=float32}} -> float32[8,8,8,32]
-%direct = MaxPoolGrad(%x, %p, %g) {window} -> float32[8,16,16,32]
-%other = MaxPoolGrad(%x, %i, %g) {window} -> float32[8,16,16,32]
+"""
+
+
+def test_only_gradients_that_read_what_a_pooling_made_take_its_places():
+    text = f"""{POOLED}
+%direct = MaxPoolGrad(%x, %p, %g) {WINDOW} -> float32[8,16,16,32]
+%other = MaxPoolGrad(%x, %i, %g) {WINDOW} -> float32[8,16,16,32]
 feeds %x, %g
 fetches %direct, %other
 """
     graph = parse_graph(text)
     assert apply_pool_places(graph, DeviceModel("cpu")) == 0
-    assert apply_pool_places(graph, DeviceModel("cpu", onednn=True)) == 1
+    assert apply_pool_places(graph, ONEDNN) == 1
     ops = {node.name: node.op for node in graph}
     assert (ops["p"], ops["direct"], ops["other"]) == ("_MklNativeMaxPool", "_MklNativeMaxPoolGrad", "MaxPoolGrad")
     (pool,) = (node for node in graph if node.name == "p")
@@ -258,21 +262,15 @@ fetches %direct, %other
 
 
 def test_a_gradient_whose_pool_runs_again_is_not_paired_with_it():
-    window = '{T=float32, ksize=[1,2,2,1], strides=[1,2,2,1], padding=b"SAME", data_format=b"NHWC"}'
-    text = f"""
-%x = Placeholder() {{dtype=float32}} -> float32[8,16,16,32]
-%g = Placeholder() {{dtype=float32}} -> float32[8,8,8,32]
-%p = MaxPool(%x) {window} -> float32[8,8,8,32]
-%i = Identity(%p) {{T=float32}} -> float32[8,8,8,32]
-%grad = MaxPoolGrad(%x, %i, %g) {window} -> float32[8,16,16,32]
+    text = f"""{POOLED}
+%grad = MaxPoolGrad(%x, %i, %g) {WINDOW} -> float32[8,16,16,32]
 feeds %x, %g
 fetches %grad
 """
-    onednn = DeviceModel("cpu", onednn=True)
     before, graph = parse_graph(text), parse_graph(text.replace("%i, %g)", "%p, %g)"))
-    assert keep_unpaired(before.copy(), before, onednn) == 0
-    assert keep_unpaired(graph.copy(), graph, onednn) == 0
-    assert keep_unpaired(graph, before, onednn) == 1
+    assert keep_unpaired(before.copy(), before, ONEDNN) == 0
+    assert keep_unpaired(graph.copy(), graph, ONEDNN) == 0
+    assert keep_unpaired(graph, before, ONEDNN) == 1
     assert graph["grad"].inputs[1].node.op == "Tfswap>Defer"
 
 
@@ -305,7 +303,7 @@ fetches %g
     (pool,) = (node for node in graph if node.name == "p")
     pool.device = device
     graph.restrict(pool.out(), Permit(frozenset(), "so"))
-    assert apply_pool_places(graph, DeviceModel("cpu", onednn=True)) == (places is not None)
+    assert apply_pool_places(graph, ONEDNN) == (places is not None)
     if places is not None:
         assert pool.outputs[1].nbytes == places
         assert not graph.permits[pool.out(1)].tactics
@@ -313,8 +311,7 @@ fetches %g
 
 def test_a_loop_s_body_has_tensorflow_s_own_kernels():
     """oneDNN's pass does not see into it; their gradients' column buffers are far larger."""
-    device = DeviceModel("cpu", onednn=True)
-    assert device.in_bodies == DeviceModel("cpu")
+    assert ONEDNN.in_bodies == DeviceModel("cpu")
     text = """
 %x = Placeholder() {dtype=float32} -> float32[8,16,16,32]
 %k = Placeholder() {dtype=float32} -> float32[3,3,32,32]
@@ -323,8 +320,8 @@ feeds %x, %k
 fetches %c
 """
     own = analyse_dataflow(parse_graph(text), DeviceModel("cpu")).events
-    assert analyse_body(parse_graph(text), device).events == own
-    assert analyse_dataflow(parse_graph(text), device).events != own
+    assert analyse_body(parse_graph(text), ONEDNN).events == own
+    assert analyse_dataflow(parse_graph(text), ONEDNN).events != own
 
 
 DEFAULT = """

@@ -166,6 +166,13 @@ def _planned_at(
     """What `tfswap.simulate` would predict of a batch under one limit: it tries limits that are evenly spaced, and the
     device's is none of these. A time of None: no plan keeps the limit.
     """
+    made = _optimizer(step, specs, size, tactics)
+    best = made.search.fastest(limit_bytes - made.extra_margin_bytes)
+    return {"size": size, "time_ratio": best and made.baseline.time_ratio(best.candidate.timing.total_s)}
+
+
+def _optimizer(step: Any, specs: Sequence[Any], size: int, tactics: tuple[str, ...]) -> Any:
+    """What plans the step of a batch for the described machine."""
     import tensorflow as tf
 
     from tfswap.frontends.offline import offline_optimizer
@@ -175,27 +182,16 @@ def _planned_at(
     on, options, costs = target(DEVICE, None, tactics, None, None, None, None)
     sized = [tf.TensorSpec([size, *spec.shape[1:]], spec.dtype) for spec in specs]
     found = find_step(tf.function(step), sized, device=on.device)
-    made = offline_optimizer(found.graph(), on.device, options, found.variables, costs)
-    best = made.search.fastest(limit_bytes - made.extra_margin_bytes)
-    return {"size": size, "time_ratio": best and made.baseline.time_ratio(best.candidate.timing.total_s)}
+    return offline_optimizer(found.graph(), on.device, options, found.variables, costs)
 
 
 def _needs(step: Any, specs: Sequence[Any], size: int, unit: int) -> list[tuple[float, float]]:
     """What no plan can do without, at a batch and at the next smaller or larger one."""
-    import tensorflow as tf
-
-    from tfswap.analysis.cost import Costs
-    from tfswap.analysis.devices import described
-    from tfswap.frontends.offline import offline_optimizer
-    from tfswap.frontends.pipeline import Options
-    from tfswap.frontends.training_step import find_step
     from tfswap.planner.reuse import largest_working_set
 
-    on, found = described(DEVICE), []
+    found = []
     for batch in (size - unit or size + unit, size):
-        sized = [tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype) for spec in specs]
-        traced = find_step(tf.function(step), sized, device=on.device)
-        made = offline_optimizer(traced.graph(), on.device, Options(TACTICS), traced.variables, Costs(on.rates))
+        made = _optimizer(step, specs, batch, TACTICS)
         found.append((batch, made.resident_bytes + largest_working_set(made.flow)[1]))
     return sorted(found)
 

@@ -125,15 +125,18 @@ class Set(NamedTuple):
         }
 
     @property
+    def quartiles(self) -> dict[str, tuple[float, float]]:
+        """By clock, the means of the nets' quartiles of time."""
+        columns = {"CPU": [net.cpu_spread for net in self.figures], "clock": [net.clock_spread for net in self.figures]}
+        return {
+            clock: (statistics.mean(low for low, _ in spreads), statistics.mean(high for _, high in spreads))
+            for clock, spreads in columns.items()
+        }
+
+    @property
     def spreads(self) -> str:
         """The means of the nets' quartiles of time, by each clock."""
-        told = []
-        for name, of in (
-            ("CPU", [net.cpu_spread for net in self.figures]),
-            ("clock", [net.clock_spread for net in self.figures]),
-        ):
-            low, high = (statistics.mean(column) for column in zip(*of, strict=True))
-            told.append(f"{name} {low:.2f} to {high:.2f}")
+        told = [f"{clock} {low:.2f} to {high:.2f}" for clock, (low, high) in self.quartiles.items()]
         return f"means of the nets' quartiles: {', '.join(told)}"
 
     def judged(self, name: str) -> str:
@@ -145,16 +148,11 @@ class Set(NamedTuple):
     @property
     def _within_noise(self) -> str:
         """Which demands on time the quartiles lie on both sides of."""
-        open_ = []
-        for name, of in (
-            ("CPU", [net.cpu_spread for net in self.figures]),
-            ("the clock", [net.clock_spread for net in self.figures]),
-        ):
-            low, high = (statistics.mean(column) for column in zip(*of, strict=True))
-            open_ += [name] * (low <= SLOWER < high)
-        if not open_:
+        names = {"CPU": "CPU", "clock": "the clock"}
+        around = [names[clock] for clock, (low, high) in self.quartiles.items() if low <= SLOWER < high]
+        if not around:
             return ""
-        return f" By {' and by '.join(open_)} they lie on both sides of {SLOWER:.2f}: that demand is within the noise."
+        return f" By {' and by '.join(around)} they lie on both sides of {SLOWER:.2f}: that demand is within the noise."
 
 
 def present(found: dict[str, Any]) -> Section:

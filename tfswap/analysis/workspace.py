@@ -153,6 +153,12 @@ def conv3d(facts: Facts) -> Events | Measured:
     return _onednn_convolution(facts) if facts.device.onednn else ((OUT0,), True)
 
 
+def _is_onednn_gradient(facts: Facts) -> bool:
+    """Whether oneDNN has the gradient's kernel: not where padding is explicit (mkl_layout_pass.cc)."""
+    explicit = facts.attrs.get("padding") == b"EXPLICIT"
+    return facts.device.onednn and facts.outputs[0].dtype == "float32" and not explicit
+
+
 def conv2d_backprop_input(facts: Facts) -> Events | Measured:
     """conv_grad_input_ops.h, Conv2DCustomBackpropInputOp: a column buffer for a shard of images."""
     kernel, gradient = known_shape(facts.inputs[1]), known_shape(facts.inputs[2])
@@ -160,7 +166,7 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
         return _UNKNOWN
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.outputs[0], facts.inputs[1], facts.inputs[2])
-    if facts.device.onednn and facts.outputs[0].dtype == "float32" and facts.attrs.get("padding") != b"EXPLICIT":
+    if _is_onednn_gradient(facts):
         return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
@@ -177,7 +183,7 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
         return _UNKNOWN
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.inputs[0], facts.outputs[0], facts.inputs[2])
-    if facts.device.onednn and facts.outputs[0].dtype == "float32" and facts.attrs.get("padding") != b"EXPLICIT":
+    if _is_onednn_gradient(facts):
         return _onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
@@ -209,7 +215,7 @@ def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
 def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events | Measured:
     if facts.device.kind == "gpu":
         return _gpu_convolution(volume, kernel, facts.inputs[2])
-    if facts.device.onednn and facts.outputs[0].dtype == "float32":
+    if _is_onednn_gradient(facts):
         return _onednn(facts)
     gradient, window = known_shape(facts.inputs[2]), known_shape(kernel)
     if gradient is None or window is None or volume.num_elements is None:

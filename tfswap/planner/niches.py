@@ -66,9 +66,9 @@ def cut(niches: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
     left = sorted(niches)
     while left:
         room = arena.smallest_bytes
-        # A chunk of less than twice a request is handed out whole. One that is as large needs nothing beside it.
-        fitting = bisect_right(left, room) if room and left[bisect_right(left, room) - 1] == room else 0
-        fitting = fitting or (bisect_right(left, room // 2) if room else len(left))
+        fitting = bisect_right(left, room) if room else len(left)  # where nothing is free, the arena grows
+        if room and left[fitting - 1] != room:  # one that is as large as the chunk needs nothing beside it
+            fitting = bisect_right(left, room // 2)  # of less than twice a request, a chunk is handed out whole
         if not fitting:
             take(room)  # held meanwhile, or requests would get it that are to come from beside a niche
             continue

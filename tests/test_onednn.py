@@ -190,6 +190,22 @@ fetches %behind, %sum
 ONEDNN = DeviceModel("cpu", onednn=True)
 
 
+def test_what_the_processor_has_no_kernels_of_onednn_s_for_is_not_joined():
+    """And takes what TensorFlow's own kernels take."""
+    text = CONVOLUTIONS.replace("float32", "bfloat16")
+    without = ONEDNN._replace(onednn_dtypes=("float32",))
+    with_both = ONEDNN._replace(onednn_dtypes=("bfloat16", "float16", "float32"))
+    assert apply_join(parse_graph(text), without) == keep_apart(parse_graph(text), without) == 0
+    assert apply_join(parse_graph(text), with_both) == apply_join(parse_graph(CONVOLUTIONS), with_both) == 2
+    pixels, filters = TensorType("bfloat16", (8, 14, 14, 32)), TensorType("bfloat16", (3, 3, 32, 32))
+    attrs = {"T": "bfloat16", "strides": (1, 1, 1, 1), "padding": b"VALID"}
+
+    def taken(device):
+        return kernel_memory("Conv2D", attrs, [pixels, filters], [pixels], device)
+
+    assert taken(without) == taken(DeviceModel("cpu")) != taken(with_both)
+
+
 def test_a_pad_or_else_a_bias_goes_into_the_convolution_that_nothing_else_reads():
     graph = parse_graph(CONVOLUTIONS)
     assert apply_join(graph, DeviceModel("cpu")) == 0

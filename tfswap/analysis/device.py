@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
+
+from tfswap.ir.types import HALVES, TensorType
 
 
 class DeviceModel(NamedTuple):
@@ -15,6 +18,8 @@ class DeviceModel(NamedTuple):
         inter_op_threads: kernels that may run side by side.
         l3_cache_bytes: the last-level cache as Eigen sees it, for which some kernels size their buffers (CPU only);
             None where unknown: then these buffers are bounds.
+        onednn_dtypes: types of elements that oneDNN's kernels take, where they replace any, in order. Which 16-bit
+            floats are among them is up to what the processor can do.
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -22,6 +27,13 @@ class DeviceModel(NamedTuple):
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     l3_cache_bytes: int | None = None
+    onednn_dtypes: tuple[str, ...] = ("bfloat16", "float32")
+
+    def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
+        """What it is to a kernel of these tensors: oneDNN's do not take all 16-bit floats."""
+        if self.onednn and any(t.dtype in HALVES and t.dtype not in self.onednn_dtypes for t in tensors):
+            return self._replace(onednn=False)
+        return self
 
     @property
     def in_bodies(self) -> DeviceModel:

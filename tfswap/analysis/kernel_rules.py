@@ -239,7 +239,7 @@ def cross_entropy(facts: Facts) -> KernelMemory:
 
 def fused_batch_norm(facts: Facts) -> KernelMemory:
     """fused_batch_norm_op.cc: the batch's mean and variance may be written over the running ones."""
-    if facts.device.onednn and facts.inputs[0].dtype != "float16":
+    if facts.device.onednn:
         row = facts.outputs[1].nbytes or 0
         return with_events((*outs(len(facts.outputs)), ("temp", row), ("temp", row)), exact=False)
     forward = (*candidates(facts, 1, (3,)), *candidates(facts, 2, (4,)))

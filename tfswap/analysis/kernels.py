@@ -622,7 +622,7 @@ def kernel_memory(
     )
     found = _cache.get(key)
     if found is None:
-        found = entry.rule(rules.Facts(attrs, inputs, outputs, device, values))
+        found = entry.rule(rules.Facts(attrs, inputs, outputs, device.running((*inputs, *outputs)), values))
         if device.kind == "gpu" and found.events:  # measured on CPUs only; GPU kernels may take scratch
             found = found._replace(exact=False)
         _cache[key] = found

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.ir.types import ELEMENT_BYTES, HALVES, TensorType
 
 Event = tuple[str, int]
 Events = tuple[Sequence[Event], bool]
@@ -418,7 +418,7 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
     training = bool(facts.attrs.get("is_training", True))
     coefficients = 1 if training else 2
     events: list[Event] = [*outs, *[("temp", channels)] * coefficients]
-    if facts.outputs[0].dtype in ("float16", "bfloat16"):  # the centred input, in float32
+    if facts.outputs[0].dtype in HALVES:  # the centred input, in float32
         events.append(("temp", 4 * (facts.inputs[1].num_elements or 0)))
     first = len(events) - len(outs)
     rows = _partial_rows(facts, facts.inputs[1])
@@ -435,7 +435,7 @@ def matmul(facts: Facts) -> Events | Measured:
     """matmul_op_impl.h: 16-bit floats are widened to float32, both inputs and the result."""
     if facts.device.kind == "gpu":
         return _UNKNOWN
-    if facts.outputs[0].dtype in ("float16", "bfloat16"):
+    if facts.outputs[0].dtype in HALVES:
         counts = [kind.num_elements for kind in (facts.inputs[0], facts.inputs[1], facts.outputs[0])]
         if None in counts:
             return _UNKNOWN
@@ -447,7 +447,7 @@ def matmul(facts: Facts) -> Events | Measured:
 def batch_matmul(facts: Facts) -> Events | Measured:
     """As `matmul`, with oneDNN's scratch by shape (mkl_batch_matmul_op.cc). `MatMul` took none where measured."""
     given, made = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
-    onednn = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in _HALVES
+    onednn = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in HALVES
     if not onednn or given is None or made is None:
         return matmul(facts)
     first, second = bool(facts.attrs.get("adj_x")), bool(facts.attrs.get("adj_y"))
@@ -538,12 +538,9 @@ def histogram(facts: Facts) -> Events:
     return _UNKNOWN if count is None else _temporaries_after_output([4 * count])
 
 
-_HALVES = frozenset(("bfloat16", "float16"))
-
-
 def _summed_in_float32(facts: Facts, order: Sequence[Event], count: int | None) -> Events:
     """The outputs, and so many float32, where they are 16-bit floats."""
-    if facts.outputs[0].dtype not in _HALVES:
+    if facts.outputs[0].dtype not in HALVES:
         return order, True
     return (*order, ("temp", 4 * (count or 0))), count is not None
 

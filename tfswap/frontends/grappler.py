@@ -41,7 +41,7 @@ from tfswap.importers.shapes import HANDLES, Argument, HandleType
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow, has_small_extras, is_collective
 from tfswap.ir.python_calls import differentiated
-from tfswap.ir.types import Shape, TensorType
+from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.devices import units
 from tfswap.passes.join import KERNEL_LABEL
@@ -239,10 +239,10 @@ def _optimized(
 
 
 def _as_onednn(node: node_def_pb2.NodeDef) -> None:
-    """Grappler fuses convolutions of bfloat16 where oneDNN's kernels are, into an op that has no kernel for these: it
-    counts on oneDNN's graph pass, which has not run yet.
+    """Grappler fuses convolutions of 16-bit floats where oneDNN's kernels take these, into an op that has no kernel for
+    them: it counts on oneDNN's graph pass, which has not run yet.
     """
-    if node.op == FUSED and node.attr["T"].type == enum_of("bfloat16"):
+    if node.op == FUSED and node.attr["T"].type in map(enum_of, HALVES):
         node.op = ONEDNN_FUSED
         node.attr["_kernel"].s = KERNEL_LABEL
 

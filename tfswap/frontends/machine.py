@@ -45,12 +45,12 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
     inter = tf.config.threading.get_inter_op_parallelism_threads() or cores
     if tf.config.list_logical_devices("GPU"):
         return "GPU:0", DeviceModel("gpu", False, intra, inter)
-    cache = None
+    found = DeviceModel("cpu", _onednn(), intra, inter)
     if live and memory_info("CPU:0") is not None:
         import tfswap.ops
 
-        cache = tfswap.ops.l3_cache_bytes()
-    return "CPU:0", DeviceModel("cpu", _onednn(), intra, inter, cache)
+        found = found._replace(l3_cache_bytes=tfswap.ops.l3_cache_bytes(), onednn_dtypes=tfswap.ops.onednn_dtypes())
+    return "CPU:0", found
 
 
 def _onednn() -> bool:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import gc
 import logging
 import math
 import weakref
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.frontends import machine
+from tfswap.frontends import machine, messages
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.captures import captured, without_asking
@@ -31,6 +29,7 @@ from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.holders import Holders
+from tfswap.frontends.live_device import free_functions, has_arena, is_live, live_device, look, runs_at_once
 from tfswap.frontends.niches import make_niches
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
@@ -202,22 +201,22 @@ class Step:
             plain: the call runs at once, and neither a tape nor who may cancel it has a part in it.
         """
         asked = captured(self._concrete)
-        if self._request.changes_nothing or not _has_arena() or not (plain or _runs_at_once()):
+        if self._request.changes_nothing or not has_arena() or not (plain or runs_at_once()):
             result = self._call(inputs, plain, asked)
             if self._audits:
-                self._audit_what_is_new(_look(before=False))
+                self._audit_what_is_new(look(before=False))
             return result
         planned = False
         while True:
             step = TRAFFIC.begin()
             try:
-                before = _look(before=True)
+                before = look(before=True)
                 if planned or not TRAFFIC.alone(step) or self._fits(before):
                     return self._watched(inputs, plain, asked, before, step)
             finally:
                 TRAFFIC.end()
             with TRAFFIC.planning(), progress.task(f"planning {self.name} again"):
-                if not self._fits(_look(before=True)):
+                if not self._fits(look(before=True)):
                     self._plan_again(inputs)
             planned = True
 
@@ -238,7 +237,7 @@ class Step:
         """What swapping did in the latest run of the function's, whose steps take turns."""
         from tfswap.ops.runtime import StepStats, step_stats
 
-        info = machine.memory_info(_device()[0])
+        info = machine.memory_info(live_device()[0])
         peak = None if info is None else info.peak_bytes
         hits = 0
         if self.instead_of is not None:
@@ -249,7 +248,7 @@ class Step:
 
     def fits(self) -> bool:
         """Whether the step, as it is planned, stays within its limit in the arena as it is now."""
-        return not _has_arena() or self._fits(_look(before=True))
+        return not has_arena() or self._fits(look(before=True))
 
     @property
     def elements(self) -> float:
@@ -271,7 +270,7 @@ class Step:
             given: carry out this plan instead, whatever it needs.
             ordered: order the step also where its limit is well above the unoptimised peak.
         """
-        live = not self._request.changes_nothing and _is_live(inputs)
+        live = not self._request.changes_nothing and is_live(inputs)
         optimizer, resident = self._optimizer_now(inputs, live)
         self._making_bytes = 0
         function, gate, requests, peak, actions, lacking = self._concrete, None, None, 0, None, 0
@@ -284,7 +283,7 @@ class Step:
                 if live and not self._niches and arena_bytes is not None and error.floor_bytes > arena_bytes:
                     # Perhaps for what lies in the way alone.
                     function = gate = actions = None
-                    _free_functions()
+                    free_functions()
                     if self._make_niches(optimizer):
                         resident = self._resident()
                         optimizer.suppose(resident)
@@ -302,7 +301,7 @@ class Step:
                 if actions is not None:
                     # What was made for the plan before goes first: the next one's constants take its places.
                     function = gate = None
-                    _free_functions()
+                    free_functions()
                 function, gate = self._make(optimizer, plan, closed=live)
                 actions = plan.actions
                 if live:
@@ -340,17 +339,12 @@ class Step:
         if live and gate is not None:
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
             self._open(gate)
-            if layout := _look(before=True).layout:
+            if layout := look(before=True).layout:
                 self._peaks[layout] = peak
                 self._holders.remember(layout, self._resident())
         log.info("tfswap: %s: %s", self.name, self.report.headline())
         if given is None and self.limit_bytes is not None and self._making_bytes > self.limit_bytes:
-            self._complain(
-                f"{self.name} peaked at {format_bytes(self._making_bytes)} while TensorFlow made it, "
-                f"{format_bytes(self._making_bytes - self.limit_bytes)} over its limit. No step takes as much: what "
-                "follows from constants alone is computed then, all at once. Make large constants outside of the "
-                "function."
-            )
+            self._complain(messages.exceeded_while_made(self.name, self._making_bytes, self.limit_bytes))
 
     def _plan_with_others(self, inputs: Sequence[Any]) -> None:
         """Plan; where other workers plan the same step, all refuse if one does, and all carry out one plan if it fits
@@ -361,7 +355,7 @@ class Step:
             self._plan(inputs)
         except InfeasibleMemoryLimit as error:
             refusal = error
-        alone = self._request.changes_nothing or self._request.plan is not None or not _is_live(inputs)
+        alone = self._request.changes_nothing or self._request.plan is not None or not is_live(inputs)
         others = None if alone or self._optimizer is None else meeting(self._optimizer.graph)
         if others is not None:
             floor = highest(others.exchange(None if refusal is None else refusal.floor_bytes))
@@ -369,9 +363,7 @@ class Step:
                 self._unplan()
                 rank, floor_bytes = floor
                 raise InfeasibleMemoryLimit(
-                    f"{self.name}: worker {rank} needs at least {floor_bytes} bytes ({format_bytes(floor_bytes)}) in "
-                    "its arena, more than its memory_limit, and no worker trains without the others. Ask for "
-                    f"memory_limit={floor_bytes} or more, or make the batch smaller.",
+                    messages.refused_by_another(self.name, rank, floor_bytes),
                     floor_bytes=floor_bytes,
                     limit_bytes=self.limit_bytes or 0,
                 )
@@ -399,13 +391,13 @@ class Step:
         """As if there had been no plan: nothing of it stays in the arena."""
         self.planned = False
         self.function = self._gate = self._requests = None
-        _free_functions()
+        free_functions()
 
     def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
         """The optimizer, which is made once, for the arena as it is or may be when the step runs, and what is there."""
         optimizer = self._optimizer or self._new_optimizer(inputs)
         self._own_buffers(optimizer, inputs)
-        _free_functions()
+        free_functions()
         if live and self._batches_beside and not self._niches and not self._runs_unchanged(optimizer):
             batches = _batch_sizes(inputs)  # those that are made meanwhile, and as many that wait
             largest = self._make_niches(optimizer, batches * (2 * self._batches_beside))
@@ -424,11 +416,11 @@ class Step:
         from tfswap.importers.source_lines import SourceLines
 
         graph, held = self._import(self._planned_for(inputs))
-        _free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
+        free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident().beside(self._made_around(inputs))
         made = self._optimizer = Optimizer(
             graph,
-            _device()[1],
+            live_device()[1],
             self._request.options,
             resident=resident,
             locate=SourceLines(self._concrete),
@@ -443,7 +435,7 @@ class Step:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
         from tfswap.importers.function import import_function
 
-        device, model = _device()
+        device, model = live_device()
         sizes = tuple(tuple(shape or ()) for shape in self.shapes[len(arguments) :])
         told = self._told.types(sizes) if self._told is not None and sizes else None  # none where none have values
         graph = import_function(self._concrete, arguments, told)
@@ -463,7 +455,7 @@ class Step:
 
         import tfswap.ops
 
-        if self._request.changes_nothing or not _has_arena():
+        if self._request.changes_nothing or not has_arena():
             return
         captures = without_asking(self._concrete)
         handles = [captures[p - len(inputs)] for p in optimizer.written_variables() if p >= len(inputs)]
@@ -484,7 +476,7 @@ class Step:
         niches = optimizer.niches(resident, beside)
         if resident.limit_bytes is not None and sum(niches) > resident.limit_bytes - self.limit_bytes:
             niches = [size for size in niches if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
-        self._niches = make_niches(_device()[0], niches, self.limit_bytes)
+        self._niches = make_niches(live_device()[0], niches, self.limit_bytes)
         return max(niches) if self._niches else 0
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:
@@ -506,7 +498,7 @@ class Step:
         """The limit in bytes, of which a share depends on the unoptimised peak."""
         optimizer = self._optimizer
         assert optimizer is not None
-        limit = self._request.limit(_device()[0])
+        limit = self._request.limit(live_device()[0])
         if limit is not None:
             asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
@@ -522,7 +514,7 @@ class Step:
             lacking: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
         """
         if self._request.plan is not None or self._request.changes_nothing:
-            return self._request.choose(optimizer, _device()[0])
+            return self._request.choose(optimizer, live_device()[0])
         spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
         if spare > promised(0):  # less is in every plan's margin
             for margin in (self._margin_bytes + spare, self._margin_bytes):
@@ -536,7 +528,7 @@ class Step:
         if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
             return plan
         assert self.limit_bytes is not None, "a plan for no limit is never refused"
-        if _has_arena() and self.limit_bytes >= _named_floors.get(optimizer.fingerprint, 0):
+        if has_arena() and self.limit_bytes >= _named_floors.get(optimizer.fingerprint, 0):
             # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
             # there plans may use up their margin.
             optimizer.extra_margin_bytes -= promised(self.limit_bytes) - self.limit_bytes
@@ -550,18 +542,16 @@ class Step:
         optimizer = self._optimizer
         assert optimizer is not None
         arena_bytes = resident.limit_bytes
-        asked = self._request.limit(_device()[0])
+        asked = self._request.limit(live_device()[0])
         assert asked is not None, "a plan for no limit is never refused"
         asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
         if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
             return error
-        told = f"{error} {_device()[0]}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
-        if error.floor_bytes > arena_bytes:
-            told += (
-                f", in {len(regions_of(resident.chunks))} regions so far, and tensors do not fit across regions. One "
-                "region holds more: allocate one tensor of about that size when the program starts, and let it go"
-            )
-        return InfeasibleMemoryLimit(f"{told}.", floor_bytes=error.floor_bytes, limit_bytes=asked_bytes)
+        return InfeasibleMemoryLimit(
+            messages.refused_by_the_arena(error, live_device()[0], arena_bytes, len(regions_of(resident.chunks))),
+            floor_bytes=error.floor_bytes,
+            limit_bytes=asked_bytes,
+        )
 
     def _floor_bytes(self) -> int:
         assert self._optimizer is not None
@@ -582,7 +572,7 @@ class Step:
         claim = self._request.options.claim(self._owner, plan)
         swaps = apply_claim(graph, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
-        if _device()[1].kind == "cpu" and apply_states(graph, self._owner, trace):
+        if live_device()[1].kind == "cpu" and apply_states(graph, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
         function = self._export(graph, plan, gate, closed=closed)
         if swaps:
@@ -619,7 +609,7 @@ class Step:
         """
         import tfswap.ops
 
-        if _device()[1].kind != "cpu":
+        if live_device()[1].kind != "cpu":
             # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
             tfswap.ops.claim(self._owner, claim.host_limit_bytes)
             return
@@ -642,9 +632,9 @@ class Step:
 
     def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
         """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
-        before = _look(before=False)
+        before = look(before=False)
         self._run_closed(function, inputs)
-        after = _look(before=False)
+        after = look(before=False)
         if after.peak_bytes > before.peak_bytes:
             self._making_bytes = after.peak_bytes
         self.audit()
@@ -702,7 +692,7 @@ class Step:
         Args:
             instantiated: whether the step's constants are.
         """
-        found = machine.resident(_device()[0])
+        found = machine.resident(live_device()[0])
         return dataclasses.replace(found, instantiated=instantiated)
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
@@ -730,11 +720,7 @@ class Step:
                 continue
             self._unplannable_bytes = margins[0] if refusals else 0
             if refusals:
-                log.warning(
-                    "tfswap: %s: no plan leaves room for that, should it come again; memory_limit=%d does.",
-                    self.name,
-                    refusals[0].floor_bytes,
-                )
+                log.warning("tfswap: %s", messages.no_room(self.name, refusals[0].floor_bytes))
             self._hopeless_bytes = None
             return
         self._plan(inputs, given=before)
@@ -766,13 +752,13 @@ class Step:
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
         """Run what is a part of the step and comes later, and notice the same."""
-        if not _has_arena():
+        if not has_arena():
             result = run()
-            self._audit_what_is_new(_look(before=False))
+            self._audit_what_is_new(look(before=False))
             return result
         step = TRAFFIC.begin()
         try:
-            before = _look(before=False)
+            before = look(before=False)
             result = run()
             self._notice(before, step, result)
             return result
@@ -781,7 +767,7 @@ class Step:
 
     def _notice(self, before: CLook, step: int, result: Any) -> None:
         """Look whether what has just run, and gave `result`, has passed the limit."""
-        after = _look(before=False)
+        after = look(before=False)
         self._seen_bytes = after.peak_bytes
         self._audit_what_is_new(after)
         if after.peak_bytes > before.peak_bytes:
@@ -802,8 +788,7 @@ class Step:
         strange = after.current_bytes - before.current_bytes - self._optimizer.fetched_bytes()
         if strange <= promised(0):
             return ""
-        held = self._holders.of_what_came(before.layout, self._resident(), result)
-        return f"{format_bytes(strange)} that are not the step's came while it ran, and are still there{held}."
+        return messages.what_came(strange, self._holders.of_what_came(before.layout, self._resident(), result))
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, came: str, alone: bool, hopeless: bool) -> None:
         """Complain, with whose doing it was as far as can be told.
@@ -813,32 +798,19 @@ class Step:
             alone: whether no other optimized function ran meanwhile.
             hopeless: whether it is known that no plan has room for it.
         """
-        excess = format_bytes(peak_bytes - limit_bytes)
-        told = f"{self.name} peaked at {format_bytes(peak_bytes)}, {excess} over its limit: "
-        if not alone:
-            told += (
-                "other optimized functions ran at the same time, and each is planned as if it were alone. Call them "
-                "one after another."
-            )
-        else:
-            told += came or (
-                "something else took memory of the device while it ran, and has let it go again, or a kernel took more "
-                f"than is known of it{self._suspect()}."
-            )
-            if self._request.plan is None and not hopeless:
+        if alone:
+            again = self._request.plan is None and not hopeless
+            if again:
                 self._measured_bytes = peak_bytes
-                told += " The next call is planned again with room for that."
+            told = messages.exceeded(self.name, peak_bytes, limit_bytes, came or self._unknown(), again=again)
+        else:
+            told = messages.exceeded_beside_others(self.name, peak_bytes, limit_bytes)
         self._complain(told)
 
-    def _suspect(self) -> str:
-        """The kernel that may have taken more than is known, ending a sentence."""
-        tightest = next(iter(self.report.convolutions), None)
-        if tightest is not None and _device()[1].kind == "gpu":
-            return (
-                f", such as cuDNN's workspace for {tightest.name}, to which the plan leaves "
-                f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within what is left)"
-            )
-        return f", such as {self.report.unmodelled[0]}" if self.report.unmodelled else ""
+    def _unknown(self) -> str:
+        """What may have taken memory that nothing shows any more."""
+        tightest = next(iter(self.report.convolutions), None) if live_device()[1].kind == "gpu" else None
+        return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
 
     def _complain(self, message: str) -> None:
         """Raise or log, as `on_exceeded` says."""
@@ -866,48 +838,6 @@ def _batch_sizes(inputs: Sequence[Any]) -> list[int]:
     return [t.shape.num_elements() * t.dtype.size for t in inputs if t.shape.is_fully_defined()]
 
 
-@functools.cache
-def _device() -> tuple[str, Any]:
-    return machine.current_device(live=True)
-
-
-@functools.cache
-def _has_arena() -> bool:
-    """Whether the device has an arena that can be looked at."""
-    return machine.memory_info(_device()[0]) is not None
-
-
-@functools.cache
-def _looked_at() -> tuple[Callable[[int, bool], CLook], int]:
-    """What looks at the device's allocator, and that."""
-    import tfswap.ops
-
-    return tfswap.ops.looker(), machine.allocator(_device()[0]) if _has_arena() else 0
-
-
-def _look(*, before: bool) -> CLook:
-    """What the allocator tells now.
-
-    Args:
-        before: a step comes next, which finds the arena in the layout that is told.
-    """
-    look, allocator = _looked_at()
-    return look(allocator, before)
-
-
-def _runs_at_once() -> bool:
-    import tensorflow as tf
-
-    return tf.executing_eagerly()
-
-
-def _is_live(inputs: Sequence[Any]) -> bool:
-    """Whether a call with these inputs runs at once, in an arena that can be looked at."""
-    import tensorflow as tf
-
-    return _has_arena() and _runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
-
-
 def _is_made_around(given: Any, planned: Any) -> bool:
     """Whether the function around a step computes what the step is given, as far as the size is known; what is fed to
     that function is its caller's, who calls it now.
@@ -918,8 +848,3 @@ def _is_made_around(given: Any, planned: Any) -> bool:
         return False
     outer = getattr(given.graph, "outer_graph", None)  # where sizes are asked for there is none
     return given.op.type != "Placeholder" or (outer is not None and outer.building_function)
-
-
-def _free_functions() -> None:
-    """Let go of functions that nobody refers to: their captures and kernels hold constants in the arena."""
-    gc.collect()  # a function's graph is full of cycles

@@ -48,6 +48,9 @@ ELEMENT_BYTES: dict[str, int] = {
     "variant": 0,
 }
 
+HALVES = frozenset({"bfloat16", "float16"})
+"""Floats of 16 bits."""
+
 Shape = tuple[int | None, ...] | None
 
 

@@ -224,8 +224,10 @@ def _open(library: build.Library) -> OpLibrary:
 
 
 def _declare_core(c: ctypes.CDLL) -> None:
-    """The signatures of core/c_api.cc; without them ctypes passes everything as int."""
+    """The signatures of core/c_api.cc and core/processor.cc; without them ctypes passes everything as int."""
     c.tfswap_l3_cache_bytes.restype = ctypes.c_int64
+    c.tfswap_onednn_takes.argtypes = [ctypes.c_int32]
+    c.tfswap_onednn_takes.restype = ctypes.c_bool
     c.tfswap_set_host_limit.argtypes = [ctypes.c_uint64]
     c.tfswap_set_host_limit.restype = None
     c.tfswap_host_limit.restype = ctypes.c_uint64

@@ -355,6 +355,14 @@ def l3_cache_bytes() -> int:
     return load().c.tfswap_l3_cache_bytes()
 
 
+def onednn_dtypes() -> tuple[str, ...]:
+    """Types of elements that oneDNN's kernels take on this processor, of those that they may, in order."""
+    import tensorflow as tf
+
+    asked = (tf.bfloat16, tf.float16, tf.float32)
+    return tuple(dtype.name for dtype in asked if load().c.tfswap_onednn_takes(dtype.as_datatype_enum))
+
+
 def own_buffer(resource: object) -> None:
     """Gives the variable behind a handle a buffer that nothing else holds."""
     load().ops.tfswap_own_buffer(resource=resource)

@@ -35,7 +35,6 @@ PADDED = {CONVOLUTION: "_MklNativePadWithConv2D", "_FusedConv2D": "_MklNativePad
 FILTER = "Conv2DBackpropFilter"
 BIAS = "BiasAddGrad"
 JOINT = "_MklNativeConv2DBackpropFilterWithBias"
-JOINED_DTYPES = frozenset({"float32", "bfloat16"})
 KERNEL_LABEL = b"MklNameChangeOp"
 """Which of an op's kernels is meant: oneDNN's for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
 
@@ -44,10 +43,10 @@ def apply_join(graph: Graph, device: DeviceModel) -> int:
     """Join such pairs of `graph`, in place; returns how many."""
     if not device.onednn:
         return 0
-    pairs = _Pairs(graph, graph.read_in_vain)
+    pairs = _Pairs(graph, device, graph.read_in_vain)
     joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
     joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
-    return len(joined) + _join_gradients(graph)
+    return len(joined) + _join_gradients(graph, device)
 
 
 def keep_apart(graph: Graph, device: DeviceModel) -> int:
@@ -57,7 +56,7 @@ def keep_apart(graph: Graph, device: DeviceModel) -> int:
     """
     if not device.onednn:
         return 0
-    pairs = _Pairs(graph)
+    pairs = _Pairs(graph, device)
     found = [node for node in graph if pairs.is_padded(node) or pairs.is_biased(node)]
     for node in found:
         graph.replace_input(node, 0, add_defer(graph, node.inputs[0], node.device))
@@ -71,8 +70,9 @@ class _Pairs:
         in_vain: names of tensors that others read as well, which are not in the graph any more.
     """
 
-    def __init__(self, graph: Graph, in_vain: Collection[str] = ()):
+    def __init__(self, graph: Graph, device: DeviceModel, in_vain: Collection[str] = ()):
         self._graph = graph
+        self._device = device
         self._in_vain = in_vain
         self._readers: dict[Output, list[Node]] = defaultdict(list)
         self._waiting: dict[Node, list[Node]] = defaultdict(list)
@@ -103,7 +103,7 @@ class _Pairs:
     def _goes_into(self, first: Node, second: Node) -> bool:
         """Whether they have the same control inputs and device, and nothing but the second reads the first."""
         return (
-            _dtype(first) == _dtype(second) in JOINED_DTYPES
+            _dtype(first) == _dtype(second) in self._device.onednn_dtypes
             and _wait_for_the_same(first, second)
             and self._readers[first.out()] == [second]
             and first not in self._kept
@@ -136,7 +136,7 @@ def _with_bias(kernel: Node, added: Node) -> None:
     added.attrs = {**kernel.attrs, "_kernel": KERNEL_LABEL}
 
 
-def _join_gradients(graph: Graph) -> int:
+def _join_gradients(graph: Graph, device: DeviceModel) -> int:
     filters: dict[Output, list[Node]] = defaultdict(list)
     biases: dict[Output, list[Node]] = defaultdict(list)
     for node in graph:
@@ -147,7 +147,7 @@ def _join_gradients(graph: Graph) -> int:
     pairs = [
         (filters[gradient][0], found[0])
         for gradient, found in biases.items()
-        if len(found) == 1 and len(filters[gradient]) == 1 and _are_joined(filters[gradient][0], found[0])
+        if len(found) == 1 and len(filters[gradient]) == 1 and _are_joined(filters[gradient][0], found[0], device)
     ]
     for joint, bias in pairs:
         joint.op, joint.outputs = JOINT, (*joint.outputs, *bias.outputs)
@@ -158,9 +158,9 @@ def _join_gradients(graph: Graph) -> int:
     return len(pairs)
 
 
-def _are_joined(kernel: Node, bias: Node) -> bool:
+def _are_joined(kernel: Node, bias: Node, device: DeviceModel) -> bool:
     return (
-        _dtype(bias) in JOINED_DTYPES
+        _dtype(bias) in device.onednn_dtypes
         and kernel.attrs.get("padding") != b"EXPLICIT"
         and _layout(kernel) == _layout(bias)
         and _wait_for_the_same(kernel, bias)

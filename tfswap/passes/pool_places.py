@@ -21,7 +21,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.passes.defer import add_defer
 from tfswap.passes.devices import unit
-from tfswap.passes.join import JOINED_DTYPES, KERNEL_LABEL
+from tfswap.passes.join import KERNEL_LABEL
 
 POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
 """By gradient."""
@@ -47,7 +47,7 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
             index
             or pool.op not in (plain, ONEDNN + plain)
             or unit(pool.device) != unit(node.device)
-            or not _has_places(pool)
+            or not _has_places(pool, device)
         ):
             continue
         if pool.op == plain:
@@ -87,12 +87,12 @@ def _keep_places(graph: Graph, pool: Node) -> None:
         graph.permits[pool.out(1)] = graph.permits[pool.out(0)]
 
 
-def _has_places(pool: Node) -> bool:
+def _has_places(pool: Node, device: DeviceModel) -> bool:
     layout, pooled = pool.attrs.get("data_format", b"NDHWC" if "3D" in pool.op else b"NHWC"), pool.outputs[0]
     spatial = SPATIAL.get(layout) if isinstance(layout, bytes) else None
     sizes = pool.attrs.get("ksize"), pool.attrs.get("strides")
     return (
-        pooled.dtype in JOINED_DTYPES
+        pooled.dtype in device.onednn_dtypes
         and pooled.num_elements is not None
         and pool.attrs.get("padding") != b"EXPLICIT"
         and spatial is not None

@@ -5,7 +5,6 @@
 #include <string>
 #include <type_traits>
 
-#include "Eigen/Core"
 #include "export.h"
 #include "planes.h"
 #include "runtime.h"
@@ -73,10 +72,6 @@ TfswapStats Filled(const Figures& figures) {
 }
 
 }  // namespace
-
-// As TensorFlow's kernels take it, which size their buffers by it: of a virtual machine it
-// may be the whole host's.
-TFSWAP_C_API int64_t tfswap_l3_cache_bytes() { return Eigen::l3CacheSize(); }
 
 // UINT64_MAX: no limit. Blocks that hold nothing are given back when they are more
 // than the new limit allows.

@@ -1,0 +1,97 @@
+"""What is said where a step's limit can't hold, or has not: by how much, by whose doing, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from tfswap.report.report import ConvolutionRow
+
+
+def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
+    """Of a step that fits here, and not in another worker's arena."""
+    return (
+        f"{step}: worker {rank} needs at least {floor_bytes} bytes ({format_bytes(floor_bytes)}) in its arena, more "
+        "than its memory_limit, and no worker trains without the others. Ask for "
+        f"memory_limit={floor_bytes} or more, or make the batch smaller."
+    )
+
+
+def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_bytes: int, regions: int) -> str:
+    """`refusal`, of a step to which no limit helps since the arena may not have as much, or not in one piece."""
+    told = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
+    if refusal.floor_bytes > arena_bytes:
+        told += (
+            f", in {regions} regions so far, and tensors do not fit across regions. One region holds more: allocate "
+            "one tensor of about that size when the program starts, and let it go"
+        )
+    return f"{told}."
+
+
+def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again: bool) -> str:
+    """Of a step that ran.
+
+    Args:
+        cause: a sentence.
+        again: whether the next call is planned with room for it.
+    """
+    told = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
+    told += cause
+    return f"{told} The next call is planned again with room for that." if again else told
+
+
+def exceeded_beside_others(step: str, peak_bytes: int, limit_bytes: int) -> str:
+    """Of a step that did not run alone."""
+    cause = (
+        "other optimized functions ran at the same time, and each is planned as if it were alone. Call them one after "
+        "another."
+    )
+    return exceeded(step, peak_bytes, limit_bytes, cause, again=False)
+
+
+def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
+    """Of a step that has not run yet."""
+    return (
+        f"{step} peaked at {format_bytes(peak_bytes)} while TensorFlow made it, "
+        f"{format_bytes(peak_bytes - limit_bytes)} over its limit. No step takes as much: what follows from constants "
+        "alone is computed then, all at once. Make large constants outside of the function."
+    )
+
+
+def what_came(nbytes: int, held: str) -> str:
+    """The cause where what came while the step ran is still there.
+
+    Args:
+        held: as of `Holders.of_what_came`.
+    """
+    return f"{format_bytes(nbytes)} that are not the step's came while it ran, and are still there{held}."
+
+
+def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence[str]) -> str:
+    """The cause where nothing is there any more.
+
+    Args:
+        tightest: the convolution to whose workspace the plan leaves least, where cuDNN chooses that.
+        unmodelled: what is not known to take no more than was planned, worst first.
+    """
+    suspect = ""
+    if tightest is not None:
+        suspect = (
+            f", such as cuDNN's workspace for {tightest.name}, to which the plan leaves "
+            f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within what is left)"
+        )
+    elif unmodelled:
+        suspect = f", such as {unmodelled[0]}"
+    return (
+        "something else took memory of the device while it ran, and has let it go again, or a kernel took more than "
+        f"is known of it{suspect}."
+    )
+
+
+def no_room(step: str, enough_bytes: int) -> str:
+    """Of a step that passed its limit, and will again should the same come again."""
+    return f"{step}: no plan leaves room for that, should it come again; memory_limit={enough_bytes} does."

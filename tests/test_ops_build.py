@@ -79,6 +79,18 @@ def test_a_library_that_was_shipped_needs_no_compiler_and_no_cache(tmp_path):
     assert not cache.exists()
 
 
+def test_without_a_compiler_it_is_told_which_tensorflow_the_installation_has_ops_for(tmp_path):
+    made, empty = shipped_in(tmp_path / "shipped"), tmp_path / "empty"
+    empty.mkdir()
+    made.rename(made.with_name("core-tensorflow-2.4.0-0123456789abcdef"))
+    code = f"{HIDDEN.format(folder=str(made.parent))}\n{IMPORT_AND_SWAP}"
+    run = start_python(code, PATH=str(empty), CXX="", TFSWAP_CACHE_DIR=str(tmp_path / "cache"))
+    _, told = run.communicate()
+    assert run.returncode
+    assert "found no C++ compiler" in told
+    assert "brings its ops compiled for TensorFlow 2.4.0, and " in told
+
+
 @pytest.mark.parametrize("damage", ["cut short", "not loadable"])
 def test_a_shipped_library_that_can_t_be_used_is_built_instead(tmp_path, quick_compiler, damage):
     made = shipped_in(tmp_path / "shipped")

@@ -243,11 +243,17 @@ def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = Fa
     """
     try:
         compiler = find_compiler()
-    except OpLibraryError:
+    except OpLibraryError as error:
         found = None if rebuild else locate_without_compiler(sources, facts)
-        if found is None:
+        if found is not None:
+            return found
+        brought = sorted({path.name.split("-")[2] for path in SHIPPED_DIR.glob(f"{sources.name}-tensorflow-*-*")})
+        if not brought or facts.version in brought:
             raise
-        return found
+        raise OpLibraryError(
+            f"{error} This installation brings its ops compiled for TensorFlow {', '.join(brought)}, and "
+            f"{facts.version} is here."
+        ) from error
     library = locate(sources, facts, compiler)
     # Without the lock, so that a cache that can only be read works once it is filled.
     if not rebuild and library.is_intact():

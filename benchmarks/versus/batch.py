@@ -5,22 +5,28 @@ What a step takes grows in proportion to its batch, beside its variables: so two
 few more find the largest one that was seen to run; the smallest that was seen to fail stands beside it. What the floor
 allows: no plan can do without the variables and the largest kernel's own needs, while kernels stay whole; the batch at
 which these two alone fill the cap follows from the two largest batches that ran.
+
+Times are of both batches by turns, the smaller one's in an arena with room to spare: what ran once in the cap may not
+another time, since the order in which TensorFlow's executor runs kernels is free.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from versus.page import Section, Table, mib
-from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, attempt, quartiles, told_by
+from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, Running, Took, attempt, quartiles, told_by
 
 OURS = Form("tfswap", limit=None)
 ROOMY_MIB = 6000
 TRIES, TIMED = 12, 5
-"""How many batches are tried at most, and how many steps of the largest are timed."""
+"""How many batches are tried at most, and how many steps of the largest are timed, after two that are not."""
 CLOSE = 0.02
 """Batches that differ by no more are not told apart; needs so close above the cap are the cap's own, whose holes are in
 the way: they say nothing of what a batch needs."""
@@ -36,6 +42,7 @@ COLUMNS = (
     "peak, MiB",
     "on the host, MiB",
     "time, predicted, over an unoptimised step of that batch",
+    "time per example, over the smaller batch's",
     "CPU time per example, over the smaller batch's",
 )
 P100 = (
@@ -129,13 +136,31 @@ def search(case: Case) -> dict[str, Any]:
     if same["fits"]:
         tries += _largest(case, OURS, [(0, same["persistent_bytes"]), (begin, same["floor_bytes"])], cap)
     ours = max((t for t in tries if t["fits"]), key=_batch, default=None)
-    found = {"case": case._asdict(), "same": same, "tries": [*plain, *tries]}
-    if best and ours:
-        best, ours = (
-            one | attempt(case.net, one["size"], form, case.cap_mib, TIMED)
-            for one, form in ((best, UNOPTIMISED), (ours, OURS))
-        )
-    return found | {"unoptimised": best, "ours": ours}
+    found = {"case": case._asdict(), "same": same, "tries": [*plain, *tries], "unoptimised": best, "ours": ours}
+    return found | ({"timed": timed(case, best, ours)} if best and ours else {})
+
+
+def timed(case: Case, plain: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Time per example of the larger batch over the smaller one's, of steps by turns: by clock, each round's ratio.
+
+    Args:
+        plain, ours: the largest batches that ran.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pair = [
+            Running(case.net, one["size"], form, Path(folder), arena_mib=arena_mib, onednn=False)
+            for one, form, arena_mib in ((plain, UNOPTIMISED, ROOMY_MIB), (ours, OURS, case.cap_mib))
+        ]
+        try:
+            for round_ in range(1 + TIMED):
+                for one in pair:
+                    one.step(counts=round_ > 0)
+        finally:
+            for one in pair:
+                one.close()
+    rounds = list(zip(*(one.took for one in pair), strict=True))
+    of_examples = _batch(plain) / _batch(ours)
+    return {n: [of_examples * getattr(o, n) / getattr(p, n) for p, o in rounds] for n in Took._fields}
 
 
 def child(spec: dict[str, Any]) -> None:
@@ -209,7 +234,7 @@ def present(found: dict[str, Any]) -> Section:
             floors[name] = _batch(ours) / bound
             line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
-            line.append(_time(ours, plain))
+            line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
@@ -284,13 +309,9 @@ def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def _time(ours: dict[str, Any], plain: dict[str, Any]) -> str:
-    """CPU time per example over that of the smaller batch's median; in brackets its quartiles."""
-    base = plain["cpu_s"] / _batch(plain) * _batch(ours)
-    if "took_s" not in ours:
-        return f"{ours['cpu_s'] / base:.2f} (one step)"
-    low, high = quartiles(cpu_s / base for _, cpu_s in ours["took_s"])
-    return f"{ours['cpu_s'] / base:.2f} ({low:.2f} to {high:.2f})"
+def _quartiles(ratios: Sequence[float]) -> str:
+    low, high = quartiles(ratios)
+    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _share(share: float) -> str:

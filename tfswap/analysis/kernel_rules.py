@@ -161,6 +161,20 @@ def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[in
     return rule
 
 
+def fused(compute: Callable[[Facts], Events | Measured]) -> Rule:
+    """A rule of `events_rule` for a kernel with more in it: oneDNN's add into the buffer of what they add, where they
+    may (mkl_conv_ops.cc, mkl_matmul_op_fused.cc; kInputIndex_Add).
+    """
+    plain, adding = events_rule(compute), events_rule(compute, forward=(3,))
+
+    def rule(facts: Facts) -> KernelMemory:
+        inside = facts.attrs.get("fused_ops")
+        adds = facts.device.onednn and isinstance(inside, tuple) and b"Add" in inside
+        return (adding if adds else plain)(facts)
+
+    return rule
+
+
 def view_or_fresh(decide: Callable[[Facts], tuple[bool, bool]], source: int = 0) -> Rule:
     """A kernel that hands its input on where it can (decide gives (is a view, exact)), else copies."""
 

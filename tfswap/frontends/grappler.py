@@ -21,6 +21,7 @@ import functools
 import itertools
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,13 @@ from tfswap.importers.bodies import import_with_bodies
 from tfswap.importers.function import sparse_shapes
 from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import control_flow, has_small_extras, is_collective
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.devices import units
-from tfswap.passes.join import KERNEL_LABEL
+from tfswap.passes.join import FILTER, KERNEL_LABEL
 from tfswap.passes.nodes import PRESERVE
 
 if TYPE_CHECKING:
@@ -133,11 +134,20 @@ def as_planned(
 
 
 def _arrange_as_traced(made: Graph, traced: Graph) -> None:
-    """Put nodes in the trace's order, which holds less memory than Grappler's; new ones behind what they read."""
+    """Put nodes in the trace's order, which holds less memory than Grappler's; new ones behind what they read.
+
+    Of what reads one gradient, the order is Grappler's: oneDNN's pass goes by that (passes/join.py).
+    """
     place = {node.name: rank for rank, node in enumerate(traced)}
     rank: dict[Node, int] = {}
     for node in made.topological():
         rank[node] = place.get(node.name, max((rank[source] for source, _ in node.inputs), default=0))
+    siblings: dict[Output, list[Node]] = defaultdict(list)
+    for node in made:
+        if node.op == FILTER:
+            siblings[node.inputs[2]].append(node)
+    for nodes in siblings.values():
+        rank |= zip(nodes, sorted(rank[node] for node in nodes), strict=True)
     made.arrange(rank)
 
 

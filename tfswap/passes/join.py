@@ -144,11 +144,12 @@ def _join_gradients(graph: Graph, device: DeviceModel) -> int:
             filters[node.inputs[2]].append(node)
         elif node.op == BIAS:
             biases[node.inputs[0]].append(node)
-    pairs = [
-        (filters[gradient][0], found[0])
-        for gradient, found in biases.items()
-        if len(found) == 1 and len(filters[gradient]) == 1 and _are_joined(filters[gradient][0], found[0], device)
-    ]
+    pairs: list[tuple[Node, Node]] = []
+    for gradient, found in biases.items():
+        # Of several convolutions that are added up, the first one's.
+        joinable = (kernel for kernel in filters[gradient] if _are_joined(kernel, found[0], device))
+        if len(found) == 1 and (kernel := next(joinable, None)) is not None:
+            pairs.append((kernel, found[0]))
     for joint, bias in pairs:
         joint.op, joint.outputs = JOINT, (*joint.outputs, *bias.outputs)
         joint.attrs = {key: value for key, value in joint.attrs.items() if key != "explicit_paddings"}

@@ -256,6 +256,22 @@ def cond() -> Made:
     return weights, step, [_data(2000, 64)]
 
 
+def skipped() -> Made:
+    """Layers that are skipped by chance: a branch hands on what it is given, which has no buffer of its own then."""
+    weights = _weights(*[(64, 64)] * 6)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for i, w in enumerate(weights):
+                kept = tf.reduce_sum(h) > (-1e9 if i % 3 else 1e9)
+                h = tf.sin(tf.cond(kept, lambda h=h, w=w: h + tf.nn.elu(h @ w), lambda h=h: h))
+            loss = tf.reduce_mean(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(2000, 64)]
+
+
 def conditional_update() -> Made:
     """Updates, with momentum, in a conditional: variables are assigned in its body."""
     weights = _weights(*[(128, 128)] * 6)
@@ -484,6 +500,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         masked_loss,
         hard_examples,
         cond,
+        skipped,
         conditional_update,
         lstm,
         gru,

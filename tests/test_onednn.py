@@ -121,6 +121,11 @@ for width in (16, 32, 32):
     h = keras.layers.Conv2D(width, 3, padding="same", activation="relu", bias_initializer="random_normal")(h)
     pooled = keras.layers.MaxPooling2D(3, 1 if KIND == "pools" else 2, "same")(h)
     h = keras.layers.Concatenate()([h, pooled]) if KIND == "pools" else pooled
+if KIND == "added":  # in three kernels' order, of which the pass joins one with the one gradient of both biases
+    for width in (32, 24):
+        h = keras.layers.ReLU()(h)
+        twice = keras.layers.Conv2D(width, 3, padding="same")(keras.layers.Conv2D(32, 3, padding="same")(h))
+        h = keras.layers.Add()([twice, keras.layers.Conv2D(width, 1)(h)])
 h = keras.layers.Conv2D(8, 3)(keras.layers.ZeroPadding2D()(h))
 h = keras.layers.GlobalAveragePooling2D()(h)
 net = keras.Model(images, keras.layers.Dense(10, dtype="float32")(h))
@@ -156,7 +161,7 @@ print(json.dumps([t.numpy().tobytes().hex() for t in (loss, *slopes)]))
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"), [("bfloat16", "80%"), ("frozen", "96%"), ("outside", "80%"), ("pools", "60%")]
+    ("kind", "limit"), [("bfloat16", "80%"), ("frozen", "96%"), ("outside", "80%"), ("pools", "60%"), ("added", "80%")]
 )
 def test_the_bits_are_those_of_kernels_that_tensorflow_joins(kind, limit):
     """A convolution with its bias, a pool with its gradient; and what TensorFlow runs apart stays so in every order."""
@@ -230,6 +235,19 @@ def test_what_is_waited_for_or_read_in_vain_stays_as_it_is():
     graph.add_control(graph["b"], graph["pad"])
     assert apply_join(graph.copy(), ONEDNN) == 0
     assert apply_join(parse_graph(CONVOLUTIONS), ONEDNN) == 2
+
+
+@pytest.mark.parametrize("op", ["_FusedConv2D", "_MklNativeFusedConv2D", "_MklNativePadWithFusedConv2D"])
+def test_what_a_fused_kernel_adds_is_written_over(op):
+    image, kernel, bias = (TensorType("float32", shape) for shape in ((8, 14, 14, 32), (1, 1, 32, 32), (32,)))
+
+    def forward(*fused, device=ONEDNN):
+        inputs = (image, kernel, bias, image)[: 2 + len([f for f in fused if f != b"Relu"])]
+        return kernel_memory(op, {"fused_ops": fused}, inputs, (image,), device).forward
+
+    assert forward(b"BiasAdd", b"Add", b"Relu") == ((0, (3,)),)
+    assert forward(b"BiasAdd", b"Relu") == ()
+    assert forward(b"BiasAdd", b"Add", device=DeviceModel("cpu")) == ()
 
 
 def test_what_was_planned_as_two_stays_apart():

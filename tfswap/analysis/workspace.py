@@ -82,6 +82,11 @@ def _onednn(
     return events, exact, _temporaries_after_output(usual)[0]
 
 
+def of_onednn(facts: Facts) -> Measured:
+    """A kernel that only oneDNN has."""
+    return _onednn(facts)
+
+
 def _onednn_convolution(facts: Facts) -> Measured:
     return _onednn(facts, usual=[_CONVOLUTION_BYTES + _CONVOLUTION_THREAD_BYTES * facts.device.intra_op_threads])
 
@@ -156,7 +161,7 @@ def conv3d(facts: Facts) -> Events | Measured:
 def _is_onednn_gradient(facts: Facts) -> bool:
     """Whether oneDNN has the gradient's kernel: not where padding is explicit (mkl_layout_pass.cc)."""
     explicit = facts.attrs.get("padding") == b"EXPLICIT"
-    return facts.device.onednn and facts.outputs[0].dtype == "float32" and not explicit
+    return facts.device.onednn and facts.outputs[0].dtype in facts.device.onednn_dtypes and not explicit
 
 
 def conv2d_backprop_input(facts: Facts) -> Events | Measured:

@@ -66,6 +66,28 @@ def _steps(start: Any, limit: Any, delta: Any) -> Any:
     return tf.cast(tf.where(ahead, count, tf.zeros_like(count)), tf.int64)
 
 
+def _segments(position: int) -> Callable[[Output], SizeRule]:
+    """A row for each segment: those up to the last of the ids at this position, which are sorted
+    (segment_reduction_ops_impl.h).
+    """
+
+    def rule(tensor: Output) -> SizeRule:
+        data, ids = tensor.node.inputs[0], tensor.node.inputs[position]
+        row = (tensor.type.shape or (None, None))[1:]
+        if None in row or tensor.type.bound:
+            return SizeRule((ids,), lambda shape, ids: _with_rows(ids, shape[1:]), data)
+        return SizeRule((ids,), lambda ids: _with_rows(ids, row))
+
+    return rule
+
+
+def _with_rows(ids: Any, row: Any) -> Any:
+    import tensorflow as tf
+
+    rows = tf.reduce_max(tf.concat([tf.cast(ids[-1:], tf.int64) + 1, [0]], 0))
+    return tf.concat([rows[None], tf.cast(row, tf.int64)], 0)
+
+
 def _padded(tensor: Output) -> SizeRule | None:
     """Of a ragged tensor given by row splits alone."""
     node = tensor.node
@@ -198,7 +220,15 @@ _RULES: dict[str, Callable[[Output], SizeRule | None]] = {
     "Range": _range,
     "Reshape": _reshaped,
     "ScatterNd": _by_input(2),
+    "SegmentMax": _segments(1),
+    "SegmentMean": _segments(1),
+    "SegmentMin": _segments(1),
+    "SegmentProd": _segments(1),
+    "SegmentSum": _segments(1),
     "Slice": _sliced,
+    "SparseSegmentMean": _segments(2),
+    "SparseSegmentSqrtN": _segments(2),
+    "SparseSegmentSum": _segments(2),
     "SparseToDense": _by_input(1),
     "StridedSlice": _strided,
     "Tile": _tiled,

@@ -7,18 +7,22 @@ another order. An order's control edges would keep the two apart, so they are jo
 those of the step as TensorFlow runs it.
 
 What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
-shape inference takes that output for as long as the image has channels.
+shape inference takes that output for as long as the image has channels. What a convolution with a Pad makes is passed
+on as well, since its shape is inferred as if there were no Pad.
 
 Where an order happens to give two nodes the same control inputs that were planned as two, `keep_apart` puts a node
 between them.
 
-Not handled: a gradient that several filters' kernels read, of which oneDNN joins the one that it comes upon first.
+Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN joins the one that
+Grappler has put first (frontends/grappler.py keeps these in its order).
+
+Not handled: several BiasAddGrads of one gradient, which stay apart. Grappler makes one of them where it is on.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dims, Graph, Node, Output
@@ -45,6 +49,7 @@ def apply_join(graph: Graph, device: DeviceModel) -> int:
         return 0
     pairs = _Pairs(graph, device, graph.read_in_vain)
     joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
+    _tell_shapes(graph, joined)
     joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
     return len(joined) + _join_gradients(graph, device)
 
@@ -129,6 +134,19 @@ def _with_pad(pad: Node, kernel: Node) -> None:
     kernel.attrs = {key: value for key, value in kernel.attrs.items() if key not in left_out}
     kernel.attrs |= {"Tpaddings": pad.attrs["Tpaddings"], "_kernel": KERNEL_LABEL}
     kernel.op, kernel.inputs = PADDED[kernel.op], (pad.inputs[0], *kernel.inputs[1:], pad.inputs[1])
+
+
+def _tell_shapes(graph: Graph, kernels: Sequence[Node]) -> None:
+    """Have all that reads these kernels read them through nodes that say what their shapes are."""
+    nodes = list(graph)
+    told: dict[Output, Output] = {}
+    for kernel in kernels:
+        if kernel.outputs[0].shape is not None:
+            made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
+            made.node.attrs = {**made.node.attrs, "shape": Dims(kernel.outputs[0].shape)}
+    for node in nodes if told else ():
+        node.inputs = tuple(told.get(tensor, tensor) for tensor in node.inputs)
+    graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
 
 
 def _with_bias(kernel: Node, added: Node) -> None:

@@ -234,7 +234,8 @@ def present(found: dict[str, Any]) -> Section:
             floors[name] = _batch(ours) / bound
             line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
-            line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
+            if "timed" in net:
+                line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)

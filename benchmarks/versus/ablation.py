@@ -265,7 +265,7 @@ def _lines(lines: list[dict[str, Any]]) -> list[list[str]]:
     told = []
     for cells, line in zip(form_lines(lines), lines, strict=True):
         if line["edit"] and line["kept"] is False:
-            cells[-1] = "not planned for"
+            cells[-1] = "no: not planned for"
         stalls = [f"{1e3 * seconds:.1f}" for seconds in line.get("stalls_s", ())]
         told.append([*cells, *stalls] if stalls else _padded(cells))
     if all(line["label"] != STEPWISE[0].label for line in lines):

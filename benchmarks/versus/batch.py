@@ -57,6 +57,8 @@ P100 = (
     "time, predicted, over an unoptimised step of that batch",
 )
 NOTES = (
+    "The largest batch of an unoptimised step is one that ran: since its order is free, it need not run another time.",
+    "Times are of both batches by turns, the smaller one's in an arena with room to spare.",
     "Few tries are made for each: a batch between the largest that ran and the smallest that failed may fit as well.",
     "A cap of 16 GB on a real GPU was not tried. Where variables take most of the cap, as in the convolutional nets "
     "here, the unoptimised step fits few examples, and multiples are larger than they would be there.",

@@ -217,7 +217,9 @@ def present(found: dict[str, Any]) -> Section:
         "Layrub: deep CNNs",
         "memory -58.2% on average and -98.9% at best, at 24.1% more time (Liu et al., TACO 2018)",
         words,
-        "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena; oneDNN's kernels as a rule",
+        "their base is Caffe, ours TensorFlow's own peak; small images, a CPU's arena; oneDNN's kernels. Keras' nets "
+        "(VGG16, ResNets to 152) have ten classes behind a mean, and no fully connected layers; those of 302 and 1,517 "
+        "layers are blocks of one width alone",
         [Table("", ("net", *FORM_COLUMNS), lines)],
         [_plot(tried)],
         notes,

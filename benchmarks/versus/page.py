@@ -87,7 +87,8 @@ python benchmarks/headlines.py --page docs/headlines.json      # makes this page
 
 Where a section says nothing else, times are step times over those of the unoptimised step, taken in turns, round by
 round: medians, and in brackets their quartiles; CPU seconds, of all threads, vary less than the clock on a machine that
-others use, and do not show kernels that wait.
+others use, and do not show kernels that wait. Quartiles are of one run's rounds; between runs medians differ by more
+on a machine that others use.
 
 In tables that say what is "in the step", losses of all steps are compared with those of "memory optimizer off" where
 there is that form, and else with the unoptimised step's; they are the same, to the bit, unless they are said to be
@@ -101,10 +102,11 @@ so](measurements.md#how-far-last-bits-carry)).
 
 PEAKS = (
     "Peaks are those of TensorFlow's allocator, of all steps. Those of planned steps do not depend on what else the "
-    "machine does. An unoptimised step has no fixed order: which of its kernels overlap, and so its peak, hangs on how "
-    "long they take, which is otherwise on a busy machine ([Memory model](memory_model.md)). The predicted one, of a "
-    "machine with nothing else to do, stands beside it in the sections of offloading, Layrub, policies, kinds, "
-    "ablation and depth."
+    "machine does. An unoptimised step has no fixed order: which of its kernels overlap, and so its peak, depends on "
+    "how long each takes, which varies with what else the machine does ([Memory model](memory_model.md)). Cuts are of "
+    "the highest peak that was seen, and differ between runs as it does "
+    "([by how much](measurements.md#what-cuts-are-of)). The predicted peak, of a machine with nothing else to do, "
+    "stands beside the measured one in the sections of offloading, Layrub, policies, kinds, ablation and depth."
 )
 WIDTH = 120
 

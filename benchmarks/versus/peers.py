@@ -77,7 +77,8 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
             *NAMES,
             *notes,
             f"Memory in all, host memory included, is what tfswap trades: {leaner}. The column is how far the process "
-            "grew in physical memory, XLA's compiler and tfswap's planner among it; of two devices, one process's.",
+            "grew in physical memory by a step after the first ones, with what stays of XLA's compiler and of tfswap's "
+            "planner, not what they need for a while; of two devices, one process's.",
             *_first_calls(pairs),
             "Caffe, Torch, MXNet, GeePS and others are quoted [as published](#published).",
         ],

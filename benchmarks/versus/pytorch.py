@@ -187,7 +187,7 @@ COLUMNS = (
     "memory",
     "time, clock",
     "time, CPU",
-    "faster by the clock, tfswap's over PyTorch's",
+    "faster by the clock; tfswap's time over PyTorch's",
     "faster by CPU, the same",
 )
 TFSWAP, ABOVE = "tfswap", "floor above"

@@ -44,8 +44,9 @@ from tfswap.ir.ops import control_flow, has_small_extras, is_collective
 from tfswap.ir.python_calls import differentiated
 from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.ir.views import origin
+from tfswap.oplib import names
 from tfswap.passes.devices import units
-from tfswap.passes.join import FILTER, KERNEL_LABEL
+from tfswap.passes.join import FILTER, FUSED_3D, KERNEL_LABEL
 from tfswap.passes.nodes import PRESERVE
 
 if TYPE_CHECKING:
@@ -237,6 +238,7 @@ def _optimized(
         if shapes is not None:
             _drop_controls(node, feeds)
         _as_onednn(node)
+    padded = _tell_padded(made, graph)
     left = [fed.pop(node.name, node) for node in made.node if node.op != "_Retval"]
     del made.node[:]
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
@@ -244,6 +246,9 @@ def _optimized(
     result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
     if told := _only_traced(result, graph):
         result = import_with_bodies(made, arguments, list(feeds), fetches, targets, told)
+    for kernel, told in padded.items():
+        if kernel in result:
+            result[kernel].outputs = result[told].outputs
     result.feeds += reference_variables(result)
     return result
 
@@ -255,6 +260,27 @@ def _as_onednn(node: node_def_pb2.NodeDef) -> None:
     if node.op == FUSED and node.attr["T"].type in map(enum_of, HALVES):
         node.op = ONEDNN_FUSED
         node.attr["_kernel"].s = KERNEL_LABEL
+
+
+def _tell_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
+    """Pass on what convolutions make that Grappler has fused with a Pad, by a node that says what its shape is.
+
+    TensorFlow infers that shape as if there were no Pad. Returns by kernel, which is called otherwise then, that node.
+    """
+    found: dict[str, str] = {}
+    for node in [n for n in made.node if n.op == FUSED_3D and any(n.attr["padding_list"].list.i)]:
+        shape = traced[node.name].outputs[0].shape if node.name in traced else None
+        if shape is None:
+            continue
+        import tfswap.ops  # noqa: F401 has the op
+
+        told = made.node.add(name=node.name, op=names.DEFER, device=node.device)
+        node.name = f"{node.name}/padded"
+        told.input.append(node.name)
+        told.attr["T"].CopyFrom(node.attr["T"])
+        fill_shape(told.attr["shape"].shape, shape)
+        found[node.name] = told.name
+    return found
 
 
 def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:

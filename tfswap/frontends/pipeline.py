@@ -36,7 +36,7 @@ from tfswap.passes.defer import apply_defer
 from tfswap.passes.devices import apply_carriers
 from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
-from tfswap.passes.join import apply_join, keep_apart
+from tfswap.passes.join import apply_join, keep_apart, tell_shapes
 from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.order import apply_order
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
@@ -621,6 +621,7 @@ class Optimizer:
         if not self.options.portable:
             keep_unpaired(made, self.graph, self.device)
             keep_apart(made, self.device)
+            tell_shapes(made)
         made.prune()
         verify(made)
         if self.options.portable:

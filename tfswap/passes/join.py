@@ -8,7 +8,7 @@ those of the step as TensorFlow runs it.
 
 What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
 shape inference takes that output for as long as the image has channels. What a convolution with a Pad makes is passed
-on as well, since its shape is inferred as if there were no Pad.
+on as well (`tell_shapes`), since its shape is inferred as if there were no Pad.
 
 Where an order happens to give two nodes the same control inputs that were planned as two, `keep_apart` puts a node
 between them.
@@ -22,7 +22,7 @@ Not handled: several BiasAddGrads of one gradient, which stay apart. Grappler ma
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dims, Graph, Node, Output
@@ -36,6 +36,7 @@ BIASED = "_MklNativeConv2DWithBias"
 PAD = "Pad"
 PADDED = {CONVOLUTION: "_MklNativePadWithConv2D", "_FusedConv2D": "_MklNativePadWithFusedConv2D"}
 """By convolution, what it and a Pad are together."""
+FUSED_3D = "_FusedConv3D"
 FILTER = "Conv2DBackpropFilter"
 BIAS = "BiasAddGrad"
 JOINT = "_MklNativeConv2DBackpropFilterWithBias"
@@ -49,7 +50,6 @@ def apply_join(graph: Graph, device: DeviceModel) -> int:
         return 0
     pairs = _Pairs(graph, device, graph.read_in_vain)
     joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
-    _tell_shapes(graph, joined)
     joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
     return len(joined) + _join_gradients(graph, device)
 
@@ -66,6 +66,31 @@ def keep_apart(graph: Graph, device: DeviceModel) -> int:
     for node in found:
         graph.replace_input(node, 0, add_defer(graph, node.inputs[0], node.device))
     return len(found)
+
+
+def tell_shapes(graph: Graph) -> int:
+    """Have what reads a convolution with a Pad in it read it through a node that says what its shape is.
+
+    In place; returns how many such convolutions there are.
+    """
+    kernels = [node for node in graph if node.op in PADDED.values() or is_padded_inside(node)]
+    readers = [(node, node.inputs) for node in graph if node.op != names.DEFER]
+    told: dict[Output, Output] = {}
+    for kernel in kernels:
+        shape = kernel.outputs[0].shape
+        if shape is not None:
+            made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
+            made.node.attrs = {**made.node.attrs, "shape": Dims(shape)}
+    for node, inputs in readers if told else ():
+        node.inputs = tuple(told.get(tensor, tensor) for tensor in inputs)
+    graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
+    return len(kernels)
+
+
+def is_padded_inside(node: Node) -> bool:
+    """Whether Grappler has fused a Pad into a convolution."""
+    padding = node.attrs.get("padding_list")
+    return node.op == FUSED_3D and isinstance(padding, tuple) and any(padding)
 
 
 class _Pairs:
@@ -134,19 +159,6 @@ def _with_pad(pad: Node, kernel: Node) -> None:
     kernel.attrs = {key: value for key, value in kernel.attrs.items() if key not in left_out}
     kernel.attrs |= {"Tpaddings": pad.attrs["Tpaddings"], "_kernel": KERNEL_LABEL}
     kernel.op, kernel.inputs = PADDED[kernel.op], (pad.inputs[0], *kernel.inputs[1:], pad.inputs[1])
-
-
-def _tell_shapes(graph: Graph, kernels: Sequence[Node]) -> None:
-    """Have all that reads these kernels read them through nodes that say what their shapes are."""
-    nodes = list(graph)
-    told: dict[Output, Output] = {}
-    for kernel in kernels:
-        if kernel.outputs[0].shape is not None:
-            made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
-            made.node.attrs = {**made.node.attrs, "shape": Dims(kernel.outputs[0].shape)}
-    for node in nodes if told else ():
-        node.inputs = tuple(told.get(tensor, tensor) for tensor in node.inputs)
-    graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
 
 
 def _with_bias(kernel: Node, added: Node) -> None:

@@ -107,7 +107,7 @@ fetches %filter, %between
 def test_join():
     golden = Golden("join")
     assert apply_join(golden.graph, DeviceModel(onednn=False)) == 0
-    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 1
+    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 2
     golden.check()
     assert apply_join(golden.graph, DeviceModel(onednn=True)) == 0
 

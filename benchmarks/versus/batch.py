@@ -236,8 +236,7 @@ def present(found: dict[str, Any]) -> Section:
             floors[name] = _batch(ours) / bound
             line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
-            if "timed" in net:
-                line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
+            line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
@@ -255,6 +254,9 @@ def present(found: dict[str, Any]) -> Section:
             words.append(f"planned for a described P100 by {tactics}: {', '.join(each)} times")
     papers = found.get(PAPERS, [])
     brief = [f"ResNet-50 {ratios['ResNet-50']:.1f} times in a CPU's arena"] if "ResNet-50" in ratios else []
+    if brief:
+        time = statistics.median(found["ResNet-50"]["timed"]["clock_s"])
+        brief[0] += f" by all tactics, at {time:.2f} of the time per example"
     brief += [
         f"{row['ours'] / row['unoptimised']:.1f} planned for a described P100 by {_tactics(row)}, at a predicted "
         f"{row['time_ratio']:.2f} of the time"
@@ -273,6 +275,7 @@ def present(found: dict[str, Any]) -> Section:
             *NOTES,
             *(f"{name}: {_share(share)} of the batch that the floor allows." for name, share in floors.items()),
             *_long(ratios),
+            *_timed_later(found),
             *_beside_the_paper(papers),
         ],
         brief="; ".join(brief),
@@ -310,6 +313,15 @@ def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"predicted time {' and '.join(told)}."
         )
     return notes
+
+
+def _timed_later(found: dict[str, Any]) -> list[str]:
+    """Which nets' times are of another run than the search for their batches."""
+    runs: dict[str, list[str]] = {}
+    for name, net in found.items():
+        if name not in PLANNED and (taken := net.get("timed", {}).get("taken")):
+            runs.setdefault(f"{taken['versions']}, {taken['when']}", []).append(name)
+    return [f"Timed after their batches were found, with {run}: {', '.join(names)}." for run, names in runs.items()]
 
 
 def _quartiles(ratios: Sequence[float]) -> str:

@@ -212,6 +212,8 @@ def conv3d_backprop_input(facts: Facts) -> Events | Measured:
 
 def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropFilterOp: the same; of half precision, Eigen's without a buffer."""
+    if _is_onednn_gradient(facts):
+        return _onednn(facts)
     if facts.device.kind == "cpu" and facts.outputs[0].dtype not in ("float32", "float64"):
         return (OUT0,), True
     return _conv3d_backprop(facts, facts.inputs[0], facts.outputs[0], one_by_one=False)

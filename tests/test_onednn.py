@@ -125,7 +125,7 @@ for width in (16, 32, 32):
     h = keras.layers.Conv2D(width, 3, padding="same", activation="relu", bias_initializer="random_normal")(h)
     pooled = keras.layers.MaxPooling2D(3, 1 if KIND == "pools" else 2, "same")(h)
     h = keras.layers.Concatenate()([h, pooled]) if KIND == "pools" else pooled
-if KIND == "added":  # in three kernels' order, of which the pass joins one with the one gradient of both biases
+if KIND == "added":  # both biases have one gradient, which the pass joins with one of the two filters'
     for width in (32, 24):
         h = keras.layers.ReLU()(h)
         twice = keras.layers.Conv2D(width, 3, padding="same")(keras.layers.Conv2D(32, 3, padding="same")(h))

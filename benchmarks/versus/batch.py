@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from versus.page import Section, Table, mib
+from versus.page import Section, Table, mib, spread
 from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, Running, Took, attempt, quartiles, told_by
 
 OURS = Form("tfswap", limit=None)
@@ -236,7 +236,10 @@ def present(found: dict[str, Any]) -> Section:
             floors[name] = _batch(ours) / bound
             line += [f"{ratios[name]:.1f}", f"{bound:.0f}", mib(ours["peak_bytes"]), mib(ours["host_bytes"])]
             line.append(f"{ours['predicted_ratio']:.2f}")
-            line += [_quartiles(net["timed"][clock]) for clock in Took._fields]
+            line += [
+                spread(statistics.median(ratios), quartiles(ratios))
+                for ratios in (net["timed"][clock] for clock in Took._fields)
+            ]
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
         Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
@@ -322,11 +325,6 @@ def _timed_later(found: dict[str, Any]) -> list[str]:
         if name not in PLANNED and (taken := net.get("timed", {}).get("taken")):
             runs.setdefault(f"{taken['versions']}, {taken['when']}", []).append(name)
     return [f"Timed after their batches were found, with {run}: {', '.join(names)}." for run, names in runs.items()]
-
-
-def _quartiles(ratios: Sequence[float]) -> str:
-    low, high = quartiles(ratios)
-    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _share(share: float) -> str:

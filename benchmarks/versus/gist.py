@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from versus.page import MIB, PEAK, STEP_TIME, Plot, Section, Series, Table
+from versus.page import MIB, PEAK, STEP_TIME, Plot, Section, Series, Table, spread
 from versus.turns import written_by
 
 SCRIPT = Path(__file__).parent.parent / "gist.py"
@@ -76,5 +76,4 @@ def _time(row: dict[str, Any], clock: str) -> str:
     """A ratio of medians; in brackets the quartiles of the form's own steps, over the same median."""
     if f"{clock}_spread" not in row:
         return f"{row[clock]:.2f}"
-    low, high = row[f"{clock}_spread"]
-    return f"{row[clock]:.2f} ({low:.2f} to {high:.2f})"
+    return spread(row[clock], row[f"{clock}_spread"])

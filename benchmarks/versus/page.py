@@ -120,12 +120,17 @@ def cut(nbytes: float, base: float) -> float:
     return 1 - nbytes / base
 
 
+def spread(middle: float, around: Sequence[float]) -> str:
+    """A figure, and in brackets its quartiles."""
+    low, high = around
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 def ratio(line: dict[str, Any], clock: str) -> str:
     """A time ratio and its quartiles."""
     if f"{clock}_ratio" not in line:
         return ""
-    low, high = line[f"{clock}_spread"]
-    return f"{line[f'{clock}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+    return spread(line[f"{clock}_ratio"], line[f"{clock}_spread"])
 
 
 FORM_COLUMNS = ("form", "limit, MiB", "peak, MiB", "memory", "time, clock", "time, CPU", "in the step", "limit kept")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from versus.page import Plot, Section, Series, Table, mib
+from versus.page import Plot, Section, Series, Table, mib, spread
 from versus.turns import UNOPTIMISED, Form, attempt, quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "depth.py"
@@ -115,8 +115,7 @@ def _depth_line(row: dict[str, Any]) -> list[str]:
 
 def _step_s(row: dict[str, Any]) -> str:
     """The median of its steps but the first, and their quartiles."""
-    low, high = quartiles(row["steps_s"])
-    return f"{row['step_s']:.2f} ({low:.2f} to {high:.2f})"
+    return spread(row["step_s"], quartiles(row["steps_s"]))
 
 
 def _near(plain: dict[str, Any], ours: dict[str, Any]) -> list[str]:

@@ -66,7 +66,7 @@ _CONVOLUTION_BYTES, _CONVOLUTION_THREAD_BYTES = 4096, 4120
 """What each convolution asked for on CPUs with AVX-512, of any shape: so much, and so much for a thread."""
 
 
-def _onednn(
+def onednn(
     facts: Facts,
     temporaries: Sequence[int] = (),
     thread_bytes: int = ONEDNN_SCRATCH_BYTES,
@@ -82,13 +82,8 @@ def _onednn(
     return events, exact, _temporaries_after_output(usual)[0]
 
 
-def of_onednn(facts: Facts) -> Measured:
-    """A kernel that only oneDNN has."""
-    return _onednn(facts)
-
-
 def _onednn_convolution(facts: Facts) -> Measured:
-    return _onednn(facts, usual=[_CONVOLUTION_BYTES + _CONVOLUTION_THREAD_BYTES * facts.device.intra_op_threads])
+    return onednn(facts, usual=[_CONVOLUTION_BYTES + _CONVOLUTION_THREAD_BYTES * facts.device.intra_op_threads])
 
 
 class Product(NamedTuple):
@@ -172,7 +167,7 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.outputs[0], facts.inputs[1], facts.inputs[2])
     if _is_onednn_gradient(facts):
-        return _onednn(facts)
+        return onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
     work = pixels * channels + window * channels + pixels * window
@@ -189,7 +184,7 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
     if facts.device.kind == "gpu":
         return _gpu_convolution(facts.inputs[0], facts.outputs[0], facts.inputs[2])
     if _is_onednn_gradient(facts):
-        return _onednn(facts)
+        return onednn(facts)
     size = _element_bytes(facts.outputs[0])
     pixels, window, channels = _image_products(kernel, gradient)
     work = pixels * window + pixels * channels + window * channels
@@ -199,7 +194,7 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
 
 def joint_gradients(facts: Facts) -> Events:
     """mkl_conv_grad_filter_ops.cc: the gradient of the bias is allocated behind the filter's."""
-    return (OUT0, ("out", 1), *_onednn(facts)[0][1:]), False
+    return (OUT0, ("out", 1), *onednn(facts)[0][1:]), False
 
 
 _MOST_COLUMNS = 25  # conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes
@@ -212,9 +207,8 @@ def conv3d_backprop_input(facts: Facts) -> Events | Measured:
 
 def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropFilterOp: the same; of half precision, Eigen's without a buffer."""
-    if _is_onednn_gradient(facts):
-        return _onednn(facts)
-    if facts.device.kind == "cpu" and facts.outputs[0].dtype not in ("float32", "float64"):
+    plain = facts.device.kind == "cpu" and not _is_onednn_gradient(facts)
+    if plain and facts.outputs[0].dtype not in ("float32", "float64"):
         return (OUT0,), True
     return _conv3d_backprop(facts, facts.inputs[0], facts.outputs[0], one_by_one=False)
 
@@ -223,7 +217,7 @@ def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_b
     if facts.device.kind == "gpu":
         return _gpu_convolution(volume, kernel, facts.inputs[2])
     if _is_onednn_gradient(facts):
-        return _onednn(facts)
+        return onednn(facts)
     gradient, window = known_shape(facts.inputs[2]), known_shape(kernel)
     if gradient is None or window is None or volume.num_elements is None:
         return _UNKNOWN
@@ -312,19 +306,19 @@ def max_pool(facts: Facts) -> Events | Measured:
     """maxpooling_op.cc takes nothing; oneDNN remembers where each maximum was, a byte each."""
     if facts.device.kind == "cpu" and facts.device.onednn:
         places = facts.outputs[0].num_elements or 0
-        return _onednn(facts, [places], usual=[places])
+        return onednn(facts, [places], usual=[places])
     return (OUT0,), facts.device.kind == "cpu"
 
 
 def max_pool_with_places(facts: Facts) -> Measured:
     """mkl_maxpooling_op.cc: the places are its second output (passes/pool_places.py)."""
-    (out, *scratch), exact, usual = _onednn(facts)
+    (out, *scratch), exact, usual = onednn(facts)
     return (out, ("out", 1), *scratch), exact, (*usual, ("out", 1))
 
 
 def max_pool_grad_from_places(facts: Facts) -> Measured:
     """mkl_maxpooling_op.cc: nothing is pooled again."""
-    return _onednn(facts)
+    return onednn(facts)
 
 
 def max_pool_grad(facts: Facts) -> Events:
@@ -448,18 +442,18 @@ def matmul(facts: Facts) -> Events | Measured:
             return _UNKNOWN
         widened = [4 * count for count in counts if count is not None]
         return _temporaries_after_output(widened, exact=not facts.device.onednn)
-    return _onednn(facts) if facts.device.onednn else ((OUT0,), True)
+    return onednn(facts) if facts.device.onednn else ((OUT0,), True)
 
 
 def batch_matmul(facts: Facts) -> Events | Measured:
     """As `matmul`, with oneDNN's scratch by shape (mkl_batch_matmul_op.cc). `MatMul` took none where measured."""
     given, made = known_shape(facts.inputs[0]), known_shape(facts.outputs[0])
-    onednn = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in HALVES
-    if not onednn or given is None or made is None:
+    replaced = facts.device.kind == "cpu" and facts.device.onednn and facts.outputs[0].dtype not in HALVES
+    if not replaced or given is None or made is None:
         return matmul(facts)
     first, second = bool(facts.attrs.get("adj_x")), bool(facts.attrs.get("adj_y"))
     product = Product(prod(made[:-2]), made[-2], given[-2 if first else -1], made[-1], (first, second))
-    return _onednn(facts, thread_bytes=onednn_product_bytes(product))
+    return onednn(facts, thread_bytes=onednn_product_bytes(product))
 
 
 # --- images, sparse tensors and counts ------------------------------------------------------------------

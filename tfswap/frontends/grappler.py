@@ -46,7 +46,7 @@ from tfswap.ir.types import HALVES, Shape, TensorType
 from tfswap.ir.views import origin
 from tfswap.oplib import names
 from tfswap.passes.devices import units
-from tfswap.passes.join import FILTER, FUSED_3D, KERNEL_LABEL
+from tfswap.passes.join import FILTER, FUSED_3D, KERNEL_LABEL, any_size
 from tfswap.passes.nodes import PRESERVE
 
 if TYPE_CHECKING:
@@ -249,6 +249,7 @@ def _optimized(
     for kernel, told in padded.items():
         if kernel in result:
             result[kernel].outputs = result[told].outputs
+            result[told].attrs = {**result[told].attrs, "shape": any_size(result[kernel])}
     result.feeds += reference_variables(result)
     return result
 
@@ -268,17 +269,15 @@ def _tell_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
     TensorFlow infers that shape as if there were no Pad. Returns by kernel, which is called otherwise then, that node.
     """
     found: dict[str, str] = {}
-    for node in [n for n in made.node if n.op == FUSED_3D and any(n.attr["padding_list"].list.i)]:
-        shape = traced[node.name].outputs[0].shape if node.name in traced else None
-        if shape is None:
-            continue
-        import tfswap.ops  # noqa: F401 has the op
-
+    padded = [n for n in made.node if n.op == FUSED_3D and any(n.attr["padding_list"].list.i) and n.name in traced]
+    if padded:
+        import tfswap.ops  # noqa: F401 TensorFlow knows the op from then on; few steps need it to be planned
+    for node in padded:
         told = made.node.add(name=node.name, op=names.DEFER, device=node.device)
         node.name = f"{node.name}/padded"
         told.input.append(node.name)
         told.attr["T"].CopyFrom(node.attr["T"])
-        fill_shape(told.attr["shape"].shape, shape)
+        fill_shape(told.attr["shape"].shape, traced[told.name].outputs[0].shape)
         found[node.name] = told.name
     return found
 

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from tfswap.report.report import ConvolutionRow
 
 
+BESIDE_OTHERS = (
+    "other optimized functions ran at the same time, and each is planned as if it were alone. Call them one after "
+    "another."
+)
+"""The cause where a step did not run alone."""
+
+
 def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
     """Of a step that fits here, and not in another worker's arena."""
     return (
@@ -42,15 +49,6 @@ def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again:
     told = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
     told += cause
     return f"{told} The next call is planned again with room for that." if again else told
-
-
-def exceeded_beside_others(step: str, peak_bytes: int, limit_bytes: int) -> str:
-    """Of a step that did not run alone."""
-    cause = (
-        "other optimized functions ran at the same time, and each is planned as if it were alone. Call them one after "
-        "another."
-    )
-    return exceeded(step, peak_bytes, limit_bytes, cause, again=False)
 
 
 def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:

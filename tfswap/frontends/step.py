@@ -798,14 +798,11 @@ class Step:
             alone: whether no other optimized function ran meanwhile.
             hopeless: whether it is known that no plan has room for it.
         """
-        if alone:
-            again = self._request.plan is None and not hopeless
-            if again:
-                self._measured_bytes = peak_bytes
-            told = messages.exceeded(self.name, peak_bytes, limit_bytes, came or self._unknown(), again=again)
-        else:
-            told = messages.exceeded_beside_others(self.name, peak_bytes, limit_bytes)
-        self._complain(told)
+        again = alone and self._request.plan is None and not hopeless
+        if again:
+            self._measured_bytes = peak_bytes
+        cause = (came or self._unknown()) if alone else messages.BESIDE_OTHERS
+        self._complain(messages.exceeded(self.name, peak_bytes, limit_bytes, cause, again=again))
 
     def _unknown(self) -> str:
         """What may have taken memory that nothing shows any more."""

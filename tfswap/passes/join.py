@@ -69,25 +69,30 @@ def keep_apart(graph: Graph, device: DeviceModel) -> int:
 
 
 def tell_shapes(graph: Graph) -> int:
-    """Have what reads a convolution with a Pad in it read it through a node that says what its shape is.
+    """Have what reads a convolution with a Pad in it read it through a node of whose shape the rank alone is known.
 
     In place; returns how many such convolutions there are.
     """
-    kernels = [node for node in graph if node.op in PADDED.values() or is_padded_inside(node)]
-    readers = [(node, node.inputs) for node in graph if node.op != names.DEFER]
+    kernels = [node for node in graph if node.op in PADDED.values() or _is_padded_inside(node)]
+    if not kernels:
+        return 0
+    readers = [node for node in graph if node.op != names.DEFER]
     told: dict[Output, Output] = {}
     for kernel in kernels:
-        shape = kernel.outputs[0].shape
-        if shape is not None:
-            made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
-            made.node.attrs = {**made.node.attrs, "shape": Dims(shape)}
-    for node, inputs in readers if told else ():
-        node.inputs = tuple(told.get(tensor, tensor) for tensor in inputs)
+        made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
+        made.node.attrs = {**made.node.attrs, "shape": any_size(kernel)}
+    for node in readers:
+        node.inputs = tuple(told.get(tensor, tensor) for tensor in node.inputs)
     graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
     return len(kernels)
 
 
-def is_padded_inside(node: Node) -> bool:
+def any_size(kernel: Node) -> Dims:
+    """The shape of what it makes, of any size: planned ones may be of one batch among many."""
+    return Dims([None] * (5 if kernel.op == FUSED_3D else 4))
+
+
+def _is_padded_inside(node: Node) -> bool:
     """Whether Grappler has fused a Pad into a convolution."""
     padding = node.attrs.get("padding_list")
     return node.op == FUSED_3D and isinstance(padding, tuple) and any(padding)

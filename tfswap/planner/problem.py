@@ -407,9 +407,10 @@ def _refusals(flow: Dataflow) -> dict[int, str]:
     for v, permit in flow.permits.items():
         if not permit.tactics:
             reasons[v] = permit.why
-    for v, value in enumerate(flow.values):
-        if any(value.tensor.name not in other.value_named for other in flow.sequences):
-            reasons.setdefault(v, "one of its branches hands on what it is given")
+    for other in flow.sequences:
+        for v, value in enumerate(flow.values):
+            if value.tensor.name not in other.value_named:
+                reasons.setdefault(v, "one of its branches hands on what it is given")
     for (node, index), v in flow.value_of.items():
         if v not in reasons and flow.values[v].tensor != (node, index) and not is_view(node.op):
             reasons[v] = f"{node.op} {node.name} passes its buffer on in a way that can't be repeated"

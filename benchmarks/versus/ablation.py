@@ -1,7 +1,8 @@
 """What each tactic adds, and what each part of swapping is good for.
 
 One by one, each at the smallest limit that it reaches: a tensor's memory for each output (computed), liveness (which
-TensorFlow has), an order, swaps without the pool, the pool, kernels that run again, encodings. Parts, switched off in
+TensorFlow has), an order, swaps without the pool, the pool, kernels that run again, encodings; and kernels that run
+again, or encodings, without swaps. Parts, switched off in
 turn under one limit, each by other figures in a plan that is the same otherwise, which is carried out as plans from
 files are:
 
@@ -41,7 +42,9 @@ from tfswap.planner.plan import Absence, Plan
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet": ("peer", {"name": "resnet"}),
     "transformer": ("peer", {"name": "transformer"}),
+    "Inception (GoogLeNet)": ("classic", {"name": "inception", "batch": 16, "size": 128}),
 }
+"""The last has the pools that encodings are for."""
 LIMIT = 0.5
 NO_POOL = "no pool reuse"
 NO_PREFETCH = "no prefetch"
@@ -52,6 +55,10 @@ STEPWISE = (
     Form("and the pool's reuse", tactics=("swap",)),
     Form("and recomputation", tactics=("swap", "recompute")),
     Form("and encodings", tactics=("swap", "recompute", "encode")),
+)
+ALONE = (
+    Form("recomputation alone", tactics=("recompute",)),
+    Form("encodings alone", tactics=("encode",)),
 )
 
 
@@ -123,7 +130,7 @@ def measure(part: str) -> dict[str, Any]:
         return _linked(*NETS[LINKED[part]])
     net, size = NETS[part]
     forms = [UNOPTIMISED, REFERENCE]
-    forms += [*STEPWISE, *_parts()]
+    forms += [*STEPWISE, *ALONE, *_parts()]
     return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=ARENA_MIB)}
 
 

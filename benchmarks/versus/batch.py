@@ -242,7 +242,12 @@ def present(found: dict[str, Any]) -> Section:
             ]
         lines.append(line + [""] * (len(COLUMNS) - len(line)))
     tables = [
-        Table("In arenas that are hard limited to the cap; in brackets the smallest batch that failed:", COLUMNS, lines)
+        Table(
+            "In arenas that are hard limited to the cap; in brackets the smallest batch that was refused before "
+            "anything ran, or, where nothing else is said, ran out of memory:",
+            COLUMNS,
+            lines,
+        )
     ]
     words = [", ".join(f"{name} {times:.1f}" for name, times in ratios.items()) + " times"] if ratios else []
     if planned := [[name, *line] for name in PLANNED if name in found for line in _planned(found[name])]:
@@ -348,8 +353,16 @@ def _told(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
     """The largest batch that ran, and the smallest above it that did not."""
     if best is None:
         return "none"
-    failed = [_batch(t) for t in tries if t["how"] == best["how"] and not t["fits"] and _batch(t) > _batch(best)]
-    return f"{_batch(best)} ({min(failed)})" if failed else f"{_batch(best)}"
+    failed = [t for t in tries if t["how"] == best["how"] and not t["fits"] and _batch(t) > _batch(best)]
+    if not failed:
+        return f"{_batch(best)}"
+    least = min(failed, key=_batch)
+    return f"{_batch(best)} ({_batch(least)}{' refused' * _refused(least)})"
+
+
+def _refused(tried: dict[str, Any]) -> bool:
+    """Whether a batch that failed was refused: a plan that then ran out of memory has a peak that was planned."""
+    return "floor_bytes" in tried and "planned_bytes" not in tried
 
 
 def _planned(rows: list[dict[str, Any]]) -> list[list[str]]:

@@ -158,7 +158,13 @@ def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
     share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""
     times = [ratio(line, clock) for clock in ("clock", "cpu")]
-    return [line["label"], limit, mib(line["peak_bytes"]), share, *times, ", ".join(done), kept]
+    return [line["label"], limit, _peak(line), share, *times, ", ".join(done), kept]
+
+
+def _peak(line: dict[str, Any]) -> str:
+    """The highest of all steps, and the lowest where that differs."""
+    highest, lowest = mib(line["peak_bytes"]), mib(line.get("lowest_peak_bytes", line["peak_bytes"]))
+    return highest if lowest == highest else f"{highest} ({lowest})"
 
 
 PEAK, STEP_TIME = "peak over unoptimised", "step time over unoptimised, by the clock"

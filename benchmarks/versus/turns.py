@@ -3,7 +3,8 @@
 Every form is a process that keeps running, on TensorFlow's BFC allocator over the CPU's arena, which starts as one free
 region as a GPU's does. They take a step each, round by round, so that whatever else the machine does slows all alike: a
 ratio of times is the median over the rounds of two times of the same round, and its spread their quartiles. Peaks are
-the allocator's own (`get_memory_info`), of all steps, the first included, which is where TensorFlow makes its kernels.
+the allocator's own (`get_memory_info`), the highest of all steps, the first included, which is where TensorFlow makes
+its kernels; beside it the lowest of any step, since an order that is free has another peak each time.
 
 Not handled: what lies outside of the arena (host memory of swapped tensors, of which the plan tells).
 """
@@ -136,7 +137,7 @@ class Running(Child):
             not fit.
         took: what each step took that counts.
         stalls: what each of these waited for copies; only of tfswap's.
-        peak_bytes: the allocator's, so far.
+        peaks: the allocator's, of the steps before it told of itself, and of each step after.
         losses: of all steps but those before it told of itself.
     """
 
@@ -148,11 +149,16 @@ class Running(Child):
         spec = json.dumps({"net": net, "size": size, "form": form._asdict(), "arena_mib": arena_mib})
         command = [sys.executable, str(COMMAND), f"--child={spec}"]
         super().__init__(form.label, command, folder, environment(arena_mib, onednn))
-        self.peak_bytes: int = self.told.get("peak_bytes", 0)
+        self.peaks: list[int] = [self.told.get("peak_bytes", 0)]
 
     @property
     def fits(self) -> bool:
         return self.told["fits"]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest so far."""
+        return max(self.peaks)
 
     def step(self, *, counts: bool) -> None:
         """Take a step, whose time counts or does not; where it does not fit, though the first has, that is told."""
@@ -160,7 +166,8 @@ class Running(Child):
         if isinstance(said, dict):
             self.told |= said
             return
-        clock_s, cpu_s, self.peak_bytes, loss, stalls = said
+        clock_s, cpu_s, peak_bytes, loss, stalls = said
+        self.peaks.append(peak_bytes)
         self.losses.append(loss)
         if counts:
             self.took.append(Took(clock_s, cpu_s))
@@ -265,6 +272,7 @@ def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str,
     """Of one form: its times over those of `base`, its losses against those of `right`."""
     asked = asked._replace(profile=Path(asked.profile).name)  # its folder is gone
     line = asked._asdict() | one.told | {"peak_bytes": one.peak_bytes, "kept": kept(one)}
+    line["lowest_peak_bytes"] = min(one.peaks)
     if not one.fits or not base.fits:
         return line
     pairs = list(zip(one.took, base.took, strict=True))
@@ -325,6 +333,7 @@ def child(spec: dict[str, Any]) -> None:
     after = AFTER.get(form.edit, lambda: None)
     for _ in sys.stdin:
         stalled = _stalls() if form.how == "tfswap" else []
+        tf.config.experimental.reset_memory_stats("CPU:0")
         started, cpu_started = time.perf_counter(), time.process_time()
         try:
             loss = float(step(*arguments).numpy())

@@ -46,6 +46,7 @@ TESTS = (
     "test_codecs.py",
     "test_list_zeros.py",
     "test_loop_ops.py",
+    "test_pieces.py",
     "test_spill.py",
     "test_fuzz_ops.py",
     "test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",

@@ -39,6 +39,7 @@ from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join, keep_apart, tell_shapes
 from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.order import apply_order
+from tfswap.passes.pieces import apply_pieces
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
 from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
@@ -135,6 +136,7 @@ class Optimizer:
             apply_pool_places(settled, device)
             apply_settle(settled)
             apply_list_zeros(settled, device)
+            apply_pieces(settled, device)
         apply_shared_reads(settled)
         apply_split_views(settled)
         apply_likes(settled)

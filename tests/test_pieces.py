@@ -120,3 +120,22 @@ def test_outputs_lie_where_they_did_in_each_run() -> None:
         """
     )
     assert found == 1
+
+
+def test_planned_steps_ask_for_it() -> None:
+    assert on_arena(
+        """
+        import json
+        import tensorflow as tf
+        import tfswap
+
+        def step(x):
+            a, b, c, d = tf.split(tf.tanh(x), 4, 1)
+            return tf.reduce_sum(a * b + c * d)
+
+        made = tfswap.optimize(tf.function(step), memory_limit="100%")
+        made(x := tf.ones([64, 64]))
+        split, = (n for n in made.get_concrete_function(x).graph.as_graph_def().node if n.op == "Split")
+        print(json.dumps("_kernel" in split.attr))
+        """
+    )

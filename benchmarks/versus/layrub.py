@@ -56,11 +56,7 @@ ONEDNN = True
 
 def measure(part: str) -> dict[str, Any]:
     case = CASES[part]
-    forms = [
-        UNOPTIMISED,
-        *([] if case.alone else [REFERENCE]),
-        *(Form(_label(share), limit=share) for share in case.shares),
-    ]
+    forms = [UNOPTIMISED, REFERENCE, *(Form(_label(share), limit=share) for share in case.shares)]
     forms.append(Form("tfswap, its floor"))
     how = {"rounds": case.rounds, "arena_mib": case.arena_mib, "alone": case.alone, "onednn": ONEDNN}
     return {"case": case._asdict(), "onednn": ONEDNN, "lines": compare(case.net, case.size, forms, **how)}

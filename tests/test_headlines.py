@@ -237,7 +237,7 @@ def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said
     assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in told
     assert "VGG 0 for 0" in told
     taken = {"when": "", "took_s": 1.0, "load": 1.0, "versions": "", "cores": 2, "command": "", "machine": "EPYC"}
-    assert "--json docs/headlines.json --python PYTHON`" in page._taken("pytorch", {"a": {"taken": taken}})
+    assert "--json docs/headlines.json --python PYTHON<" in page._taken("pytorch", {"a": {"taken": taken}})
     assert page.UNRECORDED in page._taken("gist", {"a": {"taken": taken}})
     assert page.UNRECORDED not in page._taken("gist", {"a": {"taken": taken | {"machine": "EPYC, 24 GiB"}}})
 

@@ -66,6 +66,9 @@ def numbered(shape: list[int], dtype: Any) -> Any:
         ([300, 64], [1, 30, -1, 20], 1),
         ([9, 12, 2], [3, 4, 1, 2, 2], -2),
         ([12, 3], [3, 4, 1, 2, 2], 0),
+        ([4096], [1024, 64, 1024, 1984], 0),  # a vector, which may be shared as well
+        ([4096], [1024, 63, 1, 3008], 0),
+        ([4096], 4, 0),
     ],
 )
 def test_pieces_are_tensorflows(dtype: Any, shape: list[int], sizes: Any, axis: int) -> None:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from versus.page import Section, Table, mib, spread
-from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, Running, Took, attempt, quartiles, told_by
+from versus.page import Plot, Section, Series, Table, mib, spread
+from versus.turns import MIB, TACTICS, UNOPTIMISED, Form, Running, Took, attempt, quartiles, told_by, was_refused
 
 OURS = Form("tfswap", limit=None)
 ROOMY_MIB = 6000
@@ -56,6 +56,7 @@ P100 = (
     "on the host, MiB",
     "time, predicted, over an unoptimised step of that batch",
 )
+AXES = "batch, times the largest unoptimised one", "time per example, over the smaller batch's, by the clock"
 NOTES = (
     "The largest batch of an unoptimised step is one that ran: since its order is free, it need not run another time.",
     "Times are of both batches by turns, the smaller one's in an arena with room to spare.",
@@ -261,6 +262,9 @@ def present(found: dict[str, Any]) -> Section:
             each = [f"{line[0].partition(' on a')[0]} {line[4]} (at {line[-1]} of the time)" for line in of]
             words.append(f"planned for a described P100 by {tactics}: {', '.join(each)} times")
     papers = found.get(PAPERS, [])
+    times = [(name, found[name]["timed"]["clock_s"]) for name in ratios]
+    points = [Series(name, [(ratios[name], statistics.median(rounds))]) for name, rounds in times]
+    plots = [Plot("batch", "Each net's largest batch, and its time", *AXES, points)] * bool(points)
     brief = [f"ResNet-50 {ratios['ResNet-50']:.1f} times in a CPU's arena"] if "ResNet-50" in ratios else []
     if brief:
         time = statistics.median(found["ResNet-50"]["timed"]["clock_s"])
@@ -279,6 +283,7 @@ def present(found: dict[str, Any]) -> Section:
         "part of it; small images. The P100's host has 128 GB, and time is predicted, over an unoptimised step of that "
         "batch",
         tables,
+        plots,
         notes=[
             *NOTES,
             *(f"{name}: {_share(share)} of the batch that the floor allows." for name, share in floors.items()),
@@ -357,12 +362,7 @@ def _told(tries: Sequence[dict[str, Any]], best: dict[str, Any] | None) -> str:
     if not failed:
         return f"{_batch(best)}"
     least = min(failed, key=_batch)
-    return f"{_batch(best)} ({_batch(least)}{' refused' * _refused(least)})"
-
-
-def _refused(tried: dict[str, Any]) -> bool:
-    """Whether a batch that failed was refused: a plan that then ran out of memory has a peak that was planned."""
-    return "floor_bytes" in tried and "planned_bytes" not in tried
+    return f"{_batch(best)} ({_batch(least)}{' refused' * was_refused(least)})"
 
 
 def _planned(rows: list[dict[str, Any]]) -> list[list[str]]:

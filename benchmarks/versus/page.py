@@ -256,20 +256,25 @@ def _section(name: str, section: Section, row: dict[str, Any]) -> str:
 
 
 def _taken(name: str, row: dict[str, Any]) -> str:
-    """Where and how the parts of a row were measured; parts that share a machine and its versions share a line."""
-    places: dict[tuple[str, ...], list[str]] = {}
+    """How, where and when the parts of a row were measured; those of one machine and its versions share a table."""
+    places: dict[str, list[list[str]]] = {}
     for part, one in row.items():
         t = one["taken"]
-        when = f"{part} {t['when']} in {t['took_s'] / 60:.1f} minutes with a load of {t['load']:.1f}"
         where = t["machine"] if MEMORY.search(t["machine"]) else f"{t['machine']}, {UNRECORDED}"
-        places.setdefault((where, f"{t['cores']} cores", t["versions"]), []).append(when)
-    lines = [f"{'; '.join(place)}: {'; '.join(whens)}." for place, whens in places.items()]
+        versions = t["versions"].split(", ")
+        ours = next((version for version in versions if version.startswith("tfswap")), "")
+        others = [version for version in versions if version != ours]
+        line = [part, ours.removeprefix("tfswap "), t["when"], f"{t['took_s'] / 60:.1f}", f"{t['load']:.1f}"]
+        places.setdefault("; ".join([where, f"{t['cores']} cores", ", ".join(others)]), []).append(line)
     command = f"python benchmarks/headlines.py {name} --json docs/headlines.json"
     if name == "pytorch":
         command += " --python PYTHON"  # an interpreter that has PyTorch
-    return "\n".join([f"`{command}`", *lines]) + "\n"
+    tables = [text for place, lines in places.items() for text in (f"{place}:\n", _table(TAKEN, lines))]
+    summary = f"<summary>Measured by <code>{command}</code></summary>"
+    return "\n".join(['<details markdown="1">', f"{summary}\n", *tables, "</details>\n"])
 
 
+TAKEN = ("part", "tfswap", "when", "minutes", "load of the machine")
 MEMORY, UNRECORDED = re.compile(r"\d+ GiB$"), "memory and vector instructions not recorded"
 """How a machine ends where its memory is told, and what is said of others."""
 

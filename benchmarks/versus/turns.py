@@ -257,15 +257,22 @@ def written_by(script: Path, *arguments: str) -> Any:
         return json.loads(path.read_text())
 
 
-def attempt(net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: int = 1) -> dict[str, Any]:
+def attempt(
+    net: str, size: dict[str, Any], form: Form, arena_mib: int, steps: int = 1, *, onednn: bool = False
+) -> dict[str, Any]:
     """What a form says of itself in an arena of this size, after so many steps more than the first."""
     with tempfile.TemporaryDirectory() as folder:
-        one = Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=False)
+        one = Running(net, size, form, Path(folder), arena_mib=arena_mib, onednn=onednn)
         for _ in range(steps):
             if one.fits:
                 one.step(counts=False)
         one.close()
     return one.told | {"peak_bytes": one.peak_bytes, "size": size, "how": form.how}
+
+
+def was_refused(told: dict[str, Any]) -> bool:
+    """Whether what did not fit was refused: a step that was planned, and then ran out of memory, tells its peak."""
+    return "floor_bytes" in told and "planned_bytes" not in told
 
 
 def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str, Any]:

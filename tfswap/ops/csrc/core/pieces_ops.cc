@@ -6,8 +6,8 @@
 // are requested before anything is copied, and the threads share the copies.
 // Planned steps ask for these kernels by their label (KERNEL in oplib/names.py; passes/pieces.py).
 //
-// What shares the input's buffer, along the first dimension, and what can't be copied byte by byte is left to
-// TensorFlow's own kernel, on one thread.
+// Left to TensorFlow's own kernel: pieces that share the input's buffer, along the first dimension, and, on one
+// thread, what can't be copied byte by byte.
 
 #include <algorithm>
 #include <cstdint>
@@ -51,8 +51,8 @@ class PiecesOp : public OpKernel {
     const Tensor& whole = ctx->input(has_sizes_ ? 0 : 1);
     std::vector<int64_t> sizes;
     const int64_t axis = Axis(ctx->input(has_sizes_ ? 2 : 0), whole.dims());
-    if (axis < 1 || !tensorflow::DataTypeCanUseMemcpy(whole.dtype()) ||
-        !Sizes(ctx, whole.dim_size(static_cast<int>(axis)), sizes)) {
+    if (axis < 0 || !tensorflow::DataTypeCanUseMemcpy(whole.dtype()) ||
+        !Sizes(ctx, whole.dim_size(static_cast<int>(axis)), sizes) || (axis == 0 && Shares(whole, sizes))) {
       const tensorflow::ScopedPerThreadMaxParallelism on_one_thread(1);
       others_->Compute(ctx);
       return;
@@ -106,6 +106,16 @@ class PiecesOp : public OpKernel {
 
   static int64_t Narrow(const Tensor& given, int64_t i) {
     return given.dtype() == tensorflow::DT_INT8 ? given.flat<int8_t>()(i) : given.flat<int32_t>()(i);
+  }
+
+  // Whether TensorFlow's kernel lets pieces along the first dimension share the buffer (is_split_view in
+  // analysis/workspace.py): where each begins at an aligned address, as far as it looks.
+  bool Shares(const Tensor& whole, const std::vector<int64_t>& sizes) const {
+    const int64_t length = whole.dim_size(0), element_bytes = tensorflow::DataTypeSize(whole.dtype());
+    if (length == 0) return false;
+    const auto aligned = [&](int64_t elements) { return elements * element_bytes % EIGEN_MAX_ALIGN_BYTES == 0; };
+    if (has_sizes_ && whole.dims() == 1) return std::all_of(sizes.begin(), sizes.end(), aligned);
+    return aligned(whole.NumElements() / length);
   }
 
   // The threads share the rows of all outputs, one output's after the other's.

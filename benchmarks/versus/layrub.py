@@ -31,7 +31,7 @@ class Case(NamedTuple):
     net: str
     size: dict[str, Any]
     shares: tuple[float, ...] = (0.55, 0.40)
-    rounds: int = 7
+    rounds: int = 15
     arena_mib: int = 8000
     alone: bool = False
 

@@ -1,8 +1,8 @@
 """Ratios of small nets' peaks and times, in one process and in seconds: what a change of tfswap must not make worse.
 
 Planned peaks are the same in each run. An unoptimised one varies by a tenth and more in so small a net, so that floors
-are compared with that of the step in order alone. Times are ratios of CPU time; their bound is far
-above what is measured, so that it is passed only where a step does work that it need not do.
+are compared with that of the step in order alone. Times are ratios of CPU time; their bound is far above what is
+measured, so that it is passed only where a step does work that it need not do.
 """
 
 from __future__ import annotations

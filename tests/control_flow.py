@@ -161,6 +161,27 @@ def map_fn() -> Made:
     return weights, step, [_data(12, 256, 64)]
 
 
+def gradients_of_examples() -> Made:
+    """Each example's own, clipped: `tf.vectorized_map` runs the gradients of convolutions in a loop, which is given the
+    filters' shape.
+    """
+    filters, dense = weights = _weights((5, 5, 1, 8), (1152, 10))
+
+    def step(x: Any) -> Any:
+        def gradients(image: Any) -> Any:
+            with tf.GradientTape() as tape:
+                h = tf.nn.relu(tf.nn.conv2d(image[None], filters, 1, "VALID"))
+                loss = tf.reduce_sum(tf.square(tf.reshape(h, [1, -1]) @ dense))
+            return loss, tape.gradient(loss, weights)
+
+        losses, made = tf.vectorized_map(gradients, x)
+        for weight, each in zip(weights, made, strict=True):
+            weight.assign_sub(0.01 * tf.reduce_mean(tf.clip_by_norm(each, 1.0, range(1, len(each.shape))), 0))
+        return tf.reduce_sum(losses)
+
+    return weights, step, [_data(32, 16, 16, 1)]
+
+
 def ctc() -> Made:
     """TensorFlow's own loss scans with functions of TensorFlow 1, which a node calls by their name."""
     weights = _weights((3, 40, 128), (128, 30))
@@ -495,6 +516,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         branches,
         scan,
         map_fn,
+        gradients_of_examples,
         ctc,
         called,
         masked_loss,

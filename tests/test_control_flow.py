@@ -18,6 +18,7 @@ EXACT = (
     "branches",
     "scan",
     "map_fn",
+    "gradients_of_examples",
     "ctc",
     "called",
     "cond",

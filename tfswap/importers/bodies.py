@@ -376,10 +376,23 @@ def _loop(
     while True:
         made, results = _body(body, steady, library)
         common = [either(before, after) for before, after in zip(steady, results, strict=True)]
-        if common == steady:
+        if common == steady and (common := _with_invariants(made, steady, values)) == steady:
             test = _body(condition, steady, library)[0]
             return (test, made), _after_loop(test, made, arguments, values, results)
         steady = common
+
+
+def _with_invariants(body: Graph, steady: list[Argument], values: Sequence[Values | None]) -> list[Argument]:
+    """`steady`, with the values of what is the same in all iterations, where the body has tensors of unknown size: a
+    filter's gradient has the shape that the loop is given (`tf.vectorized_map` makes loops of convolutions').
+    """
+    if all(kind.nbytes is not None for node in body for kind in node.outputs):
+        return steady
+    handed_on = [passed_on(fetch).node is feed for feed, fetch in zip(body.feeds, body.fetches, strict=True)]
+    return [
+        replace(one, value=tuple(value)) if same and value is not None and one.value is None else one
+        for one, value, same in zip(steady, values, handed_on, strict=True)
+    ]
 
 
 def _after_loop(

@@ -105,7 +105,7 @@ def test_it_knows_what_copies_take_that_have_no_memory_beside_each_other():
 
 SMALL_TOO = """\
 %x = Placeholder() {dtype=float32} -> float32[25600]
-%a = SplitV(%x) {num_split=2} -> float32[25600], float32[64]
+%a = SplitV(%x) {num_split=2} -> float32[25600], float32[63]
 %b = MatMul(%a, %a) -> float32[25600]
 %c = MatMul(%b, %b) -> float32[25600,2]
 %e = MatMul(%c, %c) -> float32[256]

@@ -718,6 +718,19 @@ def test_restarts_find_what_one_order_of_prices_misses(monkeypatch):
     assert many < 0.8 * fastest_within(Optimizer(graph, device).planner, 0.69)
 
 
+@pytest.mark.parametrize("sweeps", [20, 60, 200])
+def test_who_allows_more_than_swapping_gets_what_swapping_alone_finds(sweeps: int, monkeypatch):
+    """Ladder by ladder, and rung by rung."""
+    graph = training_step(RESTARTED * 4, 512, 64)
+    kernels = len(optimizer_of(graph).planner.problems[0].order)
+    monkeypatch.setattr(planning, "KERNELS_SWEPT", sweeps * kernels)
+    swaps, more = (
+        {(ladder.solve, tuple(ladder.problem.order), ladder.count) for ladder in optimizer.planner.ladders}
+        for optimizer in (optimizer_of(graph, tactics=tactics) for tactics in (("swap",), ("swap", "recompute")))
+    )
+    assert swaps < more
+
+
 def test_large_steps_are_not_restarted(monkeypatch):
     graph = training_step(RESTARTED, 512, 64)
     assert len(optimizer_of(graph).planner.ladders) > len(planning.BOTH)

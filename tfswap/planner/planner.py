@@ -12,9 +12,10 @@ several ladders, one for each way to place the copies and, for steps of few and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from tfswap import progress
 from tfswap.analysis.cost import Costs
@@ -152,6 +153,29 @@ class Candidate:
         return next(subject for kind, subject in steps if kind in KERNELS)
 
 
+class _Climb(NamedTuple):
+    """How many ladders some solvers climb, of how many rungs, in the time that there is for them.
+
+    Attributes:
+        orders: each solver climbs a ladder for so many orders.
+        rungs: of each ladder.
+        spare: ladders that there is time left for.
+    """
+
+    solvers: Sequence[Solver]
+    orders: int
+    rungs: int
+    spare: int
+
+    @classmethod
+    def of(cls, solvers: Sequence[Solver], sweeps: int, most_rungs: int, most_orders: int) -> _Climb:
+        """Of so many sweeps over the step."""
+        asked = max(1, len(solvers))
+        rungs = max(MIN_SWEEPS, min(most_rungs, sweeps // asked))
+        orders = min(most_orders, max(1, sweeps // (asked * rungs)))
+        return cls(solvers, orders, rungs, max(0, sweeps // rungs - len(solvers) * orders))
+
+
 class Planner:
     """Plans for one step on one device; remembers the rungs that it has judged.
 
@@ -202,9 +226,13 @@ class Planner:
         # A loop asks for as much as all kernels that it runs.
         kernels = max(1, len(orders[0]), sum(map(len, flow.requests)) // REQUESTS_OF_A_KERNEL)
         sweeps = max(MIN_SWEEPS, int(share * KERNELS_SWEPT) // kernels)
-        solvers = solvers[: max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)]
-        count = max(MIN_SWEEPS, min(int(share * MAX_RUNGS), sweeps // max(1, len(solvers))))
-        del orders[max(1, sweeps // (max(1, len(solvers)) * count)) :]
+        count = max(1 + (kernels <= TWO_SOLVERS), sweeps // MIN_SWEEPS)
+        groups = [solvers[:count]]
+        if solvers is BOTH and sweeps > MIN_SWEEPS:
+            # Who allows more than swapping gets what swapping alone finds, too.
+            groups = [BOTH[: min(count, len(BOTH) - len(SWAP))], SWAP[:count]]
+        climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
+        del orders[max(climb.orders for climb in climbs) :]
         if self._runs_beside:
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
         self.problems = [
@@ -212,10 +240,15 @@ class Planner:
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
         pairs = list(zip(self.problems, self.unmoved, strict=True))
-        self.ladders = [_Ladder(self, p, unmoved, s, count) for p, unmoved in pairs for s in solvers]
-        spare = sweeps // count - len(self.ladders)
+        self.ladders = [
+            _Ladder(self, p, unmoved, s, climb.rungs)
+            for climb in climbs
+            for p, unmoved in pairs[: climb.orders]
+            for s in climb.solvers
+        ]
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
-        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in restarts[: max(0, spare)]]
+        prices, count = restarts[: climbs[0].spare], climbs[0].rungs
+        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in prices]
 
     @property
     def live_peak_bytes(self) -> int:

@@ -27,6 +27,8 @@ OURS = Form("tfswap", limit=None)
 ROOMY_MIB = 6000
 TRIES, TIMED = 12, 5
 """How many batches are tried at most, and how many steps of the largest are timed, after two that are not."""
+FULL = 0.95
+"""Host memory that is used by so much bounds a plan: the next batch would take more."""
 CLOSE = 0.02
 """Batches that differ by no more are not told apart; needs so close above the cap are the cap's own, whose holes are in
 the way: they say nothing of what a batch needs."""
@@ -59,7 +61,7 @@ P100 = (
 AXES = "batch, times the largest unoptimised one", "time per example, over the smaller batch's, by the clock"
 NOTES = (
     "The largest batch of an unoptimised step is one that ran: since its order is free, it need not run another time.",
-    "Times are of both batches by turns, the smaller one's in an arena with room to spare.",
+    f"Times are of both batches by turns, {TIMED} rounds, the smaller one's in an arena with room to spare.",
     "Few tries are made for each: a batch between the largest that ran and the smallest that failed may fit as well.",
     "A cap of 16 GB on a real GPU was not tried. Where variables take most of the cap, as in the convolutional nets "
     "here, the unoptimised step fits few examples, and multiples are larger than they would be there.",
@@ -274,6 +276,11 @@ def present(found: dict[str, Any]) -> Section:
         f"{row['time_ratio']:.2f} of the time"
         for row in papers[:1]
     ]
+    brief += [
+        f"the published {PAPERS_MULTIPLE} times at a predicted {row['at_papers_multiple']['time_ratio']:.2f}"
+        for row in papers[:1]
+        if row.get("at_papers_multiple", {}).get("time_ratio")
+    ]
     return Section(
         "The largest batch under a cap",
         f"ResNet-50 {PAPERS_MULTIPLE} times by swapping at under 10% more time (Meng et al. 2017), 4.9 (TFLMS); 2 to "
@@ -288,7 +295,7 @@ def present(found: dict[str, Any]) -> Section:
             *NOTES,
             *(f"{name}: {_share(share)} of the batch that the floor allows." for name, share in floors.items()),
             *_long(ratios),
-            *_timed_later(found),
+            *_bound_by_host(found),
             *_beside_the_paper(papers),
         ],
         brief="; ".join(brief),
@@ -328,13 +335,18 @@ def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def _timed_later(found: dict[str, Any]) -> list[str]:
-    """Which nets' times are of another run than the search for their batches."""
-    runs: dict[str, list[str]] = {}
-    for name, net in found.items():
-        if name not in PLANNED and (taken := net.get("timed", {}).get("taken")):
-            runs.setdefault(f"{taken['versions']}, {taken['when']}", []).append(name)
-    return [f"Timed after their batches were found, with {run}: {', '.join(names)}." for run, names in runs.items()]
+def _bound_by_host(found: dict[str, Any]) -> list[str]:
+    """Which plans fill the described machine's host memory, so that it bounds them and not the device's."""
+    from tfswap.analysis.devices import described
+
+    host = described(DEVICE).host_bytes
+    full = [
+        f"{name.partition(' on a')[0]} by {_tactics(row)}"
+        for name in PLANNED
+        for row in found.get(name, ())
+        if host and row["host_bytes"] >= FULL * host
+    ]
+    return [f"Bound by the described machine's host memory: {', '.join(full)}."] * bool(full)
 
 
 def _share(share: float) -> str:

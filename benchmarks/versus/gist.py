@@ -23,7 +23,7 @@ def measure(part: str) -> list[dict[str, Any]]:
 
 
 def present(found: dict[str, Any]) -> Section:
-    lines, words = [], []
+    lines, words, means = [], [], {}
     notes = [
         "Gist's measure, as its paper has it, is bytes of feature maps. What the device needs is the peak: weights and "
         "their gradients, which no encoding makes smaller, are in that."
@@ -36,15 +36,18 @@ def present(found: dict[str, Any]) -> Section:
     for mode in ("order", "lossless", "fp8"):
         of = [row for row in rows if row["mode"] == mode]
         keys = "maps_smaller", "peak_smaller", "clock", "cpu"
-        maps, peaks, clock, cpu = (statistics.mean(row[key] for row in of) for key in keys)
+        maps, peaks, clock, cpu = means[mode] = [statistics.mean(row[key] for row in of) for key in keys]
         words.append(
             f"{FORMS[mode]}: maps {maps:.2f} times smaller, peaks {peaks:.2f}, at {clock:.2f} of the time by the clock "
             f"and {cpu:.2f} of the CPU time"
         )
-        verdict = (
-            f"by Gist's measure, feature maps, {maps:.2f} times smaller with {FORMS[mode]}; by peaks {peaks:.2f}, "
-            f"{'short of' if peaks < DYNAMIC else 'with'} the {DYNAMIC:.1f} published with dynamic allocation"
-        )
+    (maps, exact, *_), (fewer_bits, peaks, *_) = means["lossless"], means["fp8"]
+    verdict = (
+        f"by Gist's measure, feature maps, {maps:.2f} times smaller with lossless encodings, {fewer_bits:.2f} with fp8 "
+        f"as well; by peaks {exact:.2f} and {peaks:.2f}, of which {means['order'][1]:.2f} are order alone, "
+        f"{'short of' if peaks < DYNAMIC else 'with'} the {DYNAMIC:.1f} published with dynamic allocation"
+    )
+    notes.append("fp8 changes gradients: what that does to accuracy is in [Encodings](encodings.md).")
     if any("clock_spread" not in row for row in rows):
         notes.append("Times without brackets: of these only the medians were kept.")
     return Section(

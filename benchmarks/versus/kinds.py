@@ -127,10 +127,14 @@ def present(found: dict[str, Any]) -> Section:
     over = [_name(name) for name, net in found.items() if "planned" not in net["runs"]]
     notes = [
         "Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks count "
-        "whole, under the kind of what they hold; other is what those of variables and inputs are larger by."
+        "whole, under the kind of what they hold; other is what those of variables and inputs are larger by, and what "
+        "else the arena holds before the step. Activations are what the papers call feature maps."
     ]
     if saved:
-        notes.append(f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}.")
+        notes.append(
+            f"Plans for half of the predicted peak cut it by {min(saved):.0%} to {max(saved):.0%}: what loops save is "
+            "moved as a whole, so that a plan for a net of loops can come out far below its limit."
+        )
     if over:
         notes.append(f"Half of the peak is below the floor of {', '.join(over)}.")
     return Section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, memory_time, mib
+from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, lowest_peak, memory_time, mib
 from versus.turns import CHECKPOINTS, REFERENCE, UNOPTIMISED, Form, compare
 
 SIZE = {"batch": 16, "size": 128}
@@ -38,14 +38,18 @@ def present(found: dict[str, Any]) -> Section:
         lines, size = kernels["lines"], kernels["size"]
         fitting = [line for line in lines if line["fits"] and line["how"] == "tfswap"]
         swap = next((line for line in fitting if tuple(line["tactics"]) == SWAP), None)
-        bases = lines[0]["peak_bytes"], next((line["baseline_bytes"] for line in fitting), 0)
+        bases = lines[0]["peak_bytes"], lowest_peak(lines[0]), next((line["baseline_bytes"] for line in fitting), 0)
         fast = [line for line in fitting if line is not swap and line["cpu_ratio"] <= SLOWER]
         best = min(fast, key=lambda line: line["peak_bytes"], default=None)
         told = f"none at {SLOWER - 1:.0%} or less" if best is None else in_words(best, *bases)
-        brief.append(f"{name}: {_short(best, bases[0])}")
+        brief.append(f"{name}: {_short(best, *bases[:2])}")
         ours.append(f"{name}: all tactics {told}" + (f"; swapping alone {in_words(swap, *bases)}" if swap else ""))
         tables.append(
-            Table(f"Batch {size['batch']}, {size['size']}x{size['size']}, {name}:", FORM_COLUMNS, form_lines(lines))
+            Table(
+                f"Batch {size['batch']}, {size['size']}x{size['size']}, {name}, {ROUNDS} rounds:",
+                FORM_COLUMNS,
+                form_lines(lines),
+            )
         )
         plots.append(memory_time(f"offloading_{'onednn' if KERNELS[name] else 'plain'}", f"VGG19, {name}", lines))
         peer = next(line for line in lines if line["how"] == "recompute_grad")
@@ -56,7 +60,9 @@ def present(found: dict[str, Any]) -> Section:
             if quick is None
             else (f"where tfswap ({quick['label']}) takes {quick['cpu_ratio']:.2f} in {mib(quick['peak_bytes'])} MiB")
         )
-        notes.append(_judged(name, [line for line in fitting if line is not swap], bases[0]))
+        every = [line for line in fitting if line is not swap]
+        notes.append(_judged(f"{name}, all tactics", every, bases[0]))
+        notes.append(_judged(f"{name}, all tactics, of the lowest peak of an unoptimised step", every, bases[1]))
         notes += [_swapping(name, swap, bases[0])] if swap else []
         notes.append(
             f"{name}: checkpoints at VGG19's five stages peak at {mib(peer['peak_bytes'])} MiB and take "
@@ -75,10 +81,11 @@ def present(found: dict[str, Any]) -> Section:
     )
 
 
-def _short(line: dict[str, Any] | None, base: int) -> str:
+def _short(line: dict[str, Any] | None, base: int, lowest: int) -> str:
     if line is None:
         return f"none at {SLOWER - 1:.0%} or less"
-    return f"-{cut(line['peak_bytes'], base):.0%} at {line['clock_ratio']:.2f} of the time"
+    cuts = [f"-{cut(line['peak_bytes'], one):.0%}" for one in (base, lowest)]
+    return f"{cuts[0]} ({cuts[1]} of the lowest unoptimised peak) at {line['clock_ratio']:.2f} of the time"
 
 
 def _swapping(name: str, swap: dict[str, Any], base: int) -> str:
@@ -101,12 +108,13 @@ def _judged(name: str, lines: Sequence[dict[str, Any]], base: int) -> str:
         least = min((line[f"{of}_ratio"] for line in enough), default=None)
         met = least is not None and least <= SLOWER
         parts.append(f"{'met' if met else 'not met'} in {clock}" + ("" if least is None else f" ({least:.2f})"))
-    return f"{name}, all tactics: to be cut by {CUT:.0%} at no more than {SLOWER:.2f} of the time: {', '.join(parts)}."
+    return f"{name}: to be cut by {CUT:.0%} at no more than {SLOWER:.2f} of the time: {', '.join(parts)}."
 
 
-def in_words(line: dict[str, Any], base: int, predicted: int) -> str:
-    cuts = [f"{-100 * cut(line['peak_bytes'], one):+.0f}%" for one in (base, predicted)]
+def in_words(line: dict[str, Any], base: int, lowest: int, predicted: int) -> str:
+    cuts = [f"{-100 * cut(line['peak_bytes'], one):+.0f}%" for one in (base, lowest, predicted)]
     return (
-        f"{cuts[0]} ({cuts[1]} of the predicted unoptimised peak) at {line['cpu_ratio']:.2f} of the CPU time and "
+        f"{cuts[0]} ({cuts[1]} of the lowest unoptimised peak, {cuts[2]} of the predicted one) at "
+        f"{line['cpu_ratio']:.2f} of the CPU time and "
         f"{line['clock_ratio']:.2f} by the clock"
     )

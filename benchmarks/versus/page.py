@@ -83,6 +83,8 @@ python benchmarks/headlines.py --json docs/headlines.json      # measures all ro
 python benchmarks/headlines.py --page docs/headlines.json      # makes this page and its plots
 ```
 
+The row pytorch needs PyTorch, here or in another environment: `pip install ".[peers]"`, or `--python PYTHON`.
+
 {peaks}
 
 Where a section says nothing else, times are step times over those of the unoptimised step, taken in turns, round by
@@ -97,6 +99,11 @@ steps have its bits. That optimizer makes large sums in any order, so that last 
 run to run ([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be off, TensorFlow
 differs from TensorFlow, and the figure is the largest relative difference of all steps ([why that is
 so](measurements.md#how-far-last-bits-carry)).
+
+A limit that is called a share, "50%", is that share of what the unoptimised step of the same run peaked at in its first
+two steps; the column "memory" is over the highest peak of all its steps, which comes later. "on the host" is host
+memory that the plan takes for swapped tensors. A first call traces, and with tfswap it plans too; where a form is named
+by its floor, it is planned twice, and where a plan is changed, again.
 """
 
 
@@ -133,7 +140,18 @@ def ratio(line: dict[str, Any], clock: str) -> str:
     return spread(line[f"{clock}_ratio"], line[f"{clock}_spread"])
 
 
-FORM_COLUMNS = ("form", "limit, MiB", "peak, MiB", "memory", "time, clock", "time, CPU", "in the step", "limit kept")
+FORM_COLUMNS = (
+    "form",
+    "limit, MiB",
+    "peak, MiB",
+    "memory",
+    "on the host, MiB",
+    "first call, s",
+    "time, clock",
+    "time, CPU",
+    "in the step",
+    "limit kept",
+)
 
 
 def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -149,7 +167,7 @@ def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     limit = mib(line.get("limit_bytes"))
     if not line["fits"]:
-        return [line["label"], limit, "", "", "", "", f"out of reach: its floor is {mib(line.get('floor_bytes'))}", ""]
+        return [line["label"], limit, *[""] * 6, f"out of reach: its floor is {mib(line.get('floor_bytes'))}", ""]
     done = [f"{line[k]} {k}" for k in ("swapped", "recomputed", "encoded") if line.get(k)]
     done += ["order alone"] * (line["how"] == "tfswap" and not done)
     if line.get("loss_off"):
@@ -158,12 +176,18 @@ def _form_line(line: dict[str, Any], base: int, right: str) -> list[str]:
     kept = {None: "", True: "yes", False: "**NO**"}[line["kept"]]
     share = f"{-100 * cut(line['peak_bytes'], base):+.1f}%" if line["peak_bytes"] != base else ""
     times = [ratio(line, clock) for clock in ("clock", "cpu")]
-    return [line["label"], limit, _peak(line), share, *times, ", ".join(done), kept]
+    host, first = mib(line.get("host_bytes")), f"{line['first_s']:.1f}" if "first_s" in line else ""
+    return [line["label"], limit, _peak(line), share, host, first, *times, ", ".join(done), kept]
+
+
+def lowest_peak(line: dict[str, Any]) -> int:
+    """Of all steps; of those whose peaks were not kept one by one, the highest."""
+    return line.get("lowest_peak_bytes", line["peak_bytes"])
 
 
 def _peak(line: dict[str, Any]) -> str:
     """The highest of all steps, and the lowest where that differs."""
-    highest, lowest = mib(line["peak_bytes"]), mib(line.get("lowest_peak_bytes", line["peak_bytes"]))
+    highest, lowest = mib(line["peak_bytes"]), mib(lowest_peak(line))
     return highest if lowest == highest else f"{highest} ({lowest})"
 
 

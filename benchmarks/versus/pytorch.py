@@ -98,7 +98,12 @@ def present(found: dict[str, Any]) -> Section:
         f"goes where PyTorch does not count it; steps of {len(FORMS) * 2 + 3} processes take turns, on cold caches",
         [Table(TITLE, COLUMNS, lines)],
         plots,
-        [*notes, "What else there is in TensorFlow is the row peers, and published policies are the row solvers."],
+        [
+            *notes,
+            "save_on_cpu is PyTorch's by what it does and not by its code: on a CPU its own copies nothing, so here "
+            "saved tensors are copied to numpy's memory and back.",
+            "What else there is in TensorFlow is the row peers, and published policies are the row solvers.",
+        ],
         brief=f"at their shares of memory, {len(counts[0])} pairs: by the clock {standing.counted(counts[0])}; by CPU "
         f"time {standing.counted(counts[1])}",
     )

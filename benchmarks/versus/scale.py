@@ -147,7 +147,8 @@ def present(found: dict[str, Any]) -> Section:
         brief = (
             f"{most['nodes']:,} nodes planned in {most['total_s']:.0f} s of CPU time, "
             f"{most['total_s'] / most['tracing_s']:.2f} of TensorFlow's tracing; for a limit that is a share "
-            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f}"
+            f"{share_total_s(most):.0f} s, {share_total_s(most) / most['tracing_s']:.2f}; over all sizes "
+            f"{_over_tracing(planning, lambda row: row['total_s'])} and {_over_tracing(planning, share_total_s)}"
         )
         words.append(
             f"planning and rewriting a step of {most['nodes']:,} nodes takes {most['total_s']:.0f} s of CPU time, "
@@ -227,6 +228,12 @@ def present(found: dict[str, Any]) -> Section:
         notes,
         brief=brief,
     )
+
+
+def _over_tracing(rows: Sequence[dict[str, Any]], total_s: Callable[[dict[str, Any]], float]) -> str:
+    """The least and the most of the time that TensorFlow takes to trace the step."""
+    over = [total_s(row) / row["tracing_s"] for row in rows]
+    return f"{min(over):.2f} to {max(over):.2f}"
 
 
 def share_total_s(row: dict[str, Any]) -> float:

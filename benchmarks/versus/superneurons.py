@@ -62,6 +62,12 @@ def present(found: dict[str, Any]) -> Section:
         "small images in a CPU's arena of some MiB, with plain kernels; SuperNeurons' other nets were not tried",
         tables,
         plots,
+        notes=[
+            "A multiple of depth hangs on the cap: one block takes most of this one, by its workspace, and what tfswap "
+            "adds for a block is little, so that a smaller cap would give a larger multiple and a larger cap a smaller "
+            "one. A second cap was not tried.",
+        ]
+        * (DEPTH in found),
         brief="; ".join(words[: len(ASKED)]),
     )
 
@@ -76,6 +82,8 @@ COLUMNS = (
     "unoptimised, predicted, MiB",
     "first call, s",
     "step, s",
+    "step, predicted, over unoptimised",
+    "on the host, MiB",
     "in the step",
 )
 NEAR = (
@@ -106,11 +114,12 @@ def _depth_line(row: dict[str, Any]) -> list[str]:
     line += [f"{row.get('convolutions', CONVOLUTIONS * row['size']):,}", f"{LAYERS * row['size']:,}"]
     line.append(f"{row['nodes']:,}" if "nodes" in row else "")
     if not row["fits"]:
-        return [*line, "out of memory", "", "", "", ""]
+        return [*line, "out of memory", *[""] * 6]
     line.append(f"{row['peak_mib']:.1f}")
     moved = f"{row['swapped']} swapped, {row['reruns']} kernels again" if row["optimised"] else ""
     baseline = f"{row['baseline_mib']:,.0f}" if row["optimised"] else ""
-    return [*line, baseline, f"{row['first_s']:.1f}", _step_s(row), moved]
+    more = [f"{row['predicted_ratio']:.2f}", f"{row['host_mib']:,.0f}"] if row["optimised"] else ["", ""]
+    return [*line, baseline, f"{row['first_s']:.1f}", _step_s(row), *more, moved]
 
 
 def _step_s(row: dict[str, Any]) -> str:

@@ -422,17 +422,27 @@ def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int
         points: batches and bytes that they need; the line through the last two tells what to try.
     """
     tries: list[dict[str, Any]] = []
-    low, high, told = 0, 1 << 30, True
+    low, high, told = 0, UNKNOWN, True
     for _ in range(TRIES):
         step = max(1, int(low * CLOSE))
         if high - low <= step:
             break
-        batch = int(_at(points[-2:], cap)) if told else (low + high) // 2
+        if told:
+            batch = int(_at(points[-2:], cap))
+        else:
+            batch = low + low // 4 if high == UNKNOWN else (low + high) // 2
         batch = min(max(batch, low + step), max(high - step, low + 1))
         tried = attempt(case.net, case.size | {"batch": batch}, form, case.cap_mib)
         tries.append(tried)
         low, high = (batch, high) if tried["fits"] else (low, batch)
-        needs = tried["peak_bytes"] if form.how == "unoptimised" and tried["fits"] else tried.get("floor_bytes", 0)
-        if told := tried["fits"] or needs > cap * (1 + CLOSE):
+        is_peak = form.how == UNOPTIMISED.how and tried["fits"]
+        needs = tried["peak_bytes"] if is_peak else tried.get("floor_bytes", 0)
+        # A step whose order is free makes do with the cap: a peak just below that says nothing either.
+        told = needs < cap * (1 - CLOSE) if is_peak else tried["fits"] or needs > cap * (1 + CLOSE)
+        if told:
             points.append((batch, needs))
     return tries
+
+
+UNKNOWN = 1 << 30
+"""A batch that surely fails."""

@@ -427,10 +427,8 @@ def _largest(case: Case, form: Form, points: list[tuple[float, float]], cap: int
         step = max(1, int(low * CLOSE))
         if high - low <= step:
             break
-        if told:
-            batch = int(_at(points[-2:], cap))
-        else:
-            batch = low + low // 4 if high == UNKNOWN else (low + high) // 2
+        between = low + low // 4 if high == UNKNOWN else (low + high) // 2
+        batch = int(_at(points[-2:], cap)) if told else between
         batch = min(max(batch, low + step), max(high - step, low + 1))
         tried = attempt(case.net, case.size | {"batch": batch}, form, case.cap_mib)
         tries.append(tried)

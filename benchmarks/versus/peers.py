@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from versus.page import PEAK, STEP_TIME, Plot, Section, Series, Table, cut, mib, ratio
-from versus.standing import CLOCKS, EVEN, RULE, SLOWER, UNREACHED, Over, counted, of_rounds
+from versus.standing import CLOCKS, EVEN, RULE, SLOWER, UNREACHED, Over, counted, of_lines, of_rounds
 from versus.turns import quartiles, written_by
 
 SCRIPT = Path(__file__).parent.parent / "peers.py"
@@ -97,6 +97,28 @@ NAMES = (
     "the larger of the two arenas', so that both together hold more; its CPU time is of both.",
 )
 """What each form is, as benchmarks/peers.py has it."""
+
+
+def across(figures: dict[str, Any]) -> list[str]:
+    """The pair that the row solvers has as well, in another run: how much verdicts of one run are worth."""
+    told = []
+    for name, one in figures.get("solvers", {}).items():
+        lines = {line["label"]: line for line in one["found"]["lines"]}
+        policy, ours = (lines.get(label) for label in (SHARED, f"{OURS}{SHARED}"))
+        rows = figures["peers"].get(name.lower(), {}).get("found", [])
+        pair = next((pair for pair in pairs_of(rows) if pair.label == SHARED), None) if rows else None
+        if pair and policy and ours and ours["fits"]:
+            here, there = pair.over(0), of_lines(ours, policy, CLOCKS[0])
+            told.append(f"{name} {here.told}, {here.standing}, here and {there.told}, {there.standing}, there")
+    if not told:
+        return []
+    return [
+        f"tfswap's time over {SHARED}'s by the clock was measured in the row [solvers](#solvers) as well, another day: "
+        f"{'; '.join(told)}. Quartiles are of one run, and runs differ by more."
+    ]
+
+
+SHARED = "recompute_grad"
 
 
 def _is_leaner(pair: Pair) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from versus.turns import REFERENCE
+from versus.turns import REFERENCES
 
 MIB = 2**20
 COLOURS = ("#2563c9", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#0b7285", "#5f3dc4", "#495057")
@@ -92,12 +92,13 @@ round: medians, and in brackets their quartiles; CPU seconds, of all threads, va
 others use, and do not show kernels that wait. Quartiles are of one run's rounds; between runs medians differ by more
 on a machine that others use.
 
-In tables that say what is "in the step", losses of all steps are compared with those of "memory optimizer off" where
-there is that form, and else with the unoptimised step's; they are the same, to the bit, unless they are said to be
-off. "memory optimizer off" is TensorFlow as it is by default, but without Grappler's memory optimizer, and tfswap's
-steps have its bits. That optimizer makes large sums in any order, so that last bits of an unoptimised step differ from
-run to run ([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be off, TensorFlow
-differs from TensorFlow, and the figure is the largest relative difference of all steps ([why that is
+In tables that say what is "in the step", losses of all steps are compared with those of "memory optimizer off" or of
+"Grappler off" where there is such a form, and else with the unoptimised step's; they are the same, to the bit, unless
+they are said to be off. "memory optimizer off" is TensorFlow as it is by default, but without Grappler's memory
+optimizer, and tfswap's steps have its bits; those of graphs of more than 100,000 nodes have the bits of "Grappler off",
+with no graph optimizer at all. The memory optimizer makes large sums in any order, so that last bits of an unoptimised
+step differ from run to run ([Limits](limits.md)). Training carries that on: where "unoptimised" itself is said to be
+off, TensorFlow differs from TensorFlow, and the figure is the largest relative difference of all steps ([why that is
 so](measurements.md#how-far-last-bits-carry)).
 
 A limit that is called a share, "50%", is that share of what the unoptimised step of the same run peaked at in its first
@@ -158,7 +159,7 @@ def form_lines(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Of what `turns.compare` found, the first of which is the unoptimised step."""
     base = lines[0]["peak_bytes"]
     predicted = next((line["baseline_bytes"] for line in lines if "baseline_bytes" in line), None)
-    right = next((line for line in lines if line["how"] == REFERENCE.how and line["fits"]), lines[0])
+    right = next((line for line in lines if line["how"] in REFERENCES and line["fits"]), lines[0])
     found = [_form_line(line, base, right["label"]) for line in lines]
     found[0][0] += f" (predicted {mib(predicted)} MiB)" * (predicted is not None)
     return found

@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
     Attributes:
         label: what it is called.
-        how: "unoptimised", "memory optimizer off", "recompute_grad" or "tfswap".
+        how: "unoptimised", "memory optimizer off", "Grappler off", "recompute_grad" or "tfswap".
         limit: bytes; a share of the measured peak of the first form, below 1; FLOOR; or None for all of the arena.
         tactics, solver: as tfswap's options.
         edit: what is changed of the plan, of ablation.EDITS; "" for nothing.
@@ -63,6 +63,9 @@ class Form(NamedTuple):
 
 UNOPTIMISED = Form("unoptimised", "unoptimised")
 REFERENCE = Form("memory optimizer off", "memory optimizer off")
+WITHOUT_GRAPPLER = Form("Grappler off", "Grappler off")
+REFERENCES = frozenset((REFERENCE.how, WITHOUT_GRAPPLER.how))
+"""What tfswap's bits are those of: the second of steps that it plans as they were traced."""
 CHECKPOINTS = Form("recompute_grad", "recompute_grad")
 
 
@@ -218,7 +221,7 @@ def compare(
         finally:
             for one in lines:
                 one.close()
-    right = next((one for one in lines if one.form.how == REFERENCE.how and one.fits), lines[0])
+    right = next((one for one in lines if one.form.how in REFERENCES and one.fits), lines[0])
     made = [_line(one, lines[0], right, asked) for one, asked in zip(lines, forms, strict=True)]
     for line, one in zip(made, lines, strict=True):
         others = (other for other in lines if other is not one and other.fits and one.fits)
@@ -313,6 +316,8 @@ def child(spec: dict[str, Any]) -> None:
     from versus.ablation import AFTER
 
     form = Form(**spec["form"])
+    if form.how == WITHOUT_GRAPPLER.how:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     wrap = {"wrap": tf.recompute_grad} if form.how == "recompute_grad" else {}
     made, arguments = settled(spec["net"], spec["size"] | wrap, spec["arena_mib"])
     step: Any = tf.function(made)
@@ -323,7 +328,7 @@ def child(spec: dict[str, Any]) -> None:
         if form.how == "tfswap":
             step = under_limit(step, arguments, form, told)
         else:
-            step = _repeatable(step) if form.how == "memory optimizer off" else step
+            step = _repeatable(step) if form.how == REFERENCE.how else step
             step(*arguments)
     except tf.errors.ResourceExhaustedError:
         told["fits"] = False

@@ -119,8 +119,8 @@ class Set(NamedTuple):
     def missed(self) -> str:
         """What of the demands is not met, in short."""
         unmet = [told for told, held in self.demands.items() if not held]
-        within = ", within the noise" * bool(self._within_noise)
-        return f"; not met: {', '.join(unmet)}{within}" if unmet else ""
+        noise = self._within_noise.strip(" .")
+        return f"; not met: {', '.join(unmet)}{f' ({noise})' * bool(noise)}" if unmet else ""
 
     @property
     def best(self) -> float:
@@ -227,7 +227,7 @@ def present(found: dict[str, Any]) -> Section:
         ]
     together = Set([one for name, one in zip(tried, judged, strict=True) if one is not None and not CASES[name].alone])
     if together.figures and together.figures != fixed.figures:
-        notes += [f"Of the nets whose forms take turns alone, at these limits: {together.told}."]
+        notes += [f"Of only the nets whose forms take turns, at these limits: {together.told}."]
     notes += ["tfswap's forms of a net have the same losses, to the bit, where nothing else is said."]
     notes += [f"Out of reach: {', '.join(refused)}."] * bool(refused)
     notes += [

@@ -102,7 +102,7 @@ off, TensorFlow differs from TensorFlow, and the figure is the largest relative 
 so](measurements.md#how-far-last-bits-carry)).
 
 A limit that is called a share, "50%", is that share of what the unoptimised step of the same run peaked at in its first
-two steps; the column "memory" is over the highest peak of all its steps, which comes later. "on the host" is host
+steps; the column "memory" is over the highest peak of all its steps, which may come later. "on the host" is host
 memory that the plan takes for swapped tensors. A first call traces, and with tfswap it plans too; where a form is named
 by its floor, it is planned twice, and where a plan is changed, again.
 """

@@ -109,12 +109,12 @@ def across(figures: dict[str, Any]) -> list[str]:
         pair = next((pair for pair in pairs_of(rows) if pair.label == SHARED), None) if rows else None
         if pair and policy and ours and ours["fits"]:
             here, there = pair.over(0), of_lines(ours, policy, CLOCKS[0])
-            told.append(f"{name} {here.told}, {here.standing}, here and {there.told}, {there.standing}, there")
+            told.append(f"{name} {here.told}, {pair.standing(0)}, here and {there.told}, {there.standing}, there")
     if not told:
         return []
     return [
-        f"tfswap's time over {SHARED}'s by the clock was measured in the row [solvers](#solvers) as well, another day: "
-        f"{'; '.join(told)}. Quartiles are of one run, and runs differ by more."
+        f"tfswap's time over {SHARED}'s by the clock was measured in the row [solvers](#solvers) as well, in another "
+        f"run: {'; '.join(told)}. Quartiles are of one run, and runs differ by more."
     ]
 
 

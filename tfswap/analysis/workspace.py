@@ -680,6 +680,8 @@ def is_split_view(facts: Facts) -> tuple[bool, bool]:
     along_first = piece[0] != shape[0] and shape[1:] == piece[1:]
     if len(shape) == 1 and source is facts.inputs[0]:  # SplitV of a vector
         pieces = [_certain_shape(out) for out in facts.outputs]
+        if None in pieces:
+            return False, False
         return all(p and p[0] * _element_bytes(source) % TENSOR_ALIGN_BYTES == 0 for p in pieces), True
     return along_first and (_inner_bytes(source) or 0) % TENSOR_ALIGN_BYTES == 0, True
 

@@ -372,27 +372,40 @@ def _loop(
 ) -> tuple[tuple[Graph, ...], list[Argument]]:
     """The condition and the body of a loop, with the sizes that its variables have in every iteration."""
     condition, body = names
-    steady = list(arguments)
+    steady, made, results = _steady(body, list(arguments), library)
+    if told := _with_invariants(made, arguments, values):
+        # Values that no iteration gets to use can contradict each other.
+        with contextlib.suppress(InvalidModel):
+            steady, made, results = _steady(body, told, library)
+    test = _body(condition, steady, library)[0]
+    return (test, made), _after_loop(test, made, arguments, values, results)
+
+
+def _steady(body: str, given: list[Argument], library: Library) -> tuple[list[Argument], Graph, list[Argument]]:
+    """What is known of a loop's variables in all iterations, its body for that, and what the body gives."""
     while True:
-        made, results = _body(body, steady, library)
-        common = [either(before, after) for before, after in zip(steady, results, strict=True)]
-        if common == steady and (common := _with_invariants(made, steady, values)) == steady:
-            test = _body(condition, steady, library)[0]
-            return (test, made), _after_loop(test, made, arguments, values, results)
-        steady = common
+        made, results = _body(body, given, library)
+        common = [either(before, after) for before, after in zip(given, results, strict=True)]
+        if common == given:
+            return given, made, results
+        given = common
 
 
-def _with_invariants(body: Graph, steady: list[Argument], values: Sequence[Values | None]) -> list[Argument]:
-    """`steady`, with the values of what is the same in all iterations, where the body has tensors of unknown size: a
-    filter's gradient has the shape that the loop is given (`tf.vectorized_map` makes loops of convolutions').
+def _with_invariants(
+    body: Graph, arguments: Sequence[Argument], values: Sequence[Values | None]
+) -> list[Argument] | None:
+    """`arguments`, with the values of what is the same in all iterations, where the body has tensors of unknown size;
+    None where there is nothing to tell. A filter's gradient has the shape that the loop is given (`tf.vectorized_map`
+    makes loops of convolutions').
     """
     if all(kind.nbytes is not None for node in body for kind in node.outputs):
-        return steady
+        return None
     handed_on = [passed_on(fetch).node is feed for feed, fetch in zip(body.feeds, body.fetches, strict=True)]
-    return [
-        replace(one, value=tuple(value)) if same and value is not None and one.value is None else one
-        for one, value, same in zip(steady, values, handed_on, strict=True)
+    told = [
+        replace(one, value=value) if same and value is not None else one
+        for one, value, same in zip(arguments, values, handed_on, strict=True)
     ]
+    return None if told == list(arguments) else told
 
 
 def _after_loop(

@@ -3,6 +3,8 @@
 TensorFlow's kernels for a CPU let threads request four outputs or more, as an LSTM's gates, in any order: the arena
 then has them, and the holes that they leave, elsewhere in each run. tfswap's own request them one after the other
 (csrc/core/pieces_ops.cc). The bits are the same.
+
+Not handled: pieces that can't be copied byte by byte, which are small as a rule.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def apply_pieces(graph: Graph, device: DeviceModel) -> int:
         node
         for part in (graph, *graph.all_bodies())
         for node in part
-        if node.op in ("Split", "SplitV") and len(node.outputs) >= OUT_OF_ORDER
+        if node.op in ("Split", "SplitV")
+        and len(node.outputs) >= OUT_OF_ORDER
+        and node.outputs[0].dtype not in ("string", "variant", "resource")
     ]
     for node in splits:
         node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}

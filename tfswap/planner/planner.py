@@ -90,7 +90,8 @@ RESTARTS: dict[frozenset[str], tuple[evict.Prices, ...]] = {
 }
 """What the default solvers are joined by on steps so small that there is time left."""
 KERNELS_SWEPT = 200_000
-"""Kernels that all rungs together go past, about: what bounds the time that planning takes on large graphs."""
+"""Kernels that all rungs of a group of solvers go past together, about: what bounds the time that planning takes on
+large graphs."""
 REQUESTS_OF_A_KERNEL = 3
 """At most, outside of loops."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64

@@ -6,12 +6,13 @@
 // are requested before anything is copied, and the threads share the copies.
 // Planned steps ask for these kernels by their label (KERNEL in oplib/names.py; passes/pieces.py).
 //
-// Left to TensorFlow's own kernel: pieces that share the input's buffer, along the first dimension, and, on one
-// thread, what can't be copied byte by byte.
+// Left to TensorFlow's own kernel: pieces that share the input's buffer, along the first dimension, what can't
+// be copied byte by byte, and what is wrong, of which it tells.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -53,7 +54,6 @@ class PiecesOp : public OpKernel {
     const int64_t axis = Axis(ctx->input(has_sizes_ ? 2 : 0), whole.dims());
     if (axis < 0 || !tensorflow::DataTypeCanUseMemcpy(whole.dtype()) ||
         !Sizes(ctx, whole.dim_size(static_cast<int>(axis)), sizes) || (axis == 0 && Shares(whole, sizes))) {
-      const tensorflow::ScopedPerThreadMaxParallelism on_one_thread(1);
       others_->Compute(ctx);
       return;
     }
@@ -73,7 +73,7 @@ class PiecesOp : public OpKernel {
 
   // From 0 on, or -1 where it is no axis of so many.
   static int64_t Axis(const Tensor& given, int dims) {
-    if (given.NumElements() != 1) return -1;
+    if (given.dims() != 0) return -1;
     const int64_t axis = given.flat<int32_t>()(0);
     return axis < -dims || axis >= dims ? -1 : (axis + dims) % std::max(dims, 1);
   }
@@ -86,11 +86,11 @@ class PiecesOp : public OpKernel {
       return whole % count == 0;
     }
     const Tensor& given = ctx->input(1);
-    if (given.NumElements() != count) return false;
+    if (given.dims() != 1 || given.NumElements() != count) return false;
     int64_t unknown = -1, rest = whole;
     for (int64_t i = 0; i < count; ++i) {
       sizes.push_back(given.dtype() == tensorflow::DT_INT64 ? given.flat<int64_t>()(i) : Narrow(given, i));
-      if (sizes[i] < -1 || (sizes[i] == -1 && unknown >= 0)) return false;
+      if (sizes[i] < -1 || sizes[i] > rest || (sizes[i] == -1 && unknown >= 0)) return false;
       if (sizes[i] == -1) {
         unknown = i;
       } else {
@@ -125,6 +125,22 @@ class PiecesOp : public OpKernel {
     for (int d = 0; d < axis; ++d) rows *= whole.dim_size(d);
     const int64_t row_bytes = whole.NumElements() / rows * tensorflow::DataTypeSize(whole.dtype());
     const int64_t unit_bytes = row_bytes / whole.dim_size(static_cast<int>(axis));
+    const auto* const threads = ctx->device()->tensorflow_cpu_worker_threads();
+    const auto share = [&](int64_t total, double bytes, const std::function<void(int64_t, int64_t)>& copy) {
+      const int64_t cycles = static_cast<int64_t>(kCyclesPerByte * bytes) + 1;
+      tensorflow::Shard(threads->num_threads, threads->workers, total, cycles, copy);
+    };
+    if (rows == 1) {  // the outputs lie one after the other
+      share(row_bytes, 1, [&](int64_t begin, int64_t end) {
+        const char* const input = static_cast<const char*>(whole.data());
+        int64_t at = 0;
+        for (size_t i = 0; i < sizes.size(); at += sizes[i++] * unit_bytes) {
+          const int64_t first = std::max(begin, at), last = std::min(end, at + sizes[i] * unit_bytes);
+          if (first < last) std::memcpy(outputs[i] + (first - at), input + first, last - first);
+        }
+      });
+      return;
+    }
     const auto copy = [&](int64_t begin, int64_t end) {
       const char* from = static_cast<const char*>(whole.data());
       for (size_t i = 0; i < sizes.size(); ++i, begin -= rows, end -= rows) {
@@ -135,10 +151,8 @@ class PiecesOp : public OpKernel {
         from += bytes;
       }
     };
-    const auto* const threads = ctx->device()->tensorflow_cpu_worker_threads();
     const int64_t count = static_cast<int64_t>(sizes.size());
-    const double cycles = kCyclesPerByte * static_cast<double>(row_bytes / count);
-    tensorflow::Shard(threads->num_threads, threads->workers, count * rows, static_cast<int64_t>(cycles) + 1, copy);
+    share(count * rows, static_cast<double>(row_bytes) / static_cast<double>(count), copy);
   }
 
   std::unique_ptr<OpKernel> others_;

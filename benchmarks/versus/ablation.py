@@ -2,9 +2,8 @@
 
 One by one, each at the smallest limit that it reaches: a tensor's memory for each output (computed), liveness (which
 TensorFlow has), an order, swaps without the pool, the pool, kernels that run again, encodings; and kernels that run
-again, or encodings, without swaps. Parts, switched off in
-turn under one limit, each by other figures in a plan that is the same otherwise, which is carried out as plans from
-files are:
+again, or encodings, without swaps. Parts, switched off in turn under one limit, each by other figures in a plan that is
+the same otherwise, which is carried out as plans from files are:
 
     no prefetch          a copy in starts where its tensor is read, and not before: prefetch distance 0
     no trigger           a buffer is let go where its copy out starts, so that the step waits for the copy

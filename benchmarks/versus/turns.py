@@ -281,8 +281,8 @@ def was_refused(told: dict[str, Any]) -> bool:
 def _line(one: Running, base: Running, right: Running, asked: Form) -> dict[str, Any]:
     """Of one form: its times over those of `base`, its losses against those of `right`."""
     asked = asked._replace(profile=Path(asked.profile).name)  # its folder is gone
-    line = asked._asdict() | one.told | {"peak_bytes": one.peak_bytes, "kept": kept(one)}
-    line["lowest_peak_bytes"] = min(one.peaks)
+    peaks = {"peak_bytes": one.peak_bytes, "lowest_peak_bytes": min(one.peaks)}
+    line = asked._asdict() | one.told | peaks | {"kept": kept(one)}
     if not one.fits or not base.fits:
         return line
     pairs = list(zip(one.took, base.took, strict=True))

@@ -20,8 +20,7 @@ from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import is_const, is_feed, reads_variable
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
-from tfswap.oplib.names import KERNEL, OWN_KERNEL
-from tfswap.passes.nodes import add_shape
+from tfswap.passes.nodes import add_shape, use_own_kernel
 
 _TENSOR_PROTOS = {
     "bfloat16": (14, "803f"),
@@ -51,17 +50,7 @@ def apply_likes(graph: Graph) -> int:
 
 def apply_list_zeros(graph: Graph, device: DeviceModel) -> int:
     """Let zeros like lists, in bodies too, be made by tfswap's own kernel, in place; returns how many."""
-    if device.kind != "cpu":
-        return 0
-    lists = [
-        node
-        for part in (graph, *graph.all_bodies())
-        for node in part
-        if node.op == "ZerosLike" and node.outputs[0].dtype == "variant"
-    ]
-    for node in lists:
-        node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
-    return len(lists)
+    return use_own_kernel(graph, device, lambda n: n.op == "ZerosLike" and n.outputs[0].dtype == "variant")
 
 
 def _is_made(tensor: Output) -> bool:

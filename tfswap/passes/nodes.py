@@ -1,4 +1,4 @@
-"""The nodes that more than one pass adds: each kind is spelled here, as `oplib/names.py` describes its op.
+"""What more than one pass does to nodes: each kind that is added is spelled here, as `oplib/names.py` describes its op.
 
 A node is called by a stem, which says what it is of, and its part in it. What follows from a copy to the host is on the
 device on which that is.
@@ -6,6 +6,9 @@ device on which that is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
@@ -115,3 +118,16 @@ def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
         outputs=(kind,),
         device=loaded.device,
     )
+
+
+def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], bool]) -> int:
+    """Let nodes of TensorFlow's ops, in bodies too, run as tfswap's own kernels, in place; returns how many.
+
+    On a CPU alone: on a GPU TensorFlow's own kernels run.
+    """
+    if device.kind != "cpu":
+        return 0
+    found = [node for part in (graph, *graph.all_bodies()) for node in part if chosen(node)]
+    for node in found:
+        node.attrs = {**node.attrs, names.KERNEL: names.OWN_KERNEL.encode()}
+    return len(found)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from tfswap.analysis.device import DeviceModel
-from tfswap.ir.graph import Graph
-from tfswap.oplib.names import KERNEL, OWN_KERNEL
+from tfswap.ir.graph import Graph, Node
+from tfswap.passes.nodes import use_own_kernel
 
 OUT_OF_ORDER: Final = 4
 """So many outputs are requested by several threads (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
@@ -21,16 +21,10 @@ OUT_OF_ORDER: Final = 4
 
 def apply_pieces(graph: Graph, device: DeviceModel) -> int:
     """Let splits of so many outputs run as tfswap's own kernel, in place; returns how many."""
-    if device.kind != "cpu":
-        return 0
-    splits = [
-        node
-        for part in (graph, *graph.all_bodies())
-        for node in part
-        if node.op in ("Split", "SplitV")
-        and len(node.outputs) >= OUT_OF_ORDER
-        and node.outputs[0].dtype not in ("string", "variant", "resource")
-    ]
-    for node in splits:
-        node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
-    return len(splits)
+    return use_own_kernel(graph, device, _is_out_of_order)
+
+
+def _is_out_of_order(node: Node) -> bool:
+    if node.op not in ("Split", "SplitV") or len(node.outputs) < OUT_OF_ORDER:
+        return False
+    return node.outputs[0].dtype not in ("string", "variant", "resource")

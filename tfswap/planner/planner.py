@@ -42,13 +42,13 @@ from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions
 
 SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
 RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
-BOTH: tuple[Solver, ...] = (
+EVICT: tuple[Solver, ...] = (
     evict.solver(evict.Prices(copy=0.5)),
     evict.solver(evict.Prices(copy=0.1)),
     evict.solver(evict.Prices(copy=2.0)),
     *RECOMPUTE,
-    *SWAP,
 )
+BOTH: tuple[Solver, ...] = (*EVICT, *SWAP)
 SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
     "default": {
         frozenset(): (),
@@ -231,7 +231,7 @@ class Planner:
         groups = [solvers[:count]]
         if solvers is BOTH and sweeps > MIN_SWEEPS:
             # Who allows more than swapping gets what swapping alone finds, too.
-            groups = [BOTH[: min(count, len(BOTH) - len(SWAP))], SWAP[:count]]
+            groups = [EVICT[:count], SWAP[:count]]
         climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
         del orders[max(climb.orders for climb in climbs) :]
         if self._runs_beside:
@@ -248,8 +248,8 @@ class Planner:
             for s in climb.solvers
         ]
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
-        prices, count = restarts[: climbs[0].spare], climbs[0].rungs
-        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), count) for p in prices]
+        first = climbs[0]
+        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), first.rungs) for p in restarts[: first.spare]]
 
     @property
     def live_peak_bytes(self) -> int:

@@ -135,7 +135,6 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_defer, {"tensor": x}),
         (core.tfswap_gate, {"gate": 5, "owner": 7, "bodies": []}),
         (core.tfswap_arena_map, {}),
-        (core.tfswap_sentinel, {}),
         (core.tfswap_outside, {"results": [x], "room": 1}),  # no graph that runs has one: it is always refused
     ]
 

@@ -252,7 +252,7 @@ FORWARD = ["cond", "while_loop", "nested"]
 
 @pytest.mark.parametrize("forward", FORWARD)
 def test_constants_of_bodies_go_with_the_function_that_they_were_made_for(forward):
-    """TensorFlow's kernels that run bodies never let go of them: the gate does."""
+    """The gate, and each kernel that runs a body, release the counts that they took, once each."""
     refused, dropped, again, floors = run(f"""{BODIES.replace("{forward}", forward)}
 def grown(tries, attempt):
     sizes = []

@@ -30,7 +30,6 @@
 namespace tfswap {
 namespace {
 
-using tensorflow::FunctionLibraryDefinition;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
@@ -50,13 +49,6 @@ owner: Whose step begins here, by number, as SwapOut has it; 0 for nobody's.
 bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
   and constants of these functions when they first run; here they are made with the gate, and
   go with it.
-)doc");
-
-REGISTER_OP("Tfswap>Sentinel")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Does nothing. A gate sees by its end that functions are still let go of.
 )doc");
 
 class Gates {
@@ -139,55 +131,18 @@ class Gates {
   std::unordered_map<int64_t, Gate> gates_;
 };
 
-// How many of these kernels have ended on this thread.
-thread_local int64_t sentinels_ended = 0;
-
-class SentinelOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  ~SentinelOp() override { ++sentinels_ended; }
-  void Compute(OpKernelContext*) override {}
-};
-
-// A library of one function, which runs a sentinel.
-constexpr char kSentinelFunction[] = "TfswapSentinel";
-
-const FunctionLibraryDefinition& SentinelLibrary() {
-  static const auto* const library = [] {
-    tensorflow::FunctionDefLibrary functions;
-    tensorflow::FunctionDef* const function = functions.add_function();
-    function->mutable_signature()->set_name(kSentinelFunction);
-    tensorflow::NodeDef* const node = function->add_node_def();
-    node->set_name("sentinel");
-    node->set_op("Tfswap>Sentinel");
-    return new FunctionLibraryDefinition(tensorflow::OpRegistry::Global(), functions);
-  }();
-  return *library;
-}
-
-// Functions that are made for one executor, by one of its kernels, and go with it.
+// Functions that are instantiated for one executor, by one of its kernels, and released with it.
 //
-// A runtime counts who has instantiated a function, and lets go of it with the last (function.cc). If, While and Case
-// do so when they run, under the same key, and never take it back (functional_ops.cc; measured with TensorFlow 2.21):
-// their functions, with all constants in them, would stay for the life of the process. A key holds the executor's own
-// library of functions, so whoever is counted belongs to this executor. When that ends nobody runs the functions any
-// more, and all counts are taken back here.
-//
-// A runtime that ends itself takes its functions with it; it ignores releases then, and may not be asked for anything
-// else. It is told by a function that nobody else has: if the release of that one does not end it, the runtime ends.
+// A runtime counts who has instantiated a function, and frees it with the last (function.cc). Kernels that run functions
+// instantiate them under the same key when they first run, and release their own count when they are destroyed
+// (IfOp, CaseOp, PartitionedCallOp of TensorFlow 2.18 to 2.21; loop_ops.cc). A runtime that is being destroyed
+// ignores releases.
 class ExecutorFunctions {
  public:
   explicit ExecutorFunctions(FunctionLibraryRuntime* runtime) : runtime_(runtime) {}
 
   ~ExecutorFunctions() {
-    if (!has_sentinel_) return;
-    const int64_t ended = sentinels_ended;
-    if (!runtime_->ReleaseHandle(sentinel_).ok() || sentinels_ended == ended) return;
-    for (const Handle function : functions_) {
-      tensorflow::DataTypeVector types;
-      while (runtime_->GetRetTypes(function, &types).ok() && runtime_->ReleaseHandle(function).ok()) {
-      }
-    }
+    for (const Handle function : functions_) runtime_->ReleaseHandle(function).IgnoreError();
   }
 
   ExecutorFunctions(const ExecutorFunctions&) = delete;
@@ -195,14 +150,8 @@ class ExecutorFunctions {
 
   // Makes the functions as the kernels that run them do, so that those find them made.
   absl::Status Make(const std::vector<tensorflow::NameAttrList>& functions) {
-    static std::atomic<int64_t> number{0};
     FunctionLibraryRuntime::InstantiateOptions options;
     options.create_kernels_eagerly = true;
-    FunctionLibraryRuntime::InstantiateOptions own = options;
-    own.lib_def = &SentinelLibrary();
-    own.state_handle = absl::StrCat("tfswap/", number++);  // for a function of its own
-    TF_RETURN_IF_ERROR(runtime_->Instantiate(kSentinelFunction, tensorflow::AttrSlice(), own, &sentinel_));
-    has_sentinel_ = true;
     for (const tensorflow::NameAttrList& function : functions) {
       Handle handle;
       TF_RETURN_IF_ERROR(
@@ -217,8 +166,6 @@ class ExecutorFunctions {
 
   FunctionLibraryRuntime* const runtime_;  // outlives its executors' kernels
   std::vector<Handle> functions_;
-  Handle sentinel_ = 0;
-  bool has_sentinel_ = false;
 };
 
 class GateOp : public OpKernel {
@@ -263,8 +210,6 @@ class GateOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), GateOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Sentinel").Device(tensorflow::DEVICE_CPU), SentinelOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Sentinel").Device(tensorflow::DEVICE_GPU), SentinelOp);
 
 }  // namespace
 }  // namespace tfswap

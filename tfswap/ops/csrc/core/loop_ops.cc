@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -304,6 +305,13 @@ class WhileOp : public AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("body", &body_));
   }
 
+  ~WhileOp() override {
+    for (const auto& [library, functions] : functions_) {
+      library->ReleaseHandle(functions.condition).IgnoreError();
+      library->ReleaseHandle(functions.body).IgnoreError();
+    }
+  }
+
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     Functions functions;
     OP_REQUIRES_OK_ASYNC(ctx, GetFunctions(ctx, &functions), done);
@@ -317,16 +325,17 @@ class WhileOp : public AsyncOpKernel {
     auto* const library = ctx->function_library();
     if (library == nullptr) return absl::InternalError("A loop has no library of functions.");
     std::lock_guard<std::mutex> lock(mu_);
-    if (functions_.library != library) {
+    auto found = functions_.find(library);
+    if (found == functions_.end()) {
       Functions made;
       made.library = library;
       TF_RETURN_IF_ERROR(Make(condition_, library, &made.condition));
       TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
       const bool on_host = ctx->device()->tensorflow_accelerator_device_info() == nullptr;
       if (on_host) made.told = LoopCondition::Of(library->GetFunctionBody(made.condition));
-      functions_ = made;
+      found = functions_.emplace(library, std::move(made)).first;
     }
-    *functions = functions_;
+    *functions = found->second;
     return absl::OkStatus();
   }
 
@@ -338,7 +347,7 @@ class WhileOp : public AsyncOpKernel {
   tensorflow::NameAttrList condition_;
   tensorflow::NameAttrList body_;
   std::mutex mu_;
-  Functions functions_;
+  std::unordered_map<FunctionLibraryRuntime*, Functions> functions_;
   Sharing sharing_;
 };
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import errno
 import fcntl
+import itertools
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -239,10 +243,17 @@ def test_what_a_killed_build_left_goes_with_the_next(tmp_path, quick_compiler):
     env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
     library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
     library.unlink()
-    (library.parent / "build-x").mkdir()
-    (library.parent / "build-x" / "gate_ops.o").write_text("half")
+    left, mine = library.parent / "build-a0b_c1d2", ("build-notes", "build-12345678", "manifest.json.bak")
+    left.mkdir()
+    (left / "unit_0.o").write_text("half")
+    (library.parent / f"manifest.json.{'0' * 32}.tmp").write_text("half")
+    for name in mine[:2]:
+        (library.parent / name).mkdir()
+        (library.parent / name / "thesis.tex").touch()
+    (library.parent / mine[2]).touch()
     run_forked(IMPORT_AND_SWAP, **env)
-    assert sorted(p.name for p in library.parent.iterdir()) == [library.name, "lock", "manifest.json"]
+    assert sorted(p.name for p in library.parent.iterdir()) == sorted([library.name, "lock", "manifest.json", *mine])
+    assert all((library.parent / name / "thesis.tex").exists() for name in mine[:2])
 
 
 EXAMINE = """
@@ -326,12 +337,11 @@ def test_the_codecs_are_built_apart_and_share_the_pool(tmp_path, quick_compiler)
     assert all(path.startswith(str(tmp_path)) for path in mapped)
 
 
-def test_units_have_each_file_once(tmp_path):
+def test_units_have_each_file_once():
     for sources in (build.CORE, build.CODECS):
-        units = build._units(sources.folder, tmp_path)
+        units = build._units(sources.folder)
         assert len(units) == build._UNITS
-        included = "".join(unit.read_text() for unit in units).splitlines()
-        assert sorted(included) == sorted(f'#include "{file}"' for file in sources.folder.glob("*.cc"))
+        assert sorted(itertools.chain(*units.values())) == sorted(file.name for file in sources.folder.glob("*.cc"))
 
 
 def test_what_a_key_covers(tmp_path, monkeypatch):
@@ -436,3 +446,114 @@ def test_the_core_without_tensorflow(tmp_path):
     subprocess.run([*command, "-Wl,--no-as-needed", *flags, *folders], check=True)  # for its zstd
     run = subprocess.run([str(program)], check=True, capture_output=True, text=True)
     assert run.stdout == "with zstd\nok\n"
+
+
+# --- the user's machine -------------------------------------------------------------------------------------------
+
+ODD = 'jos\u00e9 "o\'x" \\t\n$HOME `a` %s #;&*'
+"""What a folder may be called."""
+
+
+@pytest.fixture
+def odd_sources(tmp_path, monkeypatch):
+    """Sources of a small library at an odd path."""
+    csrc = tmp_path / ODD / "csrc"
+    for name, text in (
+        ("core/a.h", "#define NAME TFSWAP_BUILT_FOR\n"),
+        ("core/a.cc", '#include "a.h"\nextern "C" const char* tfswap_built_for() { return NAME; }\n'),
+        ("codecs/b.cc", '#include "a.h"\n__asm__(".incbin \\"codecs/b.cc\\"\\n");\nextern "C" int b() { return 2; }\n'),
+    ):
+        (csrc / name).parent.mkdir(parents=True, exist_ok=True)
+        (csrc / name).write_text(text)
+    monkeypatch.setattr(build, "SOURCE_DIR", csrc)
+    monkeypatch.setattr(build, "SHIPPED_DIR", tmp_path / ODD / "prebuilt")
+    monkeypatch.setattr(build, "COMPILE_FLAGS", ("-O0", "-fPIC"))
+    return csrc
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+def test_any_path_builds(tmp_path, monkeypatch, odd_sources, quoted):
+    """Of the installation, the cache, temporary files, TensorFlow and the compiler."""
+    for name in ("cache", "tmp", "tensorflow"):
+        (tmp_path / ODD / name).mkdir()
+    compiler = script(tmp_path / ODD / "my g++", '#!/bin/sh\nexec g++ "$@"\n')
+    monkeypatch.setenv("CXX", f"{shlex.quote(str(compiler))} -pipe" if quoted else str(compiler))
+    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / ODD / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ODD / "tmp"))
+    there = tmp_path / ODD / "tensorflow"
+    facts = build.TensorFlowFacts("9", "git 'g'", (f"-I{there}",), (f"-L{there}",))
+    libraries = [build.ensure_built(sources, facts) for sources in (build.CORE, build.CODECS)]
+    assert all(library.is_intact() for library in libraries)
+    c = ctypes.CDLL(load._path_of(libraries[0].opened(), libraries[0].path))
+    c.tfswap_built_for.restype = ctypes.c_char_p
+    assert c.tfswap_built_for() == b"9 git 'g'"
+    assert sorted(p.name for p in libraries[1].folder.iterdir()) == ["libtfswap_codecs.so", "lock", "manifest.json"]
+    monkeypatch.setenv("CXX", "/no/compiler")
+    assert build.ensure_built(build.CORE, facts).path == libraries[0].path
+
+
+def test_a_cache_that_others_may_write_to_is_refused_and_left_alone(tmp_path, quick_compiler):
+    cache = tmp_path / "cache"
+    env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
+    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    for path in (cache, library.parent, library, library.parent / "manifest.json"):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(before | stat.S_IWOTH)
+        said = run_forked(FAIL_TO_IMPORT, **env).stdout
+        assert f"takes no ops from the cache {library.parent}: every user may write to {str(path)!r}" in said
+        assert "Set TFSWAP_CACHE_DIR" in said
+        assert stat.S_IMODE(path.stat().st_mode) == before | stat.S_IWOTH
+        path.chmod(before)
+    assert links(tmp_path) == 1
+
+
+def test_folders_that_exist_keep_their_mode(tmp_path, quick_compiler):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o1777)
+    env = {"TFSWAP_CACHE_DIR": str(cache), "CXX": str(quick_compiler)}
+    library = Path(last_json(run_forked(IMPORT_AND_SWAP, **env))[1])
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("manifest", ["[" * 200_000, "[]", '"text"', '{"library_sha256": []}', "\x00"])
+def test_a_manifest_of_anything_is_no_manifest(tmp_path, manifest):
+    library = build.Library(build.CORE, tmp_path, "x")
+    library.path.write_bytes(b"x")
+    (tmp_path / build.MANIFEST_NAME).write_text(manifest)
+    assert not library.is_intact()
+
+
+def test_a_quote_without_an_end_in_cxx_is_named(monkeypatch):
+    monkeypatch.setenv("CXX", "g++ -I'include")
+    with pytest.raises(OpLibraryError, match=r"CXX=\"g\+\+ -I'include\" can't be split .*No closing quotation.*Close"):
+        build.find_compiler()
+
+
+@pytest.mark.parametrize(
+    "says", ["fatal error: error writing to /tmp/x.s: No space left on device", "Disk quota exceeded"]
+)
+def test_a_full_disk_is_told(tmp_path, monkeypatch, says):
+    full = script(tmp_path / "full++", f'#!/bin/sh\n[ "$1" = --version ] || {{ echo "{says}" >&2; exit 1; }}\n')
+    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(full))
+    with pytest.raises(OpLibraryError, match="no more can be written to disk") as told:
+        build.ensure_built(build.CORE, build.tensorflow_facts())
+    assert says in str(told.value)
+    assert f"in {tmp_path / 'cache'}" in str(told.value)
+    assert " free) and in " in str(told.value)
+    assert "set TFSWAP_CACHE_DIR and TMPDIR" in str(told.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_of_our_own_files_is_told(tmp_path, monkeypatch, quick_compiler, number):
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(quick_compiler))
+    monkeypatch.setattr(build.shutil, "copytree", full)
+    with pytest.raises(OpLibraryError, match=f"no more can be written to disk.*{os.strerror(number)}"):
+        build.ensure_built(build.CORE, build.tensorflow_facts())
+    assert not list((tmp_path / "cache").rglob("build-*"))

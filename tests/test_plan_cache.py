@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from graphs import Layer, training_step
-from processes import last_json, on_arena, run_together
+from processes import last_json, on_arena, run_python, run_together
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit
@@ -153,7 +153,7 @@ def test_damaged_entries_are_made_anew(cache: PlanCache, damage: str, caplog: py
     assert len(entries(cache)) == 2
     stranger = dataclasses.replace(plan, fingerprint="0" * 64).to_json()
     for entry in entries(cache):
-        entry.write_text(stranger if damage == "other graph" else damage)
+        entry.write_bytes(plan_cache.HEAD + (stranger if damage == "other graph" else damage).encode())
     again = optimizer(cache)
     with caplog.at_level(logging.WARNING, logger="tfswap"):
         assert again.plan("60%") == plan
@@ -180,13 +180,13 @@ def test_refusals_are_as_ever(cache: PlanCache) -> None:
 
 
 def test_what_was_not_used_for_longest_goes(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "MOST_BYTES", 40)
+    monkeypatch.setattr(plan_cache, "MOST_BYTES", 4 * (10 + len(plan_cache.HEAD)))
     for i, name in enumerate("abcd"):
         cache.write(name, "x" * 10)
-        os.utime(cache.folder / f"{name}.json", (i, i))
+        os.utime(cache.folder / f"tfswap_{name}.json", (i, i))
     cache.read("a", str)
     cache.write("e", "x" * 10)
-    assert [entry.stem for entry in entries(cache)] == ["a", "d", "e"]
+    assert [entry.stem for entry in entries(cache)] == ["tfswap_a", "tfswap_d", "tfswap_e"]
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -276,3 +276,49 @@ def test_files_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert again.graph_def == first.graph_def
     assert RECALLED_NOTE in again.report.notes
     assert RECALLED_NOTE not in first.report.notes
+
+
+# --- what other processes find ----------------------------------------------------------------------------------
+
+OPTIMIZED = """
+import json
+import tensorflow as tf
+import tfswap
+from nets import Net, batch
+from tfswap.frontends import grappler
+
+ran = []
+run = grappler.run_grappler
+grappler.run_grappler = lambda *given: (ran.append(given), run(*given))[1]
+step = tfswap.optimize(tf.function(Net(12).step), memory_limit="70%", tactics=("swap",))
+step(batch(512))
+print(json.dumps(len(ran)))
+"""
+
+
+def test_what_tensorflow_s_optimizers_made_is_found_by_other_processes(tmp_path: Path) -> None:
+    folder = {"TFSWAP_PLAN_CACHE": str(tmp_path)}
+    ran = [last_json(run_python(OPTIMIZED, PYTHONHASHSEED=seed, **folder)) for seed in ("1", "2")]
+    assert ran[0] > 0 == ran[1]
+
+
+def test_the_ends_of_a_step_come_in_the_order_of_its_nodes() -> None:
+    import tensorflow as tf
+
+    from tfswap.importers.function import import_function
+
+    variables = [tf.Variable(0.0) for _ in range(8)]
+
+    @tf.function
+    def step() -> None:
+        for variable in variables:
+            variable.assign_add(1.0)
+
+    concrete = step.get_concrete_function()
+    ends = concrete.graph.control_outputs
+    orders = []
+    for shuffled in (sorted(ends, key=lambda end: end.name), sorted(ends, key=lambda end: end.name, reverse=True)):
+        concrete.graph.control_outputs = shuffled
+        orders.append([target.name for target in import_function(concrete).targets])
+    assert len(orders[0]) >= len(variables)
+    assert orders[0] == orders[1]

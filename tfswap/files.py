@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Callable
@@ -12,21 +14,39 @@ from tfswap.errors import InvalidModel, TfswapError
 
 Read = TypeVar("Read")
 
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the system says where a disk, a user's share of it, or the largest file that is allowed is full."""
+
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path`, whole or not at all. Raises TfswapError, with the path in it."""
     require_place(path)
-    target = Path(path)
-    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")  # with the permissions that new files get
     try:
-        try:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(temporary, target)
-        except BaseException:  # an interrupt too leaves nothing behind
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_whole(str(Path(path)), content.encode() if isinstance(content, str) else content)
     except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from error
+        raise _unwritable(path, error) from error
+
+
+def replace_whole(path: str, content: bytes, *, mode: int = 0o666, folder: int | None = None) -> None:
+    """Make `content` the file at `path`, whole or not at all.
+
+    Args:
+        mode: of a new file, less the umask.
+        folder: a descriptor of the folder that `path` is relative to.
+
+    Raises:
+        OSError, ValueError: it can't be written; nothing is left behind.
+    """
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, dir_fd=folder)
+        with open(opened, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:  # an interrupt too leaves nothing behind
+        with contextlib.suppress(OSError, ValueError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
@@ -60,15 +80,19 @@ def unwritable_folder(path: str | os.PathLike[str], why: str) -> TfswapError:
     return TfswapError(f"the output folder {os.fspath(path)!r} can't be written: {why}. Nothing was left there.")
 
 
-def _unwritable(path: str | os.PathLike[str], why: str) -> TfswapError:
-    return TfswapError(f"{os.fspath(path)!r} can't be written: {why}. Give the path of a file in an existing folder.")
+def _unwritable(path: str | os.PathLike[str], why: str | Exception) -> TfswapError:
+    remedy = "Give the path of a file in an existing folder."
+    if isinstance(why, OSError) and why.errno in FULL:
+        remedy = "Free some of its disk, or give a path on another one."
+    reason = getattr(why, "strerror", None) or why
+    return TfswapError(f"{os.fspath(path)!r} can't be written: {reason}. {remedy}")
 
 
 def read_saved(path: str | os.PathLike[str], what: str, parse: Callable[[str], Read]) -> Read:
     """What `parse` makes of the text of a file that holds a `what`. Raises InvalidModel, with the path in it."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise InvalidModel(f"no {what} can be read from {os.fspath(path)!r}: {error}") from error
     try:
         return parse(text)

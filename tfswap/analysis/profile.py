@@ -14,12 +14,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tfswap.analysis.devices import Rates
 from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Node, Output
+from tfswap.json_fields import decode, parse_json
 
 FORMAT_VERSION = 1
 
@@ -121,20 +122,25 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """The profile that `to_json` wrote. Raises InvalidModel on anything else."""
+        """The profile that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
         try:
-            content = json.loads(text)
-            version = content.pop("format")
-            if version != FORMAT_VERSION:
-                raise InvalidModel(
-                    f"this profile has format {version}, and this tfswap reads {FORMAT_VERSION}: profile anew"
-                )
-            content["rates"] = Rates(**content["rates"])
-            content["kernels"] = tuple(Timed(*k) for k in content["kernels"])
-            content["densities"] = tuple(Density(*d) for d in content.get("densities", ()))
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            content = parse_json(text)
+        except InvalidModel as error:
             raise InvalidModel(f"this is not a profile that tfswap saved: {error}") from error
+        if not isinstance(content, dict) or "format" not in content:
+            raise InvalidModel("this is not a profile that tfswap saved: it names no format")
+        fields = cast("dict[str, object]", content)
+        version = fields.pop("format")
+        if version != FORMAT_VERSION:
+            raise InvalidModel(
+                f"this profile has format {version!r}, and this tfswap reads {FORMAT_VERSION}: profile anew"
+            )
+        try:
+            made = decode(cls, fields, "profile")
+            _check_values(made)
+        except InvalidModel as error:
+            raise InvalidModel(f"this profile is damaged: {error}. Profile anew.") from error
+        return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to `path`, whole or not at all."""
@@ -144,3 +150,19 @@ class Profile:
     def load(cls, path: str | os.PathLike[str]) -> Profile:
         """The profile saved at `path`. Raises InvalidModel when there is none, naming the path."""
         return read_saved(path, "profile", cls.from_json)
+
+
+def _check_values(profile: Profile) -> None:
+    """Refuse what no machine can have been measured at."""
+    for name, value in dataclasses.asdict(profile.rates).items():
+        lowest = 0 if name in ("launch_s", "copy_share") else 1  # others are divided by
+        if not isinstance(value, bool) and value < lowest:
+            raise InvalidModel(f"profile.rates.{name} is {value}, and must be at least {lowest}")
+    times = {f"the time of {k.name!r}": k.seconds for k in profile.kernels}
+    shares = {f"the density of {d.tensor!r}": d.share for d in profile.densities}
+    for name, value in (*times.items(), ("profile.unordered", profile.unordered), *shares.items()):
+        if value is not None and value < 0:
+            raise InvalidModel(f"{name} is {value}, and nothing measured is negative")
+    for name, value in (*shares.items(), ("profile.rates.copy_share", profile.rates.copy_share)):
+        if value > 1:
+            raise InvalidModel(f"{name} is {value}, and no share is above 1")

@@ -47,7 +47,7 @@ def examine() -> tuple[dict[str, Any], str]:
 def _library(status: OpLibraryStatus) -> dict[str, Any]:
     return {
         "path": None if status.library is None else str(status.library),
-        "cache": str(status.cache_dir),
+        "cache": None if status.cache_dir is None else str(status.cache_dir),
         "built": status.built,
         "loaded": status.loaded,
     }

@@ -6,9 +6,11 @@ An entry is named by all that a plan is chosen by except the arena: the graph, t
 TensorFlow and of tfswap's own sources, and the limit. The arena is another one in each process. So what is found here
 is a proposal, which whoever takes it simulates in the arena that he has, and plans anew where it does not fit.
 
-Invariant: without the cache, with one that can't be read or written, and with damaged files in it, everything goes on
-as if nothing were there. Several processes may use one folder: files are written whole, and who wants what another one
-is working out waits for that.
+Invariants: without the cache, with one that can't be read or written, and with damaged files in it, everything goes on
+as if nothing were there. An entry has one owner: of the processes that want it, the one that holds its lock makes it,
+and the others wait and read it; files are written whole. A folder or an entry that another user could have written is
+not read, since a graph that is kept there runs, and another user's entry is not replaced (trusted_files.py). Only files
+that were written here are ever removed, by name, owner and first line: the folder may hold the user's own.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,12 +33,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import tfswap
 from tfswap.analysis.device import DeviceModel
-from tfswap.errors import InvalidModel, TfswapError
-from tfswap.files import write_whole
+from tfswap.errors import InvalidModel, OpLibraryError
 from tfswap.ir.graph import Graph
-from tfswap.oplib.build import cache_dir
-from tfswap.planner.decode import decode
+from tfswap.json_fields import decode, parse_json
+from tfswap.oplib.build import absolute, cache_dir
 from tfswap.planner.plan import Plan
+from tfswap.trusted_files import TrustedFolder, UntrustedPath, is_own, trusted_folder
 
 if TYPE_CHECKING:
     from tfswap.frontends.options import Options
@@ -43,17 +46,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("tfswap")
 
 FOLDER = "TFSWAP_PLAN_CACHE"
-"""The environment variable that names the folder; OFF for no cache."""
-OFF = ("0", "off")
+"""The environment variable that names the folder; a word of OFF for no cache, of ON for the usual folder."""
+OFF = ("0", "off", "no", "none", "false")
+ON = ("1", "on", "yes", "true")
 MOST_BYTES = 256 << 20
-"""What the folder may hold: then what has not been used for longest goes."""
+"""What entries may take: then those go that have not been used for longest."""
 LEFT_SHARE = 0.75
 """Of that, what then stays."""
 LARGEST_SHARE = 0.1
 """Of that, what one graph may take: one that holds large constants is made anew rather."""
 WAIT_S, POLL_S = 600.0, 0.05
 """Who waits for another process's plan plans by himself after so long."""
-ENDING = ".json"
+PREFIX, ENDING, LOCK_ENDING = "tfswap_", ".json", ".lock"
+HEAD = b'{"written_by": "tfswap"}\n'
+"""The first line of each entry."""
+WRITTEN = re.compile(rf"{PREFIX}[0-9a-z-]+{re.escape(ENDING)}(\.[0-9a-f]{{32}}\.tmp)?")
+"""What entries are called, and those that a process was killed over."""
 
 Read = TypeVar("Read")
 
@@ -84,47 +92,55 @@ class PlanCache:
         given = os.environ.get(FOLDER, "").strip()
         if given.lower() in OFF:
             return None
-        return PlanCache(Path(given).expanduser().absolute() if given else cache_dir() / "plans")
+        try:
+            usual = not given or given.lower() in ON
+            return PlanCache(cache_dir() / "plans" if usual else absolute(given))
+        except OpLibraryError as error:
+            log.info("tfswap: plans are not kept: %s", error)
+            return None
 
     def read(self, name: str, parse: Callable[[str], Read]) -> Read | None:
         """What `parse` makes of an entry; None where there is none, or a damaged one."""
-        path = self.folder / (name + ENDING)
+        file = f"{PREFIX}{name}{ENDING}"
         try:
-            found = parse(path.read_text(encoding="utf-8"))
+            with trusted_folder(self.folder) as folder, open(folder.open(file), "rb") as opened:
+                if opened.readline(len(HEAD)) != HEAD:
+                    raise InvalidModel("it was not written by tfswap")
+                found = parse(opened.read().decode())
+                with contextlib.suppress(OSError):  # it is root's
+                    os.utime(opened.fileno())  # it is in use
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except UntrustedPath as error:
+            self._distrust(error)
+            return None
         except (OSError, UnicodeDecodeError, InvalidModel) as error:
+            path = self.folder / file
             log.warning("tfswap: the plan cache's %s is of no use, and is made anew: %s", path, error)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # it is in use
         return found
 
     def write(self, name: str, text: str) -> None:
         """Make `text` the entry of that name, and room for it."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.folder / (name + ENDING), text)
-            self._make_room()
-        except (OSError, TfswapError) as error:
+            with trusted_folder(self.folder, create=True) as folder:
+                folder.write(f"{PREFIX}{name}{ENDING}", HEAD + text.encode())
+                _make_room(folder)
+        except UntrustedPath as error:
+            self._distrust(error)
+        except OSError as error:
             log.info("tfswap: plans are not kept in %s: %s", self.folder, error)
 
-    def _make_room(self) -> None:
-        there: list[tuple[float, int, str]] = []
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):  # another process has removed it
-                    found = entry.stat()
-                    there.append((found.st_mtime, found.st_size, entry.path))
-        total = sum(size for _, size, _ in there)
-        if total <= MOST_BYTES:
-            return
-        for _, size, path in sorted(there):
-            if total <= MOST_BYTES * LEFT_SHARE:
-                break
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
+    def _distrust(self, error: UntrustedPath) -> None:
+        if str(error) not in _distrusted:
+            _distrusted.add(str(error))
+            log.warning(
+                "tfswap: of the plan cache in %s nothing is taken: %s. Set %s to a folder of your own that only you can"
+                " write to, or to off.",
+                self.folder,
+                error,
+                FOLDER,
+            )
 
     def made_of(self, given: Iterable[bytes], make: Callable[[], bytes], is_whole: Callable[[bytes], bool]) -> bytes:
         """What `make` makes of `given`, this time or an earlier one.
@@ -161,29 +177,80 @@ class PlanCache:
     def alone(self, name: str) -> Iterator[None]:
         """One process at a time looks for the entry of that name, and makes it if it is not there."""
         with contextlib.ExitStack() as opened:
-            with contextlib.suppress(OSError):  # no such folder, or one that knows no locks: everybody for himself
-                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                path = self.folder / f"{name}.lock"
-                handle = opened.enter_context(open(path, "a"))
-                self._lock(handle.fileno(), name)
-                # Whoever waits has it open. If one more comes and makes another, two plan the same: no harm.
-                opened.callback(path.unlink, missing_ok=True)
+            # No such folder, one of another user's, or one that knows no locks: everybody for himself.
+            with contextlib.suppress(OSError, UntrustedPath):
+                folder = opened.enter_context(trusted_folder(self.folder, create=True))
+                _hold(folder, f"{PREFIX}{name}{LOCK_ENDING}", opened)
             yield
 
-    @staticmethod
-    def _lock(handle: int, name: str) -> None:
-        """Locks a file, which is free again when it is closed or its process dies."""
-        until = time.monotonic() + WAIT_S
-        told = False
-        while time.monotonic() < until:
+
+_distrusted: set[str] = set()
+"""What has been said of folders and entries that are not trusted: each is said once."""
+
+
+def _hold(folder: TrustedFolder, name: str, held: contextlib.ExitStack) -> None:
+    """Hold the lock of that name until `held` is closed, and its file is removed. Without it after WAIT_S."""
+    until = time.monotonic() + WAIT_S
+    waits = False
+    while time.monotonic() < until:
+        with contextlib.ExitStack() as opened:
+            handle = opened.enter_context(open(folder.open(name, os.O_RDWR | os.O_CREAT), "a"))
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again when its process dies
             except BlockingIOError:
-                if not told:
+                if not waits:
                     log.info("tfswap: another process is working out %s: waiting for it", name)
-                told = True
+                waits = True
                 time.sleep(POLL_S)
+                continue
+            # Who held it until now has removed the file: another process can hold the next one of that name.
+            if not _is_named(handle.fileno(), folder, name):
+                continue
+            opened.callback(_unlink, folder, name)
+            held.enter_context(opened.pop_all())
+            return
+
+
+def _is_named(handle: int, folder: TrustedFolder, name: str) -> bool:
+    """Whether the name still leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(folder: TrustedFolder, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder.descriptor)
+
+
+def _make_room(folder: TrustedFolder) -> None:
+    """Remove entries that have not been used for longest, where all take too much. No other file counts."""
+    there: list[tuple[float, int, str]] = []
+    with os.scandir(folder.descriptor) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process has removed it
+                found = entry.stat(follow_symlinks=False)
+                if WRITTEN.fullmatch(entry.name) and is_own(found):
+                    there.append((found.st_mtime, found.st_size, entry.name))
+    if sum(size for _, size, _ in there) <= MOST_BYTES:
+        return
+    written = sorted(entry for entry in there if _is_written(folder, entry[-1]))
+    total = sum(size for _, size, _ in written)
+    for _, size, name in written if total > MOST_BYTES else ():
+        if total <= MOST_BYTES * LEFT_SHARE:
+            break
+        _unlink(folder, name)
+        total -= size
+
+
+def _is_written(folder: TrustedFolder, name: str) -> bool:
+    """Whether an entry begins as entries do, or as one that had hardly been begun."""
+    try:
+        with open(folder.open(name), "rb") as opened:
+            return HEAD.startswith(opened.readline(len(HEAD)))
+    except (OSError, UntrustedPath):
+        return False
 
 
 class StepPlans:
@@ -247,11 +314,7 @@ class StepPlans:
 
 
 def _parse_unoptimised(text: str) -> Unoptimised:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"it is no JSON: {error}") from error
-    return decode(Unoptimised, content, "unoptimised")
+    return decode(Unoptimised, parse_json(text), "unoptimised")
 
 
 @functools.cache

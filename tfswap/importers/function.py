@@ -50,7 +50,9 @@ def import_function(
     }
     outputs = own_outputs(concrete)
     fetches = [t.name for t in outputs]
-    targets = [o.name for o in func_graph.control_outputs]
+    # TensorFlow lists them in the order of a set of objects, another one in each process.
+    waited_for = {operation.name for operation in func_graph.control_outputs}
+    targets = [node.name for node in graph_def.node if node.name in waited_for]
     calls = has_calls(graph_def)
     if calls:
         traced = {n.name: n.attr["_output_shapes"] for n in graph_def.node if "_output_shapes" in n.attr}

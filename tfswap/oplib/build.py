@@ -9,8 +9,10 @@ TensorFlow version. A folder holds the library and a manifest with the library's
 A library that is linked with another names it without a folder, and finds it because load.py has
 loaded it before: so there is one of it, and one host pool, in a process.
 
-Invariant: a library is only ever returned when its bytes are those the manifest names. So a file cut
-short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS).
+Invariants: a library is only ever opened when its bytes are those the manifest names. So a file cut
+short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS). Nothing
+is taken from a cache that another user could have written (trusted_files.py). The compiler is given the
+sources as relative paths in a folder that is made for one build, so that they may lie at any path.
 
 Not handled: Windows and macOS (the flags and the locking are Linux's).
 """
@@ -20,22 +22,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tfswap import progress
-from tfswap.errors import INSTALL_TENSORFLOW, OpLibraryError
+from tfswap.errors import INSTALL_TENSORFLOW, InvalidModel, OpLibraryError
+from tfswap.files import FULL
+from tfswap.json_fields import parse_json
+from tfswap.sizes import format_bytes
+from tfswap.trusted_files import TrustedFolder, UntrustedPath, is_own, trusted_folder
 
 log = logging.getLogger("tfswap")
 
@@ -43,7 +54,14 @@ SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
 SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
 """Where an installation has its libraries, in folders as the cache has them."""
 MANIFEST_NAME = "manifest.json"
+LOCK_NAME = "lock"
+READABLE = 0o644
+"""The mode of what is built, whatever the umask: what others may write to is not loaded."""
 _WORK = "build-"
+_WORK_FOLDER = re.compile(rf"{_WORK}[a-z0-9_]{{8}}")
+_WORK_FILE = re.compile(r"unit_\d+\.(cc|o)|libtfswap_\w+\.so|core|codecs")
+_HALF_MANIFEST = re.compile(rf"{re.escape(MANIFEST_NAME)}\.[0-9a-f]{{32}}\.tmp")
+"""What folders are called in which a library is built, what is in these, and a manifest that is being written."""
 
 # No -march=native: a cache may lie on a file system that unlike machines share.
 # NDEBUG as in TensorFlow's own build, whose headers it changes.
@@ -60,6 +78,13 @@ LINK_FLAGS = (
     "-shared",
     "-pthread",
 )
+
+BUILD_MB = 50
+"""What a build takes on disk while it lasts."""
+_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File size limit exceeded", "File too large")
+"""What compilers, assemblers and linkers print where a disk is full."""
+_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "errors": "backslashreplace"}
+"""What programs print need not be text in any encoding: paths are not."""
 
 _UNITS = 2
 """How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
@@ -121,22 +146,61 @@ class Compiler:
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A library in the cache, whether or not it has been built."""
+    """A library in the cache or in the installation, whether or not it has been built.
+
+    Attributes:
+        shipped: it is a part of the installation, and trusted as its Python modules are.
+    """
 
     sources: Sources
     folder: Path
     built_for: str
+    shipped: bool = False
 
     @property
     def path(self) -> Path:
         return self.folder / self.sources.library_name
 
-    def is_intact(self) -> bool:
+    def opened(self, inputs_key: str | None = None) -> int | None:
+        """A descriptor of the library's file; None where it is missing, or is not what its manifest describes.
+
+        Args:
+            inputs_key: what it has to be built from; by default whatever it was.
+
+        Raises:
+            OpLibraryError: another user could have written it.
+        """
         try:
-            manifest = json.loads((self.folder / MANIFEST_NAME).read_text())
-            return manifest["library_sha256"] == _sha256(self.path.read_bytes())
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+            with self._read_from() as (read, open_file):
+                manifest = parse_json(read(MANIFEST_NAME))
+                if not isinstance(manifest, dict) or inputs_key not in (None, manifest.get("inputs_key")):
+                    return None
+                descriptor = open_file(self.path.name)
+                with open(descriptor, "rb", closefd=False) as file:
+                    intact = manifest.get("library_sha256") == _sha256(file.read())
+                if not intact:
+                    os.close(descriptor)
+                return descriptor if intact else None
+        except UntrustedPath as error:
+            raise _untrusted(self.folder, error) from error
+        except (OSError, InvalidModel):
+            return None
+
+    @contextlib.contextmanager
+    def _read_from(self) -> Iterator[tuple[Callable[[str], bytes], Callable[[str], int]]]:
+        """How its files are read and opened, by name."""
+        if self.shipped:
+            yield lambda name: (self.folder / name).read_bytes(), lambda name: os.open(self.folder / name, os.O_RDONLY)
+        else:
+            with trusted_folder(self.folder) as folder:
+                yield folder.read, folder.open
+
+    def is_intact(self, inputs_key: str | None = None) -> bool:
+        """Whether it can be opened. Raises as `opened`."""
+        descriptor = self.opened(inputs_key)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
 
 
 def tensorflow_facts() -> TensorFlowFacts:
@@ -166,14 +230,12 @@ def find_compiler() -> Compiler:
         OpLibraryError: there is none, or it does not run.
     """
     asked = os.environ.get("CXX", "").strip()
-    candidates = [tuple(shlex.split(asked))] if asked else [("g++",), ("c++",), ("clang++",)]
+    candidates = [_split(asked)] if asked else [("g++",), ("c++",), ("clang++",)]
     for command in candidates:
         if shutil.which(command[0]) is None:
             continue
         try:
-            run = subprocess.run(
-                [*command, "--version"], capture_output=True, text=True, check=True, env=_compiler_env()
-            )
+            run = subprocess.run([*command, "--version"], **_CAPTURED, check=True, env=_compiler_env())
         except (OSError, subprocess.CalledProcessError) as error:
             raise OpLibraryError(
                 f"tfswap builds its ops with a C++ compiler, but `{shlex.join(command)} --version` failed "
@@ -192,16 +254,44 @@ def find_compiler() -> Compiler:
     )
 
 
+def _split(command: str) -> tuple[str, ...]:
+    """The words of CXX. Raises OpLibraryError where a quote in it has no end."""
+    if shutil.which(command) is not None:  # a path with spaces or quotes, as it is
+        words = [command]
+    else:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise OpLibraryError(
+                f"tfswap builds its ops with the compiler that CXX names, and CXX={command!r} can't be split into "
+                f"words ({error}). Close the quote, put a backslash before one that is part of a path, or unset CXX to "
+                "use g++."
+            ) from error
+    program = os.path.abspath(words[0]) if words and os.sep in words[0] else "".join(words[:1])
+    return program, *words[1:]  # absolute, since it runs in another folder
+
+
 def cache_dir() -> Path:
     """TFSWAP_CACHE_DIR, else `tfswap` in XDG_CACHE_HOME, else ~/.cache/tfswap."""
     own = os.environ.get("TFSWAP_CACHE_DIR")
     if own:
-        return Path(own).expanduser().absolute()
+        return absolute(own)
     xdg = os.environ.get("XDG_CACHE_HOME")
     # The specification has relative paths ignored.
     if xdg and os.path.isabs(xdg):
         return Path(xdg) / "tfswap"
-    return Path("~/.cache/tfswap").expanduser().absolute()
+    return absolute("~/.cache/tfswap")
+
+
+def absolute(folder: str) -> Path:
+    """A folder that an environment variable names. Raises OpLibraryError where it is below a home that is not known."""
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise OpLibraryError(
+            f"tfswap keeps what it builds in {folder!r}, and there is no such home folder ({error}). Set "
+            "TFSWAP_CACHE_DIR to a folder that this user can write to."
+        ) from error
 
 
 def locate(sources: Sources, facts: TensorFlowFacts, compiler: Compiler) -> Library:
@@ -217,19 +307,17 @@ def locate_without_compiler(sources: Sources, facts: TensorFlowFacts) -> Library
 
 def shipped(sources: Sources, facts: TensorFlowFacts) -> Library | None:
     """The library that the installation has brought for this TensorFlow, if it is intact."""
-    return _built_in(SHIPPED_DIR, sources, facts)
+    return _built_in(SHIPPED_DIR, sources, facts, shipped=True)
 
 
-def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts) -> Library | None:
-    pattern = f"{sources.name}-tensorflow-{facts.version}-*/{MANIFEST_NAME}"
-    for manifest_path in sorted(folder.glob(pattern)):
-        try:
-            inputs_key = json.loads(manifest_path.read_text())["inputs_key"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        library = Library(sources, manifest_path.parent, facts.built_for)
-        if inputs_key == _inputs_key(sources, facts) and library.is_intact():
-            return library
+def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts, *, shipped: bool = False) -> Library | None:
+    prefix = f"{sources.name}-tensorflow-{facts.version}-"
+    inputs_key = _inputs_key(sources, facts)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for name in sorted(os.listdir(folder)):
+            library = Library(sources, folder / name, facts.built_for, shipped)
+            if name.startswith(prefix) and library.is_intact(inputs_key):
+                return library
     return None
 
 
@@ -259,9 +347,9 @@ def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = Fa
     if not rebuild and library.is_intact():
         return library
     linked = [shipped(needed, facts) or ensure_built(needed, facts) for needed in sources.links_with]
-    with _locked(library):
+    with _locked(library) as folder:
         if rebuild or not library.is_intact():
-            _build(library, linked, facts, compiler)
+            _build(library, folder, linked, facts, compiler)
     return library
 
 
@@ -269,21 +357,25 @@ def require_place(library: Library) -> None:
     """Raises OpLibraryError where the cache has no room for the library, as building it would; leaves nothing there."""
     there = next(p for p in (library.folder, *library.folder.parents) if os.path.lexists(p))
     try:
-        tempfile.TemporaryDirectory(prefix="tfswap-", dir=there).cleanup()
+        with trusted_folder(there) as folder:
+            tempfile.TemporaryDirectory(prefix="tfswap-", dir=folder.path).cleanup()
+    except UntrustedPath as error:
+        raise _untrusted(library.folder, error) from error
     except OSError as error:
         raise _unwritable(library.folder, error) from error
 
 
-def _build(library: Library, linked: Sequence[Library], facts: TensorFlowFacts, compiler: Compiler) -> None:
+def _build(
+    library: Library, folder: TrustedFolder, linked: Sequence[Library], facts: TensorFlowFacts, compiler: Compiler
+) -> None:
     name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
     content = library.sources.content
     log.info("tfswap: building its %s for TensorFlow %s with %s (once)", content, facts.version, name)
     start = time.monotonic()
-    for left in library.folder.glob(f"{_WORK}*"):  # by a process that was killed: this one has the lock
-        shutil.rmtree(left, ignore_errors=True)
     try:
-        # In the cache, not in /tmp: os.replace only works within one file system.
-        with tempfile.TemporaryDirectory(prefix=_WORK, dir=library.folder) as work:
+        _clear(folder)
+        # In the cache, not in /tmp: a rename only works within one file system.
+        with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder.path) as work:
             built = _compile(library, linked, Path(work), facts, compiler)
             manifest = {
                 "library_sha256": _sha256(built.read_bytes()),
@@ -292,70 +384,87 @@ def _build(library: Library, linked: Sequence[Library], facts: TensorFlowFacts, 
                 "compiler": name,
                 "compile_flags": COMPILE_FLAGS,
             }
-            built_manifest = Path(work) / MANIFEST_NAME
-            built_manifest.write_text(json.dumps(manifest, indent=1) + "\n")
+            built.chmod(READABLE)
             # The manifest last: until it is there, nobody takes the library.
-            os.replace(built, library.path)
-            os.replace(built_manifest, library.folder / MANIFEST_NAME)
+            os.replace(built, library.path.name, dst_dir_fd=folder.descriptor)
+            folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=1) + "\n").encode())
     except OSError as error:
         raise _unwritable(library.folder, error) from error
     log.info("tfswap: built in %.0f s, kept in %s", time.monotonic() - start, library.folder)
 
 
+def _clear(folder: TrustedFolder) -> None:
+    """Remove what builds left that were killed: who has the lock is the only one that builds. Nothing else goes."""
+    for name in os.listdir(folder.path):
+        left = folder.path / name
+        with contextlib.suppress(OSError):
+            found = left.lstat()
+            if _HALF_MANIFEST.fullmatch(name) and is_own(found):
+                left.unlink()
+            elif _WORK_FOLDER.fullmatch(name) and _is_work(left, found):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_work(left: Path, found: os.stat_result) -> bool:
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return is_ours and all(map(_WORK_FILE.fullmatch, os.listdir(left)))
+
+
 def _compile(
     library: Library, linked: Sequence[Library], work: Path, facts: TensorFlowFacts, compiler: Compiler
 ) -> Path:
-    """Compiles all sources, side by side, and links them. Returns the library's path in `work`."""
-    folder = library.sources.folder
-    units = _units(folder, work)
+    """Compiles all sources, side by side, and links them. Returns the library's path in `work`.
+
+    The compiler runs in `work`, beside copies of the sources: a path in an `#include` can hold no quote and no newline.
+    """
+    used = [library.sources, *(needed.sources for needed in linked)]
+    units = _units(library.sources.folder)
     if not units:
         raise OpLibraryError(
-            f"tfswap's C++ sources are missing from {folder}. The installation is incomplete: "
+            f"tfswap's C++ sources are missing from {library.sources.folder}. The installation is incomplete: "
             "install it anew, from a clone of tfswap: pip install --force-reinstall --no-deps ."
         )
+    for sources in used:
+        shutil.copytree(sources.folder, work / sources.name)
+    for name, files in units.items():
+        (work / f"{name}.cc").write_text("".join(f'#include "{library.sources.name}/{file}"\n' for file in files))
     stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
     compile_command = [
         *compiler.command,
         *COMPILE_FLAGS,
         *_quiet_headers(facts.compile_flags),
         f"-DTFSWAP_BUILT_FOR={stamp}",
-        f"-DTFSWAP_SOURCE_DIR={json.dumps(str(folder))}",
-        *(f"-I{included}" for included in (folder, *(needed.sources.folder for needed in linked))),
+        *(f"-I{sources.name}" for sources in used),
     ]
-    objects = [work / f"{unit.stem}.o" for unit in units]
-    commands = [
-        [*compile_command, "-c", str(unit), "-o", str(object_file)]
-        for unit, object_file in zip(units, objects, strict=True)
-    ]
+    commands = [[*compile_command, "-c", f"{name}.cc", "-o", f"{name}.o"] for name in units]
     workers = min(len(os.sched_getaffinity(0)), _UNITS)
     building = progress.task(f"building the {library.sources.content}", len(commands))
     with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
-        for _ in pool.map(_run, commands):
+        for _ in pool.map(functools.partial(_run, work), commands):
             advance()
-    built = work / library.path.name
-    name_flag = f"-Wl,-soname,{built.name}"  # what a library that is linked with this one looks for
-    inputs = [*objects, *(needed.path for needed in linked)]
-    _run([*compiler.command, *LINK_FLAGS, name_flag, "-o", str(built), *map(str, inputs), *facts.link_flags])
-    return built
+    built = library.path.name
+    name_flag = f"-Wl,-soname,{built}"  # what a library that is linked with this one looks for
+    inputs = [*(f"{name}.o" for name in units), *(str(needed.path) for needed in linked)]
+    _run(work, [*compiler.command, *LINK_FLAGS, name_flag, "-o", built, *inputs, *facts.link_flags])
+    return work / built
 
 
-def _units(folder: Path, work: Path) -> list[Path]:
-    """The files that are compiled, in `work`: they include those in `folder`, and are of about one size."""
+def _units(folder: Path) -> dict[str, list[str]]:
+    """By name of each file that is compiled, the files that it includes; of about one size each."""
     files = sorted(folder.glob("*.cc"))
     parts: list[list[Path]] = [[] for _ in range(_UNITS)]
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
-    units = [work / f"unit_{number}.cc" for number in range(len(parts))]
-    for unit, part in zip(units, parts, strict=True):
-        unit.write_text("".join(f"#include {json.dumps(str(file))}\n" for file in part))
-    return units if files else []
+    return {f"unit_{number}": [file.name for file in part] for number, part in enumerate(parts)} if files else {}
 
 
-def _run(command: Sequence[str]) -> None:
-    run = subprocess.run(command, capture_output=True, text=True, env=_compiler_env())
-    if run.returncode == 0 and os.path.exists(command[command.index("-o") + 1]):
+def _run(work: Path, command: Sequence[str]) -> None:
+    run = subprocess.run(command, cwd=work, **_CAPTURED, env=_compiler_env())
+    if run.returncode == 0 and os.path.exists(work / command[command.index("-o") + 1]):
         return
     output = (run.stderr + run.stdout).strip()
+    if run.returncode == -signal.SIGXFSZ or any(text in output for text in _FULL_DISK):
+        raise _full(work.parent, f"the compiler says: {_tail(output, 3)}")
     if run.returncode < 0 or "Killed" in output:
         remedy = "The compiler was killed, most often for lack of memory: free 1 GiB per core."
     elif "No such file or directory" in output and "tensorflow/" in output:
@@ -367,7 +476,7 @@ def _run(command: Sequence[str]) -> None:
         )
     raise OpLibraryError(
         f"tfswap could not build its ops (exit status {run.returncode}).\n{remedy}\n"
-        f"The command was:\n{shlex.join(command)}\nIt printed:\n{_tail(output)}"
+        f"The command, in a folder with the sources, was:\n{shlex.join(command)}\nIt printed:\n{_tail(output)}"
     )
 
 
@@ -394,16 +503,16 @@ def _inputs_key(sources: Sources, facts: TensorFlowFacts) -> str:
 
 
 @contextlib.contextmanager
-def _locked(library: Library) -> Iterator[None]:
-    try:
-        library.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # mkdir gives `mode` to the last folder only.
-        if library.folder.parent.stat().st_uid == os.getuid():
-            library.folder.parent.chmod(0o700)
-        handle = open(library.folder / "lock", "a")  # noqa: SIM115 closed below, after the lock's use
-    except OSError as error:
-        raise _unwritable(library.folder, error) from error
-    with handle:
+def _locked(library: Library) -> Iterator[TrustedFolder]:
+    """The library's folder, in which no other process builds meanwhile."""
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(trusted_folder(library.folder, create=True))
+            handle = opened.enter_context(open(folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT), "a"))
+        except UntrustedPath as error:
+            raise _untrusted(library.folder, error) from error
+        except OSError as error:
+            raise _unwritable(library.folder, error) from error
         # Freed by the system when the process dies, so a crash leaves no stale lock.
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -412,13 +521,37 @@ def _locked(library: Library) -> Iterator[None]:
             log.info("tfswap: %s", waiting)
             with progress.task(waiting):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield folder
 
 
 def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
+    if error.errno in FULL:
+        return _full(folder, str(error))
     return OpLibraryError(
         f"tfswap builds its ops into a cache and can't write to {folder} ({error}). "
         "Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has 10 MB free."
+    )
+
+
+def _full(folder: Path, said: str) -> OpLibraryError:
+    """What is said where no more can be written. The compiler writes to the folder for temporary files too."""
+    places = []
+    for place in (folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            there = next(p for p in (place, *place.parents) if p.exists())
+            places.append(f"{place} ({format_bytes(shutil.disk_usage(there).free)} free)")
+    return OpLibraryError(
+        f"tfswap could not build its ops: no more can be written to disk, {said}\nIt takes {BUILD_MB} MB. Free that in "
+        f"{' and in '.join(places)}, raise the quota or the file size that is allowed (ulimit -f), or set "
+        "TFSWAP_CACHE_DIR and TMPDIR to folders on a disk with room."
+    )
+
+
+def _untrusted(folder: Path, error: UntrustedPath) -> OpLibraryError:
+    return OpLibraryError(
+        f"tfswap takes no ops from the cache {folder}: {error}. Set TFSWAP_CACHE_DIR to a folder of your own that only "
+        "you can write to; or, if you trust all that is there, give it to you or to root (chown -R) and take the right "
+        "to write from others (chmod -R go-w)."
     )
 
 

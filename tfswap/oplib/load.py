@@ -86,7 +86,7 @@ class OpLibraryStatus:
     Attributes:
         compiler: the command, or None when there is no compiler.
         compiler_version: what it calls itself, or None.
-        cache_dir: the folder that holds all built libraries.
+        cache_dir: the folder that holds all built libraries, or None where no home folder is known.
         library: the library for this TensorFlow and compiler, or None when that can't be told.
         built: it is in the cache and undamaged.
         loaded: the ops are registered in this process.
@@ -96,7 +96,7 @@ class OpLibraryStatus:
 
     compiler: str | None
     compiler_version: str | None
-    cache_dir: Path
+    cache_dir: Path | None
     library: Path | None
     built: bool
     loaded: bool
@@ -161,26 +161,28 @@ def status(sources: build.Sources = build.CORE) -> OpLibraryStatus:
         compiler = build.find_compiler()
     except OpLibraryError as error:
         errors.append(str(error))
-    if facts is not None:
-        library = build.shipped(sources, facts)
-        if library is None and compiler is not None:
-            library = build.locate(sources, facts, compiler)
-        elif library is None:
-            library = build.locate_without_compiler(sources, facts)
-        if compiler is None and library is not None:
-            errors.clear()
-    built = library is not None and library.is_intact()
-    if library is not None and not built:
-        try:
+    built, cache_dir = False, None
+    try:
+        cache_dir = build.cache_dir()
+        if facts is not None:
+            library = build.shipped(sources, facts)
+            if library is None and compiler is not None:
+                library = build.locate(sources, facts, compiler)
+            elif library is None:
+                library = build.locate_without_compiler(sources, facts)
+            if compiler is None and library is not None:
+                errors.clear()
+        built = library is not None and library.is_intact()
+        if library is not None and not built:
             build.require_place(library)
-        except OpLibraryError as error:
-            errors.append(str(error))
+    except OpLibraryError as error:
+        errors.append(str(error))
     loaded = _loaded.get(sources)
     path = loaded.path if loaded else library.path if library else None
     return OpLibraryStatus(
         compiler=" ".join(compiler.command) if compiler else None,
         compiler_version=compiler.version.splitlines()[0] if compiler and compiler.version else None,
-        cache_dir=build.cache_dir(),
+        cache_dir=cache_dir,
         library=path,
         built=built,
         loaded=loaded is not None,
@@ -205,12 +207,30 @@ def _open_built(sources: build.Sources) -> OpLibrary:
 
 
 def _open(library: build.Library) -> OpLibrary:
+    descriptor = library.opened()
+    if descriptor is None:
+        raise _unloadable(library, FileNotFoundError("it has been removed or damaged since"))
+    # Left open: TensorFlow and the loader know a library by its path, which must not become another file's.
+    return _load(library, _path_of(descriptor, library.path))
+
+
+def _path_of(descriptor: int, path: Path) -> str:
+    """A path of an open file, whatever its name leads to now. It is text, as TensorFlow needs it, and debuggers can
+    open it too.
+    """
+    try:
+        return f"/proc/{os.readlink('/proc/self')}/fd/{descriptor}"
+    except OSError:
+        return str(path)
+
+
+def _load(library: build.Library, path: str) -> OpLibrary:
     import tensorflow as tf
 
     try:
         # Before ctypes: TensorFlow generates wrappers only for ops that its own dlopen registers.
-        ops = tf.load_op_library(str(library.path))
-        c = ctypes.CDLL(str(library.path))
+        ops = tf.load_op_library(path)
+        c = ctypes.CDLL(path)
         c.tfswap_built_for.restype = ctypes.c_char_p
         built_for = c.tfswap_built_for().decode()
     except (tf.errors.OpError, RuntimeError, OSError, AttributeError) as error:

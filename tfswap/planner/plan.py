@@ -20,8 +20,8 @@ from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.ops import control_flow
+from tfswap.json_fields import decode, parse_json
 from tfswap.planner.allocator import round_up
-from tfswap.planner.decode import decode
 from tfswap.sizes import MAX_BYTES
 
 FORMAT_VERSION = 2
@@ -193,8 +193,8 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
         try:
-            content = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
+            content = parse_json(text)
+        except InvalidModel as error:
             raise InvalidModel(f"this is not a plan that tfswap saved: {error}") from error
         if not isinstance(content, dict) or "format" not in content:
             raise InvalidModel("this is not a plan that tfswap saved: it names no format")

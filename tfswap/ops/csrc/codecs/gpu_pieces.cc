@@ -16,13 +16,13 @@
 #include "tensorflow/core/util/work_sharder.h"
 #include "xla/stream_executor/stream.h"
 
-// The text of codec_elements.h, as a string.
+// The text of codec_elements.h, as a string. The path is relative to the folder that the compiler runs in.
 __asm__(
     ".pushsection .rodata\n"
     ".hidden tfswap_codec_elements\n"
     ".global tfswap_codec_elements\n"
     "tfswap_codec_elements:\n"
-    ".incbin \"" TFSWAP_SOURCE_DIR "/codec_elements.h\"\n"
+    ".incbin \"codecs/codec_elements.h\"\n"
     ".byte 0\n"
     ".popsection\n");
 extern "C" const char tfswap_codec_elements[];

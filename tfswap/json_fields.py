@@ -1,12 +1,13 @@
-"""Frozen dataclasses from parsed JSON, checked field by field: a file that people can edit is not to be trusted.
+"""JSON from files, and frozen dataclasses from it, checked field by field: a file that people can edit is not trusted.
 
-Handles what plans are made of: int, float, bool, str, "or None", tuples of one type, and dataclasses of these. Whether
-the values make sense together is for the caller to check.
+Handles what plans and profiles are made of: int, float, bool, str, "or None", tuples of one type, and dataclasses and
+named tuples of these; the latter are lists in JSON. Whether values make sense together is for the caller to check.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import reprlib
 import types
@@ -16,6 +17,16 @@ from tfswap.errors import InvalidModel
 
 T = TypeVar("T")
 WANTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+
+
+def parse_json(text: str | bytes) -> object:
+    """What `text` holds. Raises InvalidModel where it is no JSON, or nested deeper than Python can follow."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InvalidModel("its JSON is nested too deeply") from error
+    except (ValueError, TypeError) as error:
+        raise InvalidModel(f"it is no JSON: {error}") from error
 
 
 def decode(kind: type[T], value: object, where: str) -> T:
@@ -43,11 +54,23 @@ def _decode(kind: Any, value: object, where: str) -> object:
             raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be a list")
         entries = cast("list[object]", value)
         return tuple(_decode(get_args(kind)[0], entry, f"{where}[{i}]") for i, entry in enumerate(entries))
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _named_tuple(cast("type[Any]", kind), value, where)
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be {WANTED[kind]}")
     return value
+
+
+def _named_tuple(kind: type[Any], value: object, where: str) -> object:
+    names: tuple[str, ...] = kind._fields
+    entries = cast("list[object]", value)
+    if not isinstance(value, list) or len(entries) != len(names):
+        raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be a list of {', '.join(names)}")
+    types_ = get_type_hints(kind)
+    pairs = zip(names, entries, strict=True)
+    return kind(*(_decode(types_[name], entry, f"{where}.{name}") for name, entry in pairs))
 
 
 def _record(kind: type[Any], value: object, where: str) -> object:

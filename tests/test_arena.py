@@ -99,8 +99,8 @@ def run(code: str, cap_mib: int = 512, **env: str) -> Any:
 # --- the first call ---------------------------------------------------------------------------------------
 
 
-def test_what_acts_and_takes_no_memory_waits_for_the_gate_too():
-    """The first call runs into a closed gate, again with each plan that is tried, before the step runs."""
+def test_what_acts_runs_once_in_a_first_call():
+    """A first call makes the step's kernels, for each plan that is tried, before it runs them."""
     assert run("""
 net = Dense(256, 6)
 ran, queue = [], tf.queue.FIFOQueue(10, [tf.float32], [[]])

@@ -279,7 +279,7 @@ print(json.dumps([first.changes_nothing, step.plan().changes_nothing, said]))
 
 
 def test_a_rewritten_concrete_function_can_be_a_signature(tmp_path):
-    """Then the file needs tfswap.ops. The gate that the planning process held its first call back with is open."""
+    """Then the file needs tfswap.ops."""
     losses = capped(f"""
 import tfswap.ops
 module = tf.Module()

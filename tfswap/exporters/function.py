@@ -17,7 +17,7 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node
-from tfswap.oplib.names import BESIDE
+from tfswap.oplib.names import BESIDE, EXECUTOR
 
 log = logging.getLogger("tfswap")
 
@@ -69,7 +69,7 @@ def export_function(graph: Graph, original: Any) -> Any:
         """
 
         def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            with grappler_off():
+            with _called_with(_step_options()):
                 return super()._call_flat(tensor_inputs, captured_inputs)
 
         def run(self, tensor_inputs: Any) -> Any:
@@ -80,12 +80,15 @@ def export_function(graph: Graph, original: Any) -> Any:
             """
             if needs_more:
                 return self._call_flat(tensor_inputs, self.captured_inputs)
+            return pack(iter(self.call([*tensor_inputs, *captured])))
+
+        def call(self, tensors: Sequence[Any]) -> list[Any]:
+            """Run it immediately, captures included in `tensors`; returns flat results."""
             try:
-                made = execute.execute(op, results, [*tensor_inputs, *captured], attrs, context.context())
+                return execute.execute(op, results, [*tensors], attrs, context.context())
             except errors.OpError:
                 with explained:
                     raise
-            return pack(iter(made))
 
         def _select_forward_and_backward_functions(
             self, args: Any, possible_gradient_type: Any, executing_eagerly: bool
@@ -197,7 +200,7 @@ def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any
 @functools.cache
 def call_attributes() -> tuple[Any, ...]:
     """What a call of such a function carries, as the runtime takes it."""
-    options: Any = _grappler_off_options()
+    options: Any = _step_options()
     return tuple(itertools.chain(*options.as_attrs().items()))
 
 
@@ -293,16 +296,18 @@ def unregister(names: Sequence[str]) -> None:
 
 
 @functools.cache
-def _grappler_off_options() -> Any:
-    """What calls of such functions carry."""
+def _step_options() -> Any:
+    """What calls of such functions carry: Grappler off, and who executes them."""
     from tensorflow.python.eager import context
 
-    return context.FunctionCallOptions(config_proto=grappler_off_config())
+    return context.FunctionCallOptions(executor_type=EXECUTOR, config_proto=grappler_off_config())
 
 
 def grappler_off() -> contextlib.AbstractContextManager[None]:
     """While active, functions that this thread calls run with Grappler's optimizers off."""
-    return _called_with(_grappler_off_options())
+    from tensorflow.python.eager import context
+
+    return _called_with(context.FunctionCallOptions(config_proto=grappler_off_config()))
 
 
 def memory_optimizer_off() -> contextlib.AbstractContextManager[None]:

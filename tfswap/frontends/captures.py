@@ -2,7 +2,7 @@
 
 Collectives are the reason: each call takes a key for each of its collectives, by which they find each other on all
 workers. Who takes more keys than the others waits for ever. So a call asks once, whatever is planned and made in the
-course of it; and what runs behind a closed gate, where no collective comes to run, is given stand-ins.
+course of it; and a step that is made and not run is given stand-ins.
 """
 
 from __future__ import annotations

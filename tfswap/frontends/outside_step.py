@@ -10,7 +10,6 @@ Not handled: asking for the gradients in ways that TensorFlow answers by tracing
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,13 +39,11 @@ class Halves(NamedTuple):
         forward: gives the results, and then the carriers.
         backward: takes the carriers, the gradients, and some of the step's arguments.
         used: positions of those among all of the step's arguments.
-        gates: of both.
     """
 
     forward: Half
     backward: Half
     used: tuple[int, ...]
-    gates: tuple[int, int]
 
     @property
     def graph(self) -> Any:
@@ -164,14 +161,14 @@ class OutsideStep(Step):
         self._margin_bytes += sum(2 * round_up(nbytes or 0) for nbytes in large)
         return graph, saved(graph)
 
-    def _export(self, graph: Graph, plan: Plan, gate: int, *, closed: bool) -> Any:
+    def _export(self, graph: Graph, plan: Plan, gate: int) -> Any:
         import tensorflow as tf
 
         import tfswap.ops
         from tfswap.exporters.halves import Half
 
         trace = self._concrete
-        second = tfswap.ops.new_gate(closed=closed)
+        second = tfswap.ops.new_gate()
         forward, backward = cut(graph, self._joint.results, plan.order, second)
         place = {feed.name: position for position, feed in enumerate(graph.feeds)}
         used = tuple(place[feed.name] for feed in backward.feeds if feed.name in place)
@@ -185,26 +182,19 @@ class OutsideStep(Step):
             Half(forward, f"{trace.graph.name}_tfswap_forward", trace.graph.inputs, trace),
             Half(backward, f"{trace.graph.name}_tfswap_backward", given, trace),
             used,
-            (gate, second),
         )
         self._watch(forward, gate, halves.forward.graph)
         self._watch(backward, second, halves.backward.graph)
         return halves
 
-    def _run_closed(self, function: Halves, inputs: Sequence[Any]) -> None:
+    def _make_kernels(self, function: Halves, inputs: Sequence[Any]) -> None:
         import tensorflow as tf
 
         arguments = [*inputs, *without_asking(self._concrete)]
-        with contextlib.suppress(tf.errors.AbortedError):
-            function.forward(arguments)
+        function.forward(arguments)
         nothing = tf.raw_ops.OptionalNone()
         given = [
             nothing if kind.dtype == tf.variant else tf.zeros([0], kind.dtype)
             for kind in function.backward.graph.inputs[: -len(function.used) or None]
         ]
-        with contextlib.suppress(tf.errors.AbortedError):
-            function.backward([*given, *(arguments[i] for i in function.used)])
-
-    def _open(self, gate: int) -> None:
-        for half in self.function.gates:
-            super()._open(half)
+        function.backward([*given, *(arguments[i] for i in function.used)])

@@ -1,9 +1,9 @@
 """One trace of a function under its limit: planned, rewritten, called, watched and planned again.
 
 A peak depends on where the arena's chunks lie when the step begins. So in a live process a plan is made for the arena
-as it is, with the step's constants and kernels in it, which TensorFlow makes when the function is first called: that
-call runs into a closed gate. Before each later call the arena's layout is looked at again, and where it is a new one
-the plan's requests are replayed in it. A step that would not fit is planned again before it runs.
+as it is, with the step's constants and kernels in it, which TensorFlow makes when the function is first called: a first
+call makes them and runs nothing. Before each later call the arena's layout is looked at again, and where it is a new
+one the plan's requests are replayed in it. A step that would not fit is planned again before it runs.
 
 Not handled: what other steps, eager code or pipelines allocate while the step runs. It is noticed afterwards, and
 the next plan leaves room for it.
@@ -11,7 +11,6 @@ the next plan leaves room for it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -302,7 +301,7 @@ class Step:
                     # What was made for the plan before goes first: the next one's constants take its places.
                     function = gate = None
                     free_functions()
-                function, gate = self._make(optimizer, plan, closed=live)
+                function, gate = self._make(optimizer, plan)
                 actions = plan.actions
                 if live:
                     resident = self._instantiate(function, inputs)
@@ -338,7 +337,6 @@ class Step:
             limit_workspaces(self.report.workspace_bytes)
         if live and gate is not None:
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
-            self._open(gate)
             if layout := look(before=True).layout:
                 self._peaks[layout] = peak
                 self._holders.remember(layout, self._resident())
@@ -563,24 +561,24 @@ class Step:
         _name_floor(self._optimizer, floor)
         return floor
 
-    def _make(self, optimizer: Optimizer, plan: Plan, *, closed: bool) -> tuple[Any, int]:
+    def _make(self, optimizer: Optimizer, plan: Plan) -> tuple[Any, int]:
         """The function that carries out `plan`, and its gate."""
         import tfswap.ops
 
-        gate = tfswap.ops.new_gate(closed=closed)
+        gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate)
         claim = self._request.options.claim(self._owner, plan)
         swaps = apply_claim(graph, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
         if live_device()[1].kind == "cpu" and apply_states(graph, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
-        function = self._export(graph, plan, gate, closed=closed)
+        function = self._export(graph, plan, gate)
         if swaps:
             self._reserve(claim)
             weakref.finalize(function.graph, tfswap.ops.drop, self._owner)
         return function, gate
 
-    def _export(self, graph: Graph, plan: Plan, gate: int, *, closed: bool) -> Any:
+    def _export(self, graph: Graph, plan: Plan, gate: int) -> Any:
         """What runs a rewritten graph."""
         from tfswap.exporters.function import export_function
 
@@ -597,11 +595,6 @@ class Step:
             tfswap.ops.watch_gate(each)
             weakref.finalize(made, tfswap.ops.forget_gate, each)
         weakref.finalize(made, self._audits.pop, gate, None)
-
-    def _open(self, gate: int) -> None:
-        import tfswap.ops
-
-        tfswap.ops.open_gate(gate)
 
     def _reserve(self, claim: Claim) -> None:
         """Claim and take what swapped tensors need before the kernels do, so that what can't be had is told before
@@ -631,21 +624,21 @@ class Step:
             raise TfswapError(f"{self.name}: {error}") from error
 
     def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
-        """Let TensorFlow make a gated function's kernels and constants; what is in the arena then."""
+        """Let TensorFlow make a function's kernels and constants; what is in the arena then."""
+        import tfswap.ops
+
         before = look(before=False)
-        self._run_closed(function, inputs)
+        with tfswap.ops.instantiating():
+            self._make_kernels(function, inputs)
         after = look(before=False)
         if after.peak_bytes > before.peak_bytes:
             self._making_bytes = after.peak_bytes
         self.audit()
         return self._resident(instantiated=True)
 
-    def _run_closed(self, function: Any, inputs: Sequence[Any]) -> None:
-        """Run what is behind closed gates."""
-        import tensorflow as tf
-
-        with contextlib.suppress(tf.errors.AbortedError):
-            function._call_flat(inputs, captured_inputs=without_asking(function))
+    def _make_kernels(self, function: Any, inputs: Sequence[Any]) -> None:
+        """Call what `_export` made, while that runs nothing."""
+        function.call([*inputs, *without_asking(function)])
 
     def _keeps(self, peak_bytes: int) -> bool:
         """Whether a plan with this peak keeps the limit, and the margin that it was made with."""

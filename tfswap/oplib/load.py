@@ -259,7 +259,9 @@ def _declare_core(c: ctypes.CDLL) -> None:
     c.tfswap_reserve_disk.argtypes = [ctypes.c_int64, ctypes.c_uint64, ctypes.c_char_p, *text]
     c.tfswap_reserve_disk.restype = None
     c.tfswap_staging_bytes.restype = ctypes.c_uint64
-    for change_gate in (c.tfswap_watch_gate, c.tfswap_close_gate, c.tfswap_open_gate, c.tfswap_forget_gate):
+    c.tfswap_instantiate_only.argtypes = [ctypes.c_bool]
+    c.tfswap_instantiate_only.restype = None
+    for change_gate in (c.tfswap_watch_gate, c.tfswap_forget_gate):
         change_gate.argtypes = [ctypes.c_int64]
         change_gate.restype = None
     c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]

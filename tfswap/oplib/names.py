@@ -154,9 +154,11 @@ CARRY: Final = "Tfswap>Carry"
 # (carrier: variant) -> (tensor: T); attr T. Takes it out again, once.
 DELIVER: Final = "Tfswap>Deliver"
 
-# () -> (); attrs gate: int, owner: int (whose step begins here). Fails until that gate is open; every other node of the
-# chain waits for it.
+# () -> (); attrs gate: int, owner: int (whose step begins here). Every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
+
+# Not an op: the type of the executors that run planned steps (csrc/core/step_executor.cc).
+EXECUTOR: Final = "TFSWAP"
 
 # Not an op: the attribute that names a node's kernel among those of its op, and what names the kernels of ours that
 # TensorFlow's ops have in a planned step (csrc/core/loop_ops.cc, pieces_ops.cc, random_ops.cc, zeros_ops.cc).

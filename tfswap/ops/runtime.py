@@ -5,6 +5,7 @@ All of it is process-wide: there is one host pool, and one lane of copies per di
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -12,7 +13,7 @@ import functools
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tfswap.errors import TfswapError
 from tfswap.oplib.load import CLook, CStats, load
@@ -368,23 +369,33 @@ def own_buffer(resource: object) -> None:
     load().ops.tfswap_own_buffer(resource=resource)
 
 
-def new_gate(*, closed: bool) -> int:
+def new_gate() -> int:
     """A gate for a step, by its number. Random: a function that another process saved may bring its own gate here."""
     gate = secrets.randbits(62)
     watch_gate(gate)
-    if closed:
-        load().c.tfswap_close_gate(gate)
     return gate
+
+
+@contextlib.contextmanager
+def instantiating() -> Iterator[None]:
+    """Meanwhile planned steps that this thread calls are made, with their kernels and constants, and not run.
+
+    What such a call returns is no result.
+    """
+    from tensorflow.python.eager import context
+
+    only = load().c.tfswap_instantiate_only
+    with context.execution_mode(context.SYNC):
+        only(True)
+        try:
+            yield
+        finally:
+            only(False)
 
 
 def watch_gate(gate: int) -> None:
     """Keeps from now on what TensorFlow makes behind this gate, for `executed`."""
     load().c.tfswap_watch_gate(gate)
-
-
-def open_gate(gate: int) -> None:
-    """Lets the step behind this gate run, from now on."""
-    load().c.tfswap_open_gate(gate)
 
 
 def forget_gate(gate: int) -> None:

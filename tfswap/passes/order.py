@@ -20,15 +20,14 @@ def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
     """Chain the nodes, in place, and make the last one a target; returns the number of edges added.
 
     Args:
-        gate: put this gate before the chain, and before whatever else acts: none of it runs until it is opened.
+        gate: put this gate before the chain, and before whatever else acts.
     """
     added = 0
     if gate is not None:
         others = [node for node in graph if acts(node.op)]
         first, *further = sharing(graph) or ("",)
         chain = [add_gate(graph, gate, first), *chain]
-        # On each device one, that sees what this device's kernels are made from. Those on further devices are always
-        # open: that the first can fail, all devices' kernels have to have been made.
+        # On each device one, that sees what this device's kernels are made from.
         beside = [add_gate(graph, gate + i, device) for i, device in enumerate(further, 1)]
         for each in beside:
             graph.add_control(chain[0], each)

@@ -1,9 +1,8 @@
 // The first node of a planned step, and what it finds out about the step behind it.
 //
-//   closed    while its gate is closed the step fails before any kernel has run: TensorFlow has then made the
-//             step's kernels and constants, and the arena can be looked at as the step will find it
+//   bodies    the functions of loops and conditionals are made with the step
 //   executed  the functions that this step was made from, as TensorFlow gave them to the executor: after all of its
-//             passes, partitioned by device. Told once for each time that TensorFlow makes the step, whoever calls it
+//             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, whoever calls it
 //   begun     what the step's copies do is counted from here on (traffic.h)
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
@@ -42,8 +41,8 @@ REGISTER_OP("Tfswap>Gate")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Fails with Aborted while the gate of that number is closed (tfswap_close_gate), which it is
-in the process that plans the step. Where a saved function is loaded it is open.
+Runs before all that acts in a step. Hands over what TensorFlow made the step from
+(tfswap_take_executed).
 
 owner: Whose step begins here, by number, as SwapOut has it; 0 for nobody's.
 bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
@@ -60,58 +59,35 @@ class Gates {
 
   void Watch(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
-    gates_[gate].watched = true;
+    executed_[gate];
   }
 
-  void Close(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    gates_[gate].closed = true;
-  }
-
-  void Open(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    gates_[gate].closed = false;
-  }
-
-  // Nobody will ask any more. A gate that is closed stays so.
+  // Nobody will ask any more.
   void Forget(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto found = gates_.find(gate);
-    if (found == gates_.end()) return;
-    if (found->second.closed) {
-      found->second.watched = false;
-      found->second.executed.clear();
-    } else {
-      gates_.erase(found);
-    }
-  }
-
-  // Another process's gate is open.
-  bool IsOpen(int64_t gate) {
-    std::lock_guard<std::mutex> lock(mu_);
-    const auto found = gates_.find(gate);
-    return found == gates_.end() || !found->second.closed;
+    executed_.erase(gate);
   }
 
   bool IsWatched(int64_t gate) {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto found = gates_.find(gate);
-    return found != gates_.end() && found->second.watched;
+    return executed_.count(gate) > 0;
   }
 
   // Functions of a step that has just been made, as a FunctionDefLibrary.
   void SetExecuted(int64_t gate, std::string functions) {
     std::lock_guard<std::mutex> lock(mu_);
-    gates_[gate].executed = std::move(functions);
+    const auto found = executed_.find(gate);
+    if (found == executed_.end()) return;
+    found->second = std::move(functions);
     ++Runtime::Get().executed();
   }
 
   // Writes them to `to`, where there is room, and forgets them. Returns their size.
   uint64_t TakeExecuted(int64_t gate, char* to, uint64_t room) {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto found = gates_.find(gate);
-    if (found == gates_.end()) return 0;
-    std::string& functions = found->second.executed;
+    const auto found = executed_.find(gate);
+    if (found == executed_.end()) return 0;
+    std::string& functions = found->second;
     const uint64_t size = functions.size();
     if (size > 0 && size <= room) {
       std::memcpy(to, functions.data(), size);
@@ -121,14 +97,8 @@ class Gates {
   }
 
  private:
-  struct Gate {
-    bool closed = false;
-    bool watched = false;
-    std::string executed;
-  };
-
   std::mutex mu_;
-  std::unordered_map<int64_t, Gate> gates_;
+  std::unordered_map<int64_t, std::string> executed_;  // of the gates that are watched
 };
 
 // Functions that are instantiated for one executor, by one of its kernels, and released with it.
@@ -171,41 +141,32 @@ class ExecutorFunctions {
 class GateOp : public OpKernel {
  public:
   explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
+    int64_t gate;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate));
     int64_t owner;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
     if (owner != 0) client_ = Runtime::Get().client(owner);
     std::vector<tensorflow::NameAttrList> bodies;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
-    if (bodies.empty()) return;
-    bodies_ = std::make_unique<ExecutorFunctions>(ctx->function_library());
-    OP_REQUIRES_OK(ctx, bodies_->Make(bodies));
+    if (!bodies.empty()) {
+      bodies_ = std::make_unique<ExecutorFunctions>(ctx->function_library());
+      OP_REQUIRES_OK(ctx, bodies_->Make(bodies));
+    }
+    // The library that a step's kernels see is the step's own: the function of each device
+    // (process_function_library_runtime.cc) and what these call. A session's graph is no function.
+    if (ctx->function_library() != nullptr && Gates::Get().IsWatched(gate)) {
+      const FunctionLibraryDefinition* const library = ctx->function_library()->GetFunctionLibraryDefinition();
+      Gates::Get().SetExecuted(gate, library->ToProto().SerializeAsString());
+    }
   }
 
-  void Compute(OpKernelContext* ctx) override {
+  void Compute(OpKernelContext*) override {
     if (client_ != nullptr) client_->traffic.Begin();
-    // Once open it stays so: no lock from then on.
-    if (open_) return;
-    if (!told_.exchange(true) && Gates::Get().IsWatched(gate_)) Tell(ctx);
-    open_ = Gates::Get().IsOpen(gate_);
-    OP_REQUIRES(ctx, open_,
-                absl::AbortedError(absl::StrCat("tfswap: gate ", gate_, " is closed")));
   }
 
  private:
-  // The library that a step's kernels see is the step's own: the function of each device
-  // (process_function_library_runtime.cc) and what these call.
-  void Tell(OpKernelContext* ctx) const {
-    if (ctx->function_library() == nullptr) return;  // a session's graph is no function
-    const auto* const library = ctx->function_library()->GetFunctionLibraryDefinition();
-    Gates::Get().SetExecuted(gate_, library->ToProto().SerializeAsString());
-  }
-
-  int64_t gate_;
   std::shared_ptr<Client> client_;
   std::unique_ptr<ExecutorFunctions> bodies_;
-  std::atomic<bool> open_{false};
-  std::atomic<bool> told_{false};
 };
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);
@@ -214,12 +175,8 @@ REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_GPU), Gate
 }  // namespace
 }  // namespace tfswap
 
-// From now on what is executed behind the gate is kept, for tfswap_take_executed.
+// From now on what TensorFlow makes behind the gate is kept, for tfswap_take_executed.
 TFSWAP_C_API void tfswap_watch_gate(int64_t gate) { tfswap::Gates::Get().Watch(gate); }
-
-TFSWAP_C_API void tfswap_close_gate(int64_t gate) { tfswap::Gates::Get().Close(gate); }
-
-TFSWAP_C_API void tfswap_open_gate(int64_t gate) { tfswap::Gates::Get().Open(gate); }
 
 TFSWAP_C_API void tfswap_forget_gate(int64_t gate) { tfswap::Gates::Get().Forget(gate); }
 

@@ -69,6 +69,7 @@ class Search:
         if options.precision:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
+        self._rung_of: dict[Rewriting, Rung] = {}
         self.suppose(resident)
 
     def _in_precision(self) -> Rewriting:
@@ -125,6 +126,9 @@ class Search:
     def planner_of(self, variant: Variant) -> Planner:
         """The planner for a variant, in the arena as it is supposed to be."""
         if variant.rewriting not in self._planners:
+            rung = self._rung_of.get(variant.rewriting)
+            least_s = 0.0 if rung is None else self._least_s(variant.rewriting, rung)
+            least_bytes = 0 if rung is None else self._least_bytes(variant.rewriting, rung)
             self._planners[variant.rewriting] = Planner(
                 variant.flow,
                 self._device,
@@ -135,6 +139,8 @@ class Search:
                 costs=self._costs,
                 portable=self._options.portable,
                 share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
+                least_s=least_s,
+                least_bytes=least_bytes,
             )
         return self._planners[variant.rewriting]
 
@@ -212,27 +218,33 @@ class Search:
         spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
         return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
 
-    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
-        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise and may be
-        met so. What adds least time comes first.
+    @functools.cached_property
+    def _inner_forms(self) -> dict[Rewriting, int]:
+        """The variants in whose bodies tensors may be moved, each with what is live around these however much is moved.
 
-        Of the step as it is, and with the most of what loops save moved or made again; both without encodings in
-        bodies and with them.
+        The step as it is, and with the most of what loops save moved or made again; both without encodings in bodies
+        and with them.
         """
-        found: list[tuple[Rewriting, Rung]] = []
         if self._options.solver != "default" or self._options.portable or not self.variants.plain.graph.bodies:
-            return found
+            return {}
         forms = [self._stages[0], self._stages[-1]]
         if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
             forms += [self._encoded, *self._encoded_inside[-1:]]
-        for rewriting in dict.fromkeys(forms):
-            variant = self.variants[rewriting]
-            planner = self.planner_of(variant)
-            around_bytes = least_around(variant.graph, planner.problems[0])
-            if around_bytes is None or self._there_bytes(variant) + around_bytes > limit_bytes:
-                continue
-            if planner.unmoved_candidate(limit_bytes) is None:
-                found += self._rungs(rewriting)
+        around = ((form, self.variants[form]) for form in dict.fromkeys(forms))
+        found = ((form, least_around(one.graph, self.planner_of(one).problems[0])) for form, one in around)
+        return {form: nbytes for form, nbytes in found if nbytes is not None}
+
+    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise, or not as
+        fast, and may be met so. What adds least time comes first.
+        """
+        found: list[tuple[Rewriting, Rung]] = []
+        for form, around_bytes in self._inner_forms.items():
+            variant = self.variants[form]
+            if self._there_bytes(variant) + around_bytes <= limit_bytes:
+                unmoved = self.planner_of(variant).unmoved_candidate(limit_bytes)
+                if unmoved is None or unmoved.timing.total_s > self._unmoved_s(form):
+                    found += self._rungs(form)
         return sorted(found, key=lambda entry: self._least_s(*entry))
 
     def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
@@ -241,16 +253,21 @@ class Search:
             options, problem = self._options, self.planner_of(self.variants[rewriting]).problems[0]
             rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
             self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
+            self._rung_of.update(self._rungs_found[rewriting])
         return self._rungs_found[rewriting]
 
     def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
         """What no plan with these bodies is faster than."""
-        outer = self.planner_of(self.variants[rewriting.outside])
-        return min(judged.draft.timing.total_s for judged in outer.unmoved) + rung.more_s
+        return self._unmoved_s(rewriting.outside) + rung.more_s
+
+    def _unmoved_s(self, form: Rewriting) -> float:
+        """What no plan of a variant is faster than."""
+        return min(judged.seconds for judged in self.planner_of(self.variants[form]).unmoved)
 
     def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
         """What no plan with these bodies peaks below."""
-        return self._there_bytes(self.variants[rewriting.outside]) + rung.least_bytes
+        form = rewriting.outside
+        return self._there_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
 
     def _there_bytes(self, variant: Variant) -> int:
         """What is in the arena throughout a variant."""
@@ -267,8 +284,7 @@ class Search:
         for candidate in (Planner.unmoved_candidate, Planner.candidate):
             for variant, planner in self._planners_used():
                 best = _faster(best, variant, candidate, planner, limit_bytes)
-        unmoved_s = min(judged.draft.timing.total_s for judged in plain.unmoved)
-        if best is not None and best.candidate.timing.total_s <= unmoved_s:
+        if best is not None and all(best.candidate.timing.total_s <= self._unmoved_s(f) for f in self._inner_forms):
             return best  # nothing has to be moved
         inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
         few = [entry for entry in inner if entry[1].stands_for_others]

@@ -1,9 +1,14 @@
 """From facts and a byte limit to a plan.
 
 The ladder: a solver is asked for plans at a series of ever lower targets of live bytes, which do not depend on
-the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest. A higher limit
-chooses among more: it never gives a slower plan, a lower limit never a higher peak, and at the floor there is a
-plan. Simulating memory costs most, so a rung gets that far only when it is fast enough and can fit.
+the limit; each is judged by the allocator's simulation; of all that fit, the plan is the fastest.
+
+Invariant: which candidates there are does not depend on the limit, nor do their peaks, nor their order: by time, and
+of those that take as long by place. The plan is the first that fits. So a higher limit never gives a slower plan, a
+lower limit never a higher peak, and at the floor there is a plan. What is left out to save time can't change that: a
+candidate's time is no less than that of what it is made from, so that what comes after a plan that fits is known to be
+no faster; and what holds more live bytes than the limit is known to peak above it. On a GPU a candidate's time depends
+on the limit, and only the first of these holds.
 
 How an arena fragments is close to chance: two plans of the same live bytes can peak a quarter apart. So there are
 several ladders, one for each way to place the copies and, for steps of few and large kernels, for each order.
@@ -30,10 +35,11 @@ from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.schedule import KERNELS, build_schedule, on_disk
 from tfswap.planner.simulate import (
     NOTHING_KNOWN,
+    Judge,
     Memory,
     Resident,
     Timing,
-    judge_memory,
+    memory_within,
     simulate_time,
 )
 from tfswap.planner.splits import LEAST_SHARES, choose_ends, choose_splits
@@ -100,8 +106,9 @@ TWO_SOLVERS = 50_000
 rarely has the lowest floor, and on larger steps planning would take longer than TensorFlow's tracing."""
 BISECTIONS = 8
 BESIDE_TRIES = 8
-COARSE_KERNELS, SLOWER = 200, 1.02
-"""How far a rung's time may lie off what its place on the ladder says: the fewer kernels, the farther."""
+ENDS_SHARE = 0.75
+"""Of what the arena may grow to: a plan with tensors at the ends of chunks promises no lower peak, and so is not asked
+for where the limit is less."""
 MARGIN_SHARE, MARGIN_BYTES = 0.001, 1024
 """Of the planned peak, kept free, and at least so much: steps of a loop find the arena's chunks elsewhere, and what
 they return is still held in the next step."""
@@ -110,6 +117,11 @@ they return is still held in the next step."""
 def promised(peak_bytes: int) -> int:
     """The peak that a plan promises whose simulated one is `peak_bytes`."""
     return peak_bytes + max(int(peak_bytes * MARGIN_SHARE), MARGIN_BYTES)
+
+
+def _simulated(limit_bytes: float) -> float:
+    """As `simulated_limit`, also of no limit."""
+    return NEVER if limit_bytes == NEVER else simulated_limit(int(limit_bytes))
 
 
 def simulated_limit(limit_bytes: int) -> int:
@@ -124,7 +136,7 @@ class Draft:
 
     Attributes:
         choice: the kernels in order, and what is swapped when.
-        timing: of the step so.
+        timing: of the step so; no less than that of the order with nothing moved.
     """
 
     choice: Choice
@@ -190,6 +202,7 @@ class Planner:
         costs: what kernels and copies take; by default what the analytic model says of this kind of device.
         share: of the rungs that fit into the time for planning, how many this planner may have.
         portable: plan with TensorFlow's own ops alone: no kernels side by side, and no chunks of a request's own size.
+        least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
     """
 
     def __init__(
@@ -204,8 +217,11 @@ class Planner:
         costs: Costs | None = None,
         share: float = 1.0,
         portable: bool = False,
+        least_s: float = 0.0,
+        least_bytes: int = 0,
     ):
-        self._judged: dict[tuple[tuple[object, ...], ...], Judged] = {}  # by what was chosen
+        self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
+        self._least_s, self.least_bytes = least_s, least_bytes
         self.flow = flow
         self.device = device
         self.resident = resident
@@ -213,6 +229,7 @@ class Planner:
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
         self._runs_beside = runs_beside(device) and not portable
         self.takes_workspaces = device.kind == "gpu" and has_convolutions(flow)
+        self.judge = Judge(flow, resident)
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
@@ -265,27 +282,19 @@ class Planner:
         if limit_bytes is None:
             return self.unmoved[0].fitting(NEVER)
         best = self.unmoved_candidate(limit_bytes, best)
-        slower = max(SLOWER, 1 + COARSE_KERNELS / max(1, len(self.unmoved[0].draft.choice.order)))
-        for ladder in progress.over("solving", self.ladders):
-            if best is not None and best.timing.total_s <= ladder.unmoved_s:
-                continue  # to move something takes time
-            for rung in range(len(ladder.targets)):
-                if ladder.tried_from(rung) > limit_bytes:
-                    continue  # it peaks above the limit
-                judged = ladder.judged(rung)
-                if judged is None:
-                    continue
-                if best is not None and judged.draft.timing.total_s > best.timing.total_s * slower:
-                    break  # those below are slower still
-                if best is not None and judged.draft.timing.total_s >= best.timing.total_s:
-                    continue
-                if ladder.targets[rung] > limit_bytes and judged.least_bytes > limit_bytes:
-                    continue
-                found = judged.fitting(limit_bytes)
-                if found is None or not self.tiers.fit(found.memory):
-                    continue
-                if best is None or found.timing.total_s < best.timing.total_s:
-                    best = found
+        # To move something takes time: where an order is no faster than the best, no rung on it is.
+        ladders = [ladder for ladder in self.ladders if best is None or ladder.unmoved_s < best.timing.total_s]
+        rungs = [rung for ladder in progress.over("solving", ladders) for rung in ladder.rungs]
+        for rung in sorted(rungs, key=lambda rung: rung.judged.seconds):
+            if best is not None and rung.judged.seconds >= best.timing.total_s:
+                break
+            if rung.target > limit_bytes and not rung.judged.may_fit(limit_bytes):
+                continue
+            found = rung.judged.fitting(limit_bytes)
+            if found is None or not self.tiers.fit(found.memory):
+                continue
+            if best is None or found.timing.total_s < best.timing.total_s:
+                best = found
         return best
 
     def unmoved_candidate(self, limit_bytes: int, best: Candidate | None = None) -> Candidate | None:
@@ -326,109 +335,170 @@ class Planner:
     @cached_property
     def lowest_unmoved(self) -> Candidate:
         """The order that needs least."""
-        best = self.unmoved[0].apart
+        best: Candidate | None = None
         for judged in self.unmoved:
-            best = judged.lowest(best.peak_bytes) or best
+            best = judged.lowest(NEVER if best is None else best.peak_bytes) or best
+        assert best is not None, "any peak is below that"
         return best
 
     @cached_property
     def lowest(self) -> Candidate:
         """The rung that needs least."""
         best = self.lowest_unmoved
-        for ladder in progress.over("solving", self.ladders):
-            for rung in reversed(range(len(ladder.targets))):
-                if ladder.tried_from(rung) >= best.peak_bytes:
-                    break
-                judged = ladder.judged(rung)
-                found = None if judged is None else judged.lowest(best.peak_bytes)
-                if found is not None and self.tiers.fit(found.memory):
-                    best = dataclasses.replace(found, peak_bytes=max(found.peak_bytes, ladder.tried_from(rung)))
+        rungs = [rung for ladder in progress.over("solving", self.ladders) for rung in ladder.rungs]
+        for rung in sorted(rungs, key=lambda rung: rung.target):
+            found = rung.judged.lowest(best.peak_bytes)
+            if found is not None and self.tiers.fit(found.memory):
+                best = found
         return best
 
-    def draft(self, choice: Choice) -> Draft:
-        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some."""
+    def draft(self, choice: Choice, least_s: float = 0.0) -> Draft:
+        """What is cheap to tell of any choice: its time, with kernels side by side wherever that saves some.
+
+        Args:
+            least_s: what it takes at least, as is known from what it is made from.
+        """
         if self._runs_beside:
             choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
-        return Draft(choice, self.timing(choice))
+        return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 
-    def judged(self, choice: Choice) -> Judged:
-        """What is known of any choice, whoever made it: neighbouring rungs often are one choice."""
-        key = tuple(map(tuple, choice))
+    def judged(self, choice: Choice, least_s: float = 0.0) -> Judged:
+        """What is known of any choice, whoever made it: neighbouring rungs often are one choice.
+
+        Args:
+            least_s: as of `draft`.
+        """
+        key = (*map(tuple, choice), least_s)
         if key not in self._judged:
-            self._judged[key] = Judged(self, self.draft(choice))
+            self._judged[key] = Judged(self, self.draft(choice, least_s))
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:
         return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates, on_disk(choice.intervals))
 
 
+_Besides = tuple[tuple[int, ...], tuple[Split, ...]]
+"""What a choice has besides an order and what is swapped: what runs side by side, and splits."""
+
+
 class Judged:
-    """A draft, and what the allocator makes of it: as it is, with fewer kernels side by side, and in exact chunks."""
+    """A draft, and what the allocator makes of it: as it is, with fewer kernels side by side, and in exact chunks.
+
+    None of these depends on a limit. One takes no less time, and promises no lower peak, than those that are tried
+    before it and stand for it: so whoever is given the first that fits misses nothing.
+    """
 
     def __init__(self, planner: Planner, draft: Draft):
         self.draft = draft
         self._planner = planner
-        self._memories: dict[tuple[tuple[int, ...], tuple[Split, ...]], Memory] = {}  # by what a choice has besides
+        self._memories: dict[_Besides, Memory] = {}
+        self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
+        self._live_above: dict[tuple[int, ...], float] = {}  # by what runs beside: more than this is live at once
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
-        self._needs: dict[tuple[tuple[int, ...], tuple[Split, ...]], list[Need]] = {}  # as `_memories`
+        self._needs: dict[_Besides, list[Need]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """What none of them takes less than."""
+        return self.draft.timing.total_s
+
+    def may_fit(self, limit_bytes: float) -> bool:
+        """Whether what is live at once is within a limit: an allocator never needs less."""
+        return self._is_live_within(self._one_by_one, limit_bytes)
+
+    def _is_live_within(self, choice: Choice, limit_bytes: float) -> bool:
+        most_bytes, made = _simulated(limit_bytes), choice.beside
+        if made in self._splits:
+            return self._splits[made][0] <= most_bytes
+        if self._live_above.get(made, -1) >= most_bytes:
+            return False
+        planner, steps = self._planner, build_schedule(*choice._replace(splits=()))
+        if memory_within(planner.flow, steps, most_bytes, resident=planner.resident, live=True) is not None:
+            return True
+        self._live_above[made] = most_bytes
+        return False
 
     def fitting(self, limit_bytes: float) -> Candidate | None:
-        """The fastest within the limit, of those that don't depend on it."""
-        found = next((found for found in self._fastest_first(limit_bytes) if found.peak_bytes <= limit_bytes), None)
+        """The fastest within a limit."""
+        found = next(self._fastest_first(limit_bytes), None)
         if found is None or not self._planner.takes_workspaces or limit_bytes == NEVER:
             return found
         made = self._computed(found.choice, limit_bytes)
+        if found.choice.splits:  # which may leave more room for workspaces, by chance
+            least_s = self._computed(found.choice._replace(splits=()), limit_bytes).timing.total_s
+            made = dataclasses.replace(made, timing=made.timing.no_less_than(least_s))
         return dataclasses.replace(found, timing=made.timing, computed=made)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
-        """Of a limit that may be met."""
-        if self.beside is not None:
-            yield self.beside
-            yield from (found for _, found in self._split(self.beside, limit_bytes))
-        if self.apart.peak_bytes <= limit_bytes:
+        """Those within a limit."""
+        if self.draft.choice.beside:
+            yield from self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
+        if self._candidate(self._one_by_one, self._alone, limit_bytes) is not None:
             yield self.within
-        for share, apart in self._split(self.apart, limit_bytes):
-            if apart.peak_bytes <= limit_bytes:
-                yield self._beside(apart.memory.peak_bytes, share) or apart
-        yield from self._at_ends()
+        for share, choice in self._split(self._one_by_one, limit_bytes):
+            apart = self._candidate(choice, self._alone, limit_bytes)
+            if apart is not None:
+                yield self._beside(apart, share) or apart
+        yield from self._at_ends(limit_bytes)
+
+    def _as_drafted(self, choice: Choice, timing: Timing, limit_bytes: float) -> Iterator[Candidate]:
+        """A choice in chunks as they come, and in exact ones, where that is within a limit."""
+        found = self._candidate(choice, timing, limit_bytes)
+        if found is not None:
+            yield found
+        for _, split in self._split(choice, limit_bytes):
+            found = self._candidate(split, timing, limit_bytes)
+            if found is not None:
+                yield found
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
-        splits = (found for _, found in self._split(self.apart, below_bytes))
-        found = min((self.apart, *splits, *self._at_ends()), key=lambda one: one.peak_bytes)
-        return found if found.peak_bytes < below_bytes else None
+        limit_bytes = below_bytes - 1
+        if not self.may_fit(limit_bytes):
+            return None
+        found = [*self._as_drafted(self._one_by_one, self._alone, limit_bytes), *self._at_ends(limit_bytes)]
+        if self.draft.choice.beside:
+            found += self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
+        return min(found, key=lambda one: one.peak_bytes, default=None)
 
     @property
-    def least_bytes(self) -> int:
-        """What all of them promise at least: an allocator never needs less than what is live."""
-        return promised(self._splits_of(self.draft.choice._replace(beside=()))[0])
+    def _one_by_one(self) -> Choice:
+        """The draft with all kernels one after another."""
+        return self.draft.choice._replace(beside=())
+
+    @cached_property
+    def _alone(self) -> Timing:
+        """What that takes."""
+        if not self.draft.choice.beside:
+            return self.draft.timing
+        return self._planner.timing(self._one_by_one).no_less_than(self.seconds)
 
     @cached_property
     def apart(self) -> Candidate:
         """With all kernels one after another."""
-        return self._candidate(self.draft.choice._replace(beside=()))
-
-    @cached_property
-    def beside(self) -> Candidate | None:
-        """With all those side by side that can be; None where there are none."""
-        choice = self.draft.choice
-        return self._candidate(choice) if choice.beside else None
+        found = self._candidate(self._one_by_one, self._alone, NEVER)
+        assert found is not None, "any peak is within that"
+        return found
 
     @cached_property
     def within(self) -> Candidate:
         """With those side by side that don't raise the peak."""
-        return self._beside(self.apart.memory.peak_bytes) or self.apart
+        return self._beside(self.apart) or self.apart
 
-    def _beside(self, most_bytes: float, share: float | None = None) -> Candidate | None:
-        """The draft with those side by side that peak at no more; in chunks as they come, or exact ones (`share`)."""
-        choice, count = self.draft.choice, 1
+    def _beside(self, apart: Candidate, share: float | None = None) -> Candidate | None:
+        """The draft with those side by side that don't raise the peak of `apart`; in chunks as they come, or exact ones
+        (`share`).
+        """
+        choice, count, most_bytes = self.draft.choice, 1, apart.memory.peak_bytes
         for _ in range(BESIDE_TRIES):
             if not choice.beside:
                 break
             tried = choice if share is None else self._in_exact_chunks(choice, share)
-            memory = self._memory(tried)
+            memory = self._memory(tried, NEVER)
+            assert memory is not None, "any peak is within that"
             if memory.peak_bytes <= most_bytes:
-                return self._candidate(tried)
+                least_s = self.seconds if share is None else self.within.timing.total_s
+                return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)
             kept = kept_beside(tried, memory, most_bytes)
             if len(kept) == len(choice.beside):
                 # None is at the peak, and what came before has left other chunks: without the last of them, then more.
@@ -437,44 +507,46 @@ class Judged:
             choice = choice._replace(beside=kept)
         return None
 
-    def _candidate(self, choice: Choice) -> Candidate:
-        memory, whole = self._memory(choice), choice._replace(splits=())  # splits take no time
-        timing = self.draft.timing if whole == self.draft.choice else self._planner.timing(whole)
-        return Candidate(choice, memory, timing, promised(memory.peak_bytes))
+    def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
+        """What the draft is with what `choice` has besides; None where that is not within a limit."""
+        memory = self._memory(choice, _simulated(limit_bytes))
+        if memory is None:
+            return None
+        peak_bytes = max(promised(memory.peak_bytes), self._planner.least_bytes)
+        return Candidate(choice, memory, timing, peak_bytes) if peak_bytes <= limit_bytes else None
 
-    def _split(self, candidate: Candidate, limit_bytes: float) -> Iterator[tuple[float, Candidate]]:
-        """The candidate with requests that get no larger chunks than they need, where that may get it within a limit.
+    def _split(self, choice: Choice, limit_bytes: float) -> Iterator[tuple[float, Choice]]:
+        """A choice with requests that get no larger chunks than they need, where that may get it within a limit.
 
         With few, then with more, each with the share of the live peak from which on requests are taken.
         """
-        choice = candidate.choice
-        if self._planner.portable:
+        if self._planner.portable or not self._is_live_within(choice, limit_bytes):
             return
-        live_bytes, _ = self._splits_of(choice)
-        if promised(live_bytes) <= limit_bytes:
+        if self._splits_of(choice)[1]:
             for share in LEAST_SHARES:
-                split = self._in_exact_chunks(choice, share)
-                memory = self._memory(split)
-                yield share, Candidate(split, memory, candidate.timing, promised(memory.peak_bytes))
-                if split.splits and memory.peak_bytes >= candidate.memory.peak_bytes:
-                    break  # more would not help either, as a rule
+                yield share, self._in_exact_chunks(choice, share)
 
-    def _at_ends(self) -> Iterator[Candidate]:
+    def _at_ends(self, limit_bytes: float) -> Iterator[Candidate]:
         """One kernel after another, with what stays at the ends of chunks, where the arena has no hole for a request
-        although it has as many bytes.
+        although it has as many bytes. Nearly all of the arena is in use on the way.
         """
-        planner, apart = self._planner, self.apart
+        planner, choice = self._planner, self._one_by_one
         most_bytes = planner.resident.limit_bytes
-        if planner.portable or most_bytes is None or apart.memory.peak_bytes <= most_bytes:
+        if planner.portable or most_bytes is None:
             return
-        live_bytes, splits = self._splits_of(apart.choice)
-        if live_bytes > most_bytes:
+        least_bytes = int(ENDS_SHARE * most_bytes)
+        if limit_bytes < least_bytes or not self.may_fit(most_bytes):
             return
-        steps = build_schedule(*apart.choice)
+        if self._memory(choice, most_bytes) is not None:
+            return
+        _, splits = self._splits_of(choice)
+        steps = build_schedule(*choice)
         for ends in choose_ends(planner.flow, steps, planner.resident, splits):
-            choice = apart.choice._replace(splits=ends)
-            memory = self._memory(choice)
-            yield Candidate(choice, memory, apart.timing, promised(memory.peak_bytes))
+            found = self._candidate(choice._replace(splits=ends), self._alone, limit_bytes)
+            if found is not None:
+                found = dataclasses.replace(found, peak_bytes=max(found.peak_bytes, least_bytes))
+                timing = found.timing.no_less_than(self.within.timing.total_s)
+                yield dataclasses.replace(found, timing=timing)
 
     def _in_exact_chunks(self, choice: Choice, share: float) -> Choice:
         live_bytes, splits = self._splits_of(choice)
@@ -486,15 +558,18 @@ class Judged:
             self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)
         return self._splits[choice.beside]
 
-    def _memory(self, choice: Choice) -> Memory:
-        """What the draft does to memory with what `choice` has side by side."""
+    def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
+        """What the draft does to memory with what `choice` has besides; None where it peaks above `most_bytes`."""
         made = choice.beside, choice.splits
-        if made not in self._memories:
+        if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
-            disk = on_disk(choice.intervals)
-            memory = judge_memory(planner.flow, build_schedule(*choice), planner.resident, disk)
-            self._memories[made] = planner.tiers.told(memory)
-        return self._memories[made]
+            memory = planner.judge.memory(build_schedule(*choice), on_disk(choice.intervals), most_bytes)
+            if memory is None:
+                self._above[made] = most_bytes
+            else:
+                self._memories[made] = planner.tiers.told(memory)
+        found = self._memories.get(made)
+        return None if found is None or found.peak_bytes > most_bytes else found
 
     def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
         """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
@@ -513,11 +588,19 @@ class Judged:
         )
 
 
+class _Rung(NamedTuple):
+    """What a solver chooses, and the lowest target that it chooses it for: no more is live at once."""
+
+    judged: Judged
+    target: int
+
+
 class _Ladder:
     """One solver on one order, asked for ever lower targets of live bytes; remembers what it has judged.
 
     Attributes:
-        targets: bytes, from just below the live peak down to the lowest that the solver reaches.
+        targets: bytes, from just below the live peak down to the lowest that the solver reaches. A rung may hold less
+            than its own.
         unmoved_s: the least that a step in this order takes.
     """
 
@@ -543,9 +626,12 @@ class _Ladder:
         targets = (high - (high - met) * (n + 1) // self.count for n in range(self.count))
         return [target for target in dict.fromkeys(targets) if target < high]
 
-    def tried_from(self, rung: int) -> int:
-        """The limit from which on a rung is tried: the target of the next, since it may hold less than its own."""
-        return self.targets[rung + 1] if rung + 1 < len(self.targets) else 0
+    @cached_property
+    def rungs(self) -> list[_Rung]:
+        """What the solver chooses for all targets, each once."""
+        judged = ((self.judged(number), target) for number, target in enumerate(self.targets))
+        lowest = {made: target for made, target in judged if made is not None}
+        return [_Rung(made, target) for made, target in lowest.items()]
 
     def choice(self, target: int) -> Choice | None:
         if target not in self._choices:
@@ -556,5 +642,5 @@ class _Ladder:
         """None where the solver does not meet the target; it may meet lower ones all the same."""
         if rung not in self._judged:
             choice = self.choice(self.targets[rung])
-            self._judged[rung] = None if choice is None else self.planner.judged(choice)
+            self._judged[rung] = None if choice is None else self.planner.judged(choice, self.unmoved_s)
         return self._judged[rung]

@@ -10,6 +10,8 @@ Invariant: no solver has a say in it; the same schedule gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -261,11 +263,17 @@ class Replay:
         self.renewed[value] += 1
         return later[self.renewed[value] - 1]
 
-    def repeat(self, before_bytes: array[int] | None = None, during_bytes: array[int] | None = None) -> int:
+    def repeat(
+        self,
+        before_bytes: array[int] | None = None,
+        during_bytes: array[int] | None = None,
+        most_bytes: float = math.inf,
+    ) -> int:
         """Run the schedule once; returns the index of the step with the highest use.
 
         Args:
             before_bytes, during_bytes: both get, per step, what is in use before it, and the most while it runs.
+            most_bytes: end with the first step that uses more.
         """
         flow, arena = self.flow, self.arena
         buffers = self.start()
@@ -309,6 +317,8 @@ class Replay:
                 buffers[subject] = coming.pop(subject)
             if arena.peak_bytes > peak:
                 peak, peak_step = arena.peak_bytes, number
+                if peak > most_bytes:
+                    break
             if before_bytes is not None and during_bytes is not None:
                 before_bytes.append(before)
                 during_bytes.append(arena.peak_bytes)
@@ -317,7 +327,8 @@ class Replay:
                     free(rest)
                 rests = []
         self.peak = peak
-        self.end(buffers)
+        if peak <= most_bytes:
+            self.end(buffers)
         return peak_step
 
     def start(self) -> dict[int, Buffer]:
@@ -467,6 +478,23 @@ def simulate_memory(
         arena: replay in this one, which has `resident`'s chunks.
         disk: values that go to disk.
     """
+    memory = memory_within(flow, steps, math.inf, resident=resident, live=live, detail=detail, arena=arena, disk=disk)
+    assert memory is not None, "any peak is within that"
+    return memory
+
+
+def memory_within(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    most_bytes: float,
+    *,
+    resident: Resident = NOTHING_KNOWN,
+    live: bool = False,
+    detail: bool = False,
+    arena: Allocator | None = None,
+    disk: Collection[int] = (),
+) -> Memory | None:
+    """As `simulate_memory`; None where the peak is above `most_bytes`, which takes no longer than to get there."""
     if arena is None:
         replay = Replay(flow, steps, *filled(flow, resident, live))
     else:
@@ -474,15 +502,17 @@ def simulate_memory(
     forwarded: list[tuple[int, int]] = []
     replay.forwarded = forwarded if detail else None
     before, during = array("q"), array("q")
-    peak_step = replay.repeat(before, during)
+    peak_step = replay.repeat(before, during, most_bytes)
     replay.forwarded = None
     peak = replay.peak
     for _ in range(MAX_REPEATS - 1):
-        if not replay.changed:
+        if not replay.changed or peak > most_bytes:
             break
-        step = replay.repeat()
+        step = replay.repeat(most_bytes=most_bytes)
         if replay.peak > peak:
             peak, peak_step = replay.peak, step
+    if peak > most_bytes:
+        return None
     host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(flow, steps, disk)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
@@ -492,15 +522,44 @@ def judge_memory(
     flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN, disk: Collection[int] = ()
 ) -> Memory:
     """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
-    memories = [simulate_memory(*extreme, resident=resident, disk=disk) for extreme in at_extremes(flow, steps)]
-    worst = max(memories, key=lambda memory: memory.peak_bytes)
-    return dataclasses.replace(
-        memories[0],  # of the facts themselves, by which it is told what goes to disk
-        peak_bytes=worst.peak_bytes,
-        peak_step=worst.peak_step,
-        before_bytes=worst.before_bytes,
-        during_bytes=worst.during_bytes,
-    )
+    memory = Judge(flow, resident).memory(steps, disk)
+    assert memory is not None, "any peak is within that"
+    return memory
+
+
+class Judge:
+    """Judges schedules of one step in one arena, at the extremes of what is known only by a bound.
+
+    A schedule that is refused needs one extreme that refuses it: that which refused the last is tried first.
+    """
+
+    def __init__(self, flow: Dataflow, resident: Resident):
+        self._flow = flow
+        self._resident = resident
+        self._strictest = 0
+
+    def memory(self, steps: Sequence[Step], disk: Collection[int] = (), most_bytes: float = math.inf) -> Memory | None:
+        """What `steps` do to memory at worst; None where that peaks above `most_bytes`."""
+        first = self._strictest
+        if most_bytes < math.inf and first:
+            extreme = next(itertools.islice(at_extremes(self._flow, steps), first, None))
+            if memory_within(*extreme, most_bytes, resident=self._resident, disk=disk) is None:
+                return None
+        memories: list[Memory] = []
+        for number, extreme in enumerate(at_extremes(self._flow, steps)):
+            memory = memory_within(*extreme, most_bytes, resident=self._resident, disk=disk)
+            if memory is None:
+                self._strictest = number
+                return None
+            memories.append(memory)
+        worst = max(memories, key=lambda memory: memory.peak_bytes)
+        return dataclasses.replace(
+            memories[0],  # of the facts themselves, by which it is told what goes to disk
+            peak_bytes=worst.peak_bytes,
+            peak_step=worst.peak_step,
+            before_bytes=worst.before_bytes,
+            during_bytes=worst.during_bytes,
+        )
 
 
 def _host_traffic(flow: Dataflow, steps: Sequence[Step], disk: Collection[int]) -> tuple[int, int, int, int]:
@@ -588,6 +647,10 @@ class Timing:
     rerun_s: float
     stall_s: float
     lost_s: float
+
+    def no_less_than(self, seconds: float) -> Timing:
+        """This, where the whole is known to take no less."""
+        return self if self.total_s >= seconds else dataclasses.replace(self, total_s=seconds)
 
 
 class Span(NamedTuple):

@@ -7,7 +7,6 @@
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "export.h"
 #include "runtime.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -155,7 +153,7 @@ class GateOp : public OpKernel {
     // The library that a step's kernels see is the step's own: the function of each device
     // (process_function_library_runtime.cc) and what these call. A session's graph is no function.
     if (ctx->function_library() != nullptr && Gates::Get().IsWatched(gate)) {
-      const FunctionLibraryDefinition* const library = ctx->function_library()->GetFunctionLibraryDefinition();
+      const auto* const library = ctx->function_library()->GetFunctionLibraryDefinition();
       Gates::Get().SetExecuted(gate, library->ToProto().SerializeAsString());
     }
   }

@@ -960,7 +960,7 @@ def test_what_holds_of_any_plan(graph, share, host_share):
 
 @st.composite
 def arenas(draw: st.DrawFn, flow: Dataflow) -> Resident:
-    """What is there before a step, with holes that its tensors fit into, or nearly; in an arena with an end, or none."""
+    """What is there before a step, with holes that its tensors fit into, or nearly; in an arena with or without end."""
     sizes = sorted({round_up(value.nbytes) for value in flow.values if value.nbytes >= 4096})
     holes = draw(st.lists(st.tuples(st.sampled_from(sizes), st.integers(100, 199)), max_size=8))
     there = flow.persistent_bytes

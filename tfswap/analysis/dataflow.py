@@ -108,6 +108,7 @@ class Dataflow:
         events: per node, as `KernelMemory.events`, or as `Record.events`.
         temp_forwards: by node where there are any, (number of the temporary, candidate values read).
         updates: per node, its writes to variables.
+        written: the handles, as values, of the variables that these are.
         values: all values.
         fetched: values that the caller gets, held until the step has ended.
         value_of: the value that a (node, output index) holds; missing where it holds none.
@@ -135,6 +136,7 @@ class Dataflow:
     events: list[tuple[kernels.Event, ...]] = field(default_factory=list[tuple[kernels.Event, ...]])
     temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict[int, dict[int, tuple[int, ...]]])
     updates: list[tuple[Update, ...]] = field(default_factory=list[tuple[Update, ...]])
+    written: set[int] = field(default_factory=set[int])
     values: list[Value] = field(default_factory=list[Value])
     fetched: frozenset[int] = frozenset()
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
@@ -286,8 +288,9 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
     flow = builder.build()
     # Where a body's order is asked for (not strict), only its own loops' sequences are.
     if builder.undecided and not lowered and (strict or builder.repeated):
+        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
         flow.sequences = tuple(
-            _Builder(graph, device, strict, lowered, branches).build() for branches in _sequences(builder)
+            _Builder(graph, device, False, lowered, branches).build() for branches in _sequences(builder)
         )
     return flow
 
@@ -578,6 +581,7 @@ class _Builder:
         for resource, adopted in writes:
             if resource < 0:
                 continue
+            self.flow.written.add(resource)
             old = self.version.get(resource)
             if old is None and node in self.used:
                 size = self.used[node].nbytes.get(inputs.index(resource), 0)

@@ -1,14 +1,18 @@
 """Which nodes are of the backward pass.
 
-Found by what they are and read, not by their names: some kernels exist for gradients alone, some of the others have
-gradients among their outputs, and what reads a gradient is of the backward pass too. So is what makes factors for those
-alone, as 2 * x for the gradient of x * x. The first products behind a loss that has no such kernel (a mean of squares)
-are not found: what is said to be backward is, and more may be.
+Found by what they are and read: some kernels exist for gradients alone, some of the others have gradients among their
+outputs, and what reads a gradient is of the backward pass too. So is what makes factors for those alone, as 2 * x for
+the gradient of x * x. The gradient of a linear op is made of linear ops as others are: those are known by the name
+scopes that TensorFlow puts around all that a gradient function makes.
+
+Not handled: gradients of linear ops in graphs whose nodes have other names, as of `tf.gradients` with `name=`. What is
+said to be backward is, and more may be.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.encodings import FLOATS
@@ -19,6 +23,9 @@ MARKS = ("Backprop", "Grad")
 """Parts of the names of kernels that only gradients need."""
 FORWARD_TOO = "BackpropInput"
 """But these are transposed convolutions as well, which are layers."""
+_SCOPES = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?/([^/]+/)*[^/]+_grad)/")
+"""The scopes of gradient functions: those of a tape (backprop.py, _gradient_function), and of `tf.gradients`, by which
+backward functions of loops, conditionals and calls are made as well (gradients_util.py, _GradientsHelper)."""
 _GRADIENTS: dict[str, int] = {
     "CTCLoss": 1,
     "CTCLossV2": 1,
@@ -56,7 +63,7 @@ def backward_among(nodes: Iterable[Node]) -> set[Node]:
     """Likewise, of nodes in topological order."""
     found: set[Node] = set()
     for node in nodes:
-        if _is_gradient(node.op) or any(t.node in found or _is_seed(t) for t in node.inputs):
+        if is_gradient(node.op, node.name) or any(t.node in found or _is_seed(t) for t in node.inputs):
             found.add(node)
     return found
 
@@ -69,12 +76,15 @@ def forward_among(nodes: Sequence[Node], fetched: Iterable[Node]) -> set[Node]:
     """
     found: set[Node] = set(fetched)
     for node in reversed(nodes):
-        if node in found or _is_gradient(node.op) or node.op in _GRADIENTS:
+        if node in found or is_gradient(node.op, node.name) or node.op in _GRADIENTS:
             found.update(t.node for t in node.inputs)
     return found
 
 
-def _is_gradient(op: str) -> bool:
+def is_gradient(op: str, name: str) -> bool:
+    """Whether a node of this type and name is certainly part of a gradient function."""
+    if _SCOPES.search(name):
+        return True
     if is_view(op) or writes_variable(op) or FORWARD_TOO in op:  # StopGradient, ResourceApplyGradientDescent
         return False
     return any(mark in op for mark in MARKS)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tfswap.analysis.phases import is_gradient
 from tfswap.errors import UnsupportedGraph
 from tfswap.frontends.graph_variables import writes_reference
 from tfswap.importers.hidden import hidden_calls
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import is_view, writes_variable
+from tfswap.ir.ops import writes_variable
 from tfswap.oplib.names import OUTSIDE
 
-BACKWARD_MARKS = ("Grad", "Backprop")
-"""Parts of the names of kernels that only a backward pass has."""
 
-
-def is_training(op: str) -> bool:
-    """Whether kernels of this type are of a backward pass, or update variables."""
-    if is_view(op):  # StopGradient
-        return False
-    return writes_variable(op) or writes_reference(op) or any(mark in op for mark in BACKWARD_MARKS)
+def is_training(op: str, name: str) -> bool:
+    """Whether a node of this type and name is of a backward pass, or updates variables."""
+    return writes_variable(op) or writes_reference(op) or is_gradient(op, name)
 
 
 def trains(graph: Graph) -> bool:
     """Whether anything in the graph trains: an update, or a gradient, which may be one that is asked for outside."""
-    return any(is_training(n.op) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g)
+    return any(is_training(n.op, n.name) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g)
 
 
 def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]] | None = None) -> None:

@@ -35,7 +35,7 @@ from tfswap.frontends import machine
 from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, reference_variables
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.plan_cache import PlanCache
-from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.bodies import import_with_bodies, inside
 from tfswap.importers.function import sparse_shapes
 from tfswap.importers.grappler import run_grappler
 from tfswap.importers.shapes import HANDLES, Argument, HandleType
@@ -283,7 +283,9 @@ def _tell_padded(made: graph_pb2.GraphDef, traced: Graph) -> dict[str, str]:
 
 
 def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
-    """What of `made` has a size that its ops do not tell, as `set_shape` has said it, or as it was found out."""
+    """What of `made` has a size that its ops do not tell, as `set_shape` has said it, or as it was found out. Named as
+    `import_with_bodies` names it.
+    """
     found: dict[str, TensorType] = {}
     for node in made:
         if any(kind.nbytes is None for kind in node.outputs) and node.name in traced:
@@ -292,6 +294,10 @@ def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
             found |= {
                 node.out(i).name: kind for i, (own, kind) in pairs if own.nbytes is None and kind.nbytes is not None
             }
+    for node, bodies in made.bodies.items():
+        twins = traced.bodies.get(traced[node.name], ()) if node.name in traced else ()
+        for k, (body, twin) in enumerate(zip(bodies, twins, strict=False)):
+            found |= {f"{inside(node.name, k)}{name}": kind for name, kind in _only_traced(body, twin).items()}
     return found
 
 

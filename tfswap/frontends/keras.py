@@ -27,16 +27,13 @@ from typing import Any
 
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
+from tfswap.frontends.batches import BATCHES_BESIDE, shared_device
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.rewriters import HIDES
 from tfswap.report.report import Report
 
 log = logging.getLogger("tfswap")
 
-
-BATCHES_BESIDE = 2
-"""Batches that Keras' pipeline makes in the arena while a step runs, once its buffers are full: the next one, and one
-that is being handed over. It makes them on the host, so that they matter where the step runs there too."""
 
 Signature = tuple[Any, ...]
 """What the parts of a batch are that it has: specs."""
@@ -166,7 +163,7 @@ class Training:
 
         another = self._latest.beside if self._latest is not None and self._steps else self._optimize
         made = another(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_beside = 0 if _shared_device() is None else BATCHES_BESIDE
+        made.batches_beside = 0 if shared_device() is None else BATCHES_BESIDE
         return made
 
     def _one_step(self, spec: Any) -> Any:
@@ -297,15 +294,9 @@ def _turn_off_xla(model: Any) -> None:
     log.warning("tfswap: %s: jit_compile is off for its training step, since %s", _named(model), HIDES)
 
 
-def _shared_device() -> str | None:
-    """The device in whose arena the step runs and batches are made; None where that is not one."""
-    device, model = machine.current_device()
-    return device if model.kind == "cpu" and machine.memory_info(device) is not None else None
-
-
 def _await_rest() -> None:
     """Let a new pipeline fill its buffers before a step runs: what they hold is then counted as being there."""
-    device = _shared_device()
+    device = shared_device()
     if device is None:
         return
     seen: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from tfswap.analysis.pipelines import element_types
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.importers.hidden import functions_beside, hidden_calls
 from tfswap.importers.library_function import import_library_function
@@ -16,7 +17,6 @@ from tfswap.ir.ops import (
     is_frame,
     loops_over_dataset,
     reads_metadata_only,
-    reads_variable,
     sized_by_value,
     takes_from_pipeline,
 )
@@ -76,8 +76,8 @@ def _how_to_tell(graph: Graph, first: Output) -> str:
             "data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op returns, as of "
             "py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
         )
-    parts = (graph, *graph.all_bodies())
-    if any(takes_from_pipeline(n.op) and any(kind.nbytes is None for kind in n.outputs) for g in parts for n in g):
+    taken = (n for part in (graph, *graph.all_bodies()) for n in part if takes_from_pipeline(n.op))
+    if any(kind.nbytes is None for n in taken for kind in element_types(n)):
         return (
             "The step takes its batches from an iterator that does not say how large they are. Make them of one size, "
             "batch(..., drop_remainder=True), or let the step be given each: step(next(iterator))."
@@ -189,10 +189,11 @@ def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
 def _stays_small(node: Node, sizeless: Sequence[Output], small: Collection[Output]) -> bool:
     """Whether outputs of unknown size are small since all inputs are: arithmetic on shapes, a few integers.
 
-    Not what is read of a variable, nor what may have as many elements as two inputs multiplied: rows for each index,
-    or padded rows.
+    Not what comes from a resource (a variable, a queue, an iterator), nor what may have as many elements as two inputs
+    multiplied: rows for each index, or padded rows.
     """
-    if sized_by_value(node.op) or (reads_variable(node.op) and not reads_metadata_only(node.op)):
+    takes_resource = any(t.type.dtype == "resource" for t in node.inputs)
+    if sized_by_value(node.op) or (takes_resource and not reads_metadata_only(node.op)):
         return False
     if has_small_extras(node.op):
         return True

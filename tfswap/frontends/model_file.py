@@ -123,7 +123,7 @@ class ModelFile:
             name
             for name, traces in sorted(self.function_names().items())
             if any(
-                is_training(node.op)
+                is_training(node.op, node.name)
                 for called in {*traces, *reachable((n for t in traces for n in self._nodes(t)), self.library)}
                 for node in self._nodes(called)
             )

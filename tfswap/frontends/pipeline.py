@@ -552,11 +552,12 @@ class Optimizer:
         return self.variants[Rewriting.of(plan)]
 
     def written_variables(self) -> list[int]:
-        """Which feeds, by position, are variables that the step writes."""
-        written = {t.node.name for i, us in enumerate(self.flow.updates) if us for t in self.flow.nodes[i].inputs}
-        return [
-            p for p, feed in enumerate(self.graph.feeds) if feed.name in written and feed.outputs[0].dtype == "resource"
-        ]
+        """Which feeds, by position, are variables that the step writes. Other handles that a writer is given, such as
+        the iterator or the table that a loop takes, are not.
+        """
+        flow = self.flow
+        feeds = ((p, flow.place.get(feed.name)) for p, feed in enumerate(self.graph.feeds))
+        return [p for p, i in feeds if i is not None and flow.value_of.get((flow.nodes[i], 0)) in flow.written]
 
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""

@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap import progress
+from tfswap.analysis.pipelines import element_bytes
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.frontends import machine, messages
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit, gates_of
+from tfswap.frontends.batches import ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
 from tfswap.frontends.captures import captured, without_asking
 from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
@@ -132,6 +134,8 @@ class Step:
         self._on_exceeded = on_exceeded
         self._owner = owner
         self._batches_beside = batches_beside
+        self._batches: list[int] = []  # the bytes of each tensor that a pipeline makes while the step runs
+        self._elements_bytes = 0  # what pipelines make meanwhile that the step itself takes batches from
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
         self._growth_bytes = 0  # by which the buffers of who makes the batches may grow between steps
@@ -183,8 +187,6 @@ class Step:
         with TRAFFIC.planning(), progress.task(f"planning {self.name}"):
             if self.planned:
                 return
-            self._margin_bytes = self._batches_beside * _batch_bytes(inputs)
-            self._growth_bytes = self._margin_bytes // 2
             try:
                 if self._first:
                     self._plan_with_others(inputs)
@@ -396,10 +398,9 @@ class Step:
         optimizer = self._optimizer or self._new_optimizer(inputs)
         self._own_buffers(optimizer, inputs)
         free_functions()
-        if live and self._batches_beside and not self._niches and not self._runs_unchanged(optimizer):
-            batches = _batch_sizes(inputs)  # those that are made meanwhile, and as many that wait
-            largest = self._make_niches(optimizer, batches * (2 * self._batches_beside))
-            if largest >= max(batches, default=0):
+        if live and self._batches and not self._niches and not self._runs_unchanged(optimizer):
+            largest = self._make_niches(optimizer, 2 * self._batches)  # and as many that wait
+            if largest >= max(self._batches):
                 self._margin_bytes -= self._growth_bytes  # none of them gets a chunk that is too large
         resident = self._resident()
         if not live:
@@ -414,6 +415,11 @@ class Step:
         from tfswap.importers.source_lines import SourceLines
 
         graph, held = self._import(self._planned_for(inputs))
+        self._batches = batch_sizes(inputs) * self._batches_beside
+        if shared_device() is not None:
+            self._elements_bytes = ELEMENTS_BESIDE * sum(map(round_up, element_bytes(graph)))
+        self._growth_bytes = room_bytes(self._batches) // 2
+        self._margin_bytes += room_bytes(self._batches)
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident().beside(self._made_around(inputs))
         made = self._optimizer = Optimizer(
@@ -505,8 +511,8 @@ class Step:
             self.limit_bytes = min(asked, resident.limit_bytes or asked)
 
     def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
-        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds and
-        for more batches than wait now.
+        """The plan for the limit; if there is one, one that leaves room for results that the caller still holds, for
+        more batches than wait now, and for the elements of pipelines that the step takes from.
 
         Args:
             lacking: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
@@ -514,12 +520,16 @@ class Step:
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, live_device()[0])
         spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
-        if spare > promised(0):  # less is in every plan's margin
-            for margin in (self._margin_bytes + spare, self._margin_bytes):
+        # An element may get a free chunk of up to twice its size whole.
+        spares = [*(spare + each * self._elements_bytes for each in (2, 1) if self._elements_bytes), spare]
+        margins = [self._margin_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin
+        if margins:
+            for margin in (*margins, self._margin_bytes):
                 optimizer.extra_margin_bytes = margin
                 if (known := optimizer.recall(self.limit_bytes, ordered=ordered)) is not None:
                     return known
-            optimizer.extra_margin_bytes = self._margin_bytes + spare
+        for margin in margins:
+            optimizer.extra_margin_bytes = margin
             if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
                 return plan
         optimizer.extra_margin_bytes = self._margin_bytes
@@ -812,20 +822,6 @@ class Step:
 def _name_floor(optimizer: Optimizer, floor_bytes: int) -> None:
     named = _named_floors.get(optimizer.fingerprint, floor_bytes)
     _named_floors[optimizer.fingerprint] = min(named, floor_bytes)
-
-
-def _batch_bytes(inputs: Sequence[Any]) -> int:
-    """What arguments of these shapes take of the arena at most, where others allocate in between.
-
-    A free chunk of less than twice the size that is asked for is handed out whole (bfc_allocator.cc): either the
-    argument gets such a one, or what would have had the chunk that it takes.
-    """
-    return sum(2 * round_up(nbytes) for nbytes in _batch_sizes(inputs))
-
-
-def _batch_sizes(inputs: Sequence[Any]) -> list[int]:
-    """The bytes of each argument, as far as they are known."""
-    return [t.shape.num_elements() * t.dtype.size for t in inputs if t.shape.is_fully_defined()]
 
 
 def _is_made_around(given: Any, planned: Any) -> bool:

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.analysis.integers import Integers, Loop, Values
 from tfswap.errors import InvalidModel
@@ -56,7 +56,8 @@ def import_with_bodies(
     Args:
         arguments: what the feeds are given, by name.
         feeds, fetches, targets: as `import_graph_def`'s.
-        told: tensors ("node:0") whose sizes TensorFlow can't infer, and what they are.
+        told: tensors ("node:0"; "loop[1]/node:0" in a body, by `inside`) whose sizes TensorFlow can't infer, and what
+            they are.
 
     Raises:
         UnsupportedGraph: the graph or a body has TensorFlow 1 loop frames.
@@ -64,6 +65,22 @@ def import_with_bodies(
     """
     with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), told or {})) as made:
         return made.graph
+
+
+def inside(node: str, position: int) -> str:
+    """What comes before the name of a tensor in what a loop or a conditional runs, by the position of the function."""
+    return f"{node}[{position}]/"
+
+
+class _Called(NamedTuple):
+    """A function that a loop or a conditional runs.
+
+    Attributes:
+        told: as of `import_with_bodies`, in its body.
+    """
+
+    name: str
+    told: Mapping[str, TensorType]
 
 
 class _Import:
@@ -87,6 +104,8 @@ class _Import:
         self._open: frozenset[str] = frozenset()
         self._decides = [n.name for n in graph_def.node if decides_sizes(n.op)]
         self._holds = [n.name for n in graph_def.node if has_contents(n.op)]
+        self._told_inside = {name: kind for name, kind in told.items() if "[" in name}
+        told = {name: kind for name, kind in told.items() if name not in self._told_inside}
         if told or any(a.bound for a in arguments.values()):
             self._arguments = {name: _opened(a) if a.bound else a for name, a in arguments.items()}
             self._infer()
@@ -142,6 +161,12 @@ class _Import:
         given = self._arguments.get(passed_on(tensor).node.name)
         # A branch can hand on a shape that is known outside, by which what comes after it is sized.
         return argument if given is None or given.value is None else replace(argument, value=given.value)
+
+    def told_inside(self, node: str, position: int) -> dict[str, TensorType]:
+        """What is told of tensors in a function that a node runs, by their names there."""
+        prefix = inside(node, position)
+        found = self._told_inside.items()
+        return {name.removeprefix(prefix): kind for name, kind in found if name.startswith(prefix)}
 
     def _import_bodies(self) -> None:
         library = {f.signature.name: f for f in self._graph_def.library.function}
@@ -315,15 +340,16 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
     """What a loop or a conditional runs, and what is known of what it gives: as much as it can be, or less."""
     kind = control_flow(node.op)
     assert kind is not None
-    names = _names(node, kind.functions)
+    called = [_Called(name, made.told_inside(node.name, k)) for k, name in enumerate(_names(node, kind.functions))]
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
         bodies, given = _loop(
-            names, [made.argument(name) for name in passed], [made.value(name) for name in passed], library
+            called, [made.argument(name) for name in passed], [made.value(name) for name in passed], library
         )
         return bodies, [given]
     arguments = [made.argument_and_value(name) for name in passed]
-    branches = [_body(name, [in_branch(a, k, len(names)) for a in arguments], library) for k, name in enumerate(names)]
+    given = ([in_branch(a, k, len(called)) for a in arguments] for k in range(len(called)))
+    branches = [_body(each, inputs, library) for each, inputs in zip(called, given, strict=True)]
     results = [_of_branches(branches, i) for i in range(len(branches[0][1]))]
     ways = max(map(len, results), default=1)
     return tuple(graph for graph, _ in branches), [[r[min(way, len(r) - 1)] for r in results] for way in range(ways)]
@@ -368,10 +394,10 @@ def _names(node: Node, attributes: Iterable[str]) -> list[str]:
 
 
 def _loop(
-    names: Sequence[str], arguments: Sequence[Argument], values: Sequence[Values | None], library: Library
+    called: Sequence[_Called], arguments: Sequence[Argument], values: Sequence[Values | None], library: Library
 ) -> tuple[tuple[Graph, ...], list[Argument]]:
     """The condition and the body of a loop, with the sizes that its variables have in every iteration."""
-    condition, body = names
+    condition, body = called
     steady, made, results = _steady(body, list(arguments), library)
     if told := _with_invariants(made, arguments, values):
         # Values that no iteration gets to use can contradict each other.
@@ -381,7 +407,7 @@ def _loop(
     return (test, made), _after_loop(test, made, arguments, values, results)
 
 
-def _steady(body: str, given: list[Argument], library: Library) -> tuple[list[Argument], Graph, list[Argument]]:
+def _steady(body: _Called, given: list[Argument], library: Library) -> tuple[list[Argument], Graph, list[Argument]]:
     """What is known of a loop's variables in all iterations, its body for that, and what the body gives."""
     while True:
         made, results = _body(body, given, library)
@@ -440,9 +466,9 @@ def _larger(one: Argument, other: Argument) -> Argument:
     return replace(either(one, other), shape=shape, bound=one.bound or other.bound or one.shape != other.shape)
 
 
-def _body(name: str, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
+def _body(called: _Called, arguments: Sequence[Argument], library: Library) -> tuple[Graph, list[Argument]]:
     """The graph of a library function for these arguments, and what is known of its results."""
-    graph_def, ends = as_graph_def(library[name], library)
-    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, {})) as made:
+    graph_def, ends = as_graph_def(library[called.name], library)
+    with contextlib.closing(_Import(graph_def, dict(zip(ends[0], arguments, strict=True)), ends, called.told)) as made:
         made.graph.library = None  # what its loops and conditionals run are graphs too
         return made.graph, made.results()

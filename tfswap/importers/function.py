@@ -5,15 +5,17 @@ The graph is as it was traced: what TensorFlow's optimizers make of it comes aft
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from tfswap.collector import without_collector
 from tfswap.errors import UnsupportedGraph
-from tfswap.importers.bodies import import_with_bodies
+from tfswap.importers.bodies import import_with_bodies, inside
 from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
+from tfswap.importers.hidden import functions_of
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.library import reachable
 from tfswap.importers.shapes import Argument, handle_types
@@ -65,13 +67,43 @@ def import_function(
     names = [t.op.name for t in func_graph.inputs]
     known = _arguments(func_graph, shapes, sparse_shapes(concrete))
     if told or calls or shapes or any(control_flow(n.op) or decides_sizes(n.op) for n in graph_def.node):
-        return import_with_bodies(graph_def, known, names, fetches, targets, told)
+        made = import_with_bodies(graph_def, known, names, fetches, targets, told)
+        if said := _said_inside(made, func_graph):
+            made = import_with_bodies(graph_def, known, names, fetches, targets, {**said, **(told or {})})
+        return made
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune_traced()
     given = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
     if given and any(map(_has_open_size, graph)):
         return import_with_bodies(graph_def, known, names, fetches, targets)
     return graph
+
+
+def _said_inside(graph: Graph, traced: Any) -> dict[str, TensorType]:
+    """Sizes in what loops and conditionals run that only the trace knows, as `import_with_bodies` names them: what
+    `set_shape` has said there, and what the object knows that a tensor came from, as a queue does.
+    """
+    found: dict[str, TensorType] = {}
+    for node, bodies in graph.bodies.items():
+        for k, (body, name) in enumerate(zip(bodies, functions_of(node), strict=True)):
+            function = traced._functions.get(name)
+            own = getattr(function, "graph", None)  # functions that come from a file have none
+            if own is not None:
+                known = {**_said(body, own), **_said_inside(body, own)}
+                found |= {f"{inside(node.name, k)}{tensor}": kind for tensor, kind in known.items()}
+    return found
+
+
+def _said(body: Graph, traced: Any) -> dict[str, TensorType]:
+    """The same of the body's own tensors."""
+    found: dict[str, TensorType] = {}
+    every = (node.out(i) for node in body for i in range(len(node.outputs)))
+    for tensor in (t for t in every if t.type.nbytes is None or t.type.bound):
+        with contextlib.suppress(KeyError):  # of a function that is called
+            shape = traced.get_tensor_by_name(tensor.name).shape
+            if shape.is_fully_defined():
+                found[tensor.name] = TensorType(tensor.type.dtype, tuple(shape.as_list()))
+    return found
 
 
 def sparse_shapes(concrete: Any) -> dict[str, tuple[int, ...]]:

@@ -65,7 +65,7 @@ class Trait(Flag):
     DATASET_LOOP = auto()
     """Runs a function for each element of a dataset, one after the other."""
     NEXT_ELEMENT = auto()
-    """Gives what a data pipeline gives next."""
+    """Gives what a data pipeline gives next, perhaps in an optional."""
     FRAME = auto()
     """Lowered control flow: outputs may be dead, or live in another iteration."""
     LOOP_FRAME = auto()
@@ -264,7 +264,7 @@ _TRAITS: dict[str, Trait] = {
     "InplaceSub": _EFFECT,  # the same
     "InplaceUpdate": _EFFECT,  # the same
     "IteratorGetNext": _EFFECT | Trait.NEXT_ELEMENT,
-    "IteratorGetNextAsOptional": _EFFECT,
+    "IteratorGetNextAsOptional": _EFFECT | Trait.NEXT_ELEMENT,
     "IteratorGetNextSync": _EFFECT | Trait.NEXT_ELEMENT,
     "LookupTableFindV2": _EFFECT,
     "LookupTableImportV2": _EFFECT,

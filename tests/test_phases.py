@@ -1,0 +1,65 @@
+"""Steps of linear ops that return their gradients have a backward pass; what only infers has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfswap.analysis.phases import is_gradient
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "expected"),
+    [
+        ("MatMul", "gradient_tape/MatMul/MatMul", True),
+        ("MatMul", "train/PartitionedCall/gradient_tape/dense/MatMul_1", True),
+        ("MatMul", "gradients/dense/MatMul_grad/MatMul", True),
+        ("MatMul", "gradient_tape/while/gradients/while/MatMul_grad/MatMul", True),
+        ("MatMul", "model/gradients/MatMul", False),  # a layer of that name
+        ("Sub", "image_gradients/sub", False),
+        ("Conv2DBackpropInput", "decoder/conv2d_transpose", False),  # a layer as well
+        ("ReluGrad", "anything", True),
+    ],
+)
+def test_gradients_are_known_by_their_scopes_and_kernels(op: str, name: str, expected: bool) -> None:
+    assert is_gradient(op, name) == expected
+
+
+@pytest.mark.parametrize("kind", ["product", "solve", "transposed"])
+def test_linear_steps_train_where_they_compute_gradients(kind: str, tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    import tfswap
+
+    model = tf.Module()
+    model.weights = [tf.Variable(2 * tf.eye(64) + 0.01 * tf.random.stateless_normal([64, 64], (s, 1))) for s in (1, 2)]
+    x = tf.random.stateless_normal([64, 256], (3, 3))
+
+    def infer(x):
+        for weight in model.weights:
+            if kind == "product":
+                x = weight @ x
+            elif kind == "solve":
+                x = tf.linalg.triangular_solve(tf.linalg.band_part(weight, -1, 0), x)
+            else:
+                filters = tf.reshape(weight, [1, 1, 64, 64])
+                x = tf.nn.conv2d_transpose(tf.reshape(x, [4, 8, 8, 64]), filters, [4, 8, 8, 64], 1)
+        return x
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(infer(x))
+        return loss, tape.gradient(loss, model.weights)
+
+    for name, function in (("train", train), ("infer", infer)):
+        setattr(model, name, tf.function(function, input_signature=[tf.TensorSpec(x.shape)]))
+        step = tfswap.optimize(tf.function(function), memory_limit="300%")
+        step(x)
+        assert ("no backward pass" in step.report().headline()) == (name == "infer")
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    report = tfswap.optimize_graph(
+        tmp_path / "model", tmp_path / "made", function="train", memory_limit="100%", mode="analyze"
+    )
+    assert report.trains
+    with pytest.raises(tfswap.UnsupportedGraph, match=r"'infer' has no backward pass.*these train: 'train'"):
+        tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="infer", memory_limit="100%")

@@ -1,0 +1,44 @@
+"""What a step takes from data pipelines itself: `next(iterator)` in it, or in what its loops and conditionals run.
+
+Not handled: how much a pipeline holds besides its elements, and elements whose size it does not tell (they count 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from tfswap.ir.graph import Dims, Graph, Node, Output
+from tfswap.ir.ops import control_flow, is_view, takes_from_pipeline
+from tfswap.ir.types import TensorType
+
+
+def element_types(node: Node) -> tuple[TensorType, ...]:
+    """The tensors of an element that `node` takes from a pipeline, also where it gives them in an optional."""
+    if all(kind.dtype != "variant" for kind in node.outputs):
+        return node.outputs
+    dtypes, shapes = (cast("tuple[object, ...]", node.attrs[key]) for key in ("output_types", "output_shapes"))
+    known = (shape if isinstance(shape, Dims) else None for shape in shapes)
+    return tuple(TensorType(str(dtype), shape) for dtype, shape in zip(dtypes, known, strict=True))
+
+
+def element_bytes(graph: Graph) -> list[int]:
+    """The bytes of each tensor of one element, of each pipeline that the step takes elements from."""
+    taken: dict[Output, Node] = {}
+    _collect(graph, {}, taken)
+    return [kind.nbytes for node in taken.values() for kind in element_types(node) if kind.nbytes]
+
+
+def _collect(graph: Graph, given: Mapping[Output, Output], taken: dict[Output, Node]) -> None:
+    """Note who takes elements, by the iterator's handle in the step; `given` has those that are the graph's feeds."""
+    origin = dict(given)
+    for node in graph.topological():
+        handles = [origin.get(t, t) for t in node.inputs]
+        if is_view(node.op):
+            origin.update({node.out(o): handle for o, handle in enumerate(handles[: len(node.outputs)])})
+        elif takes_from_pipeline(node.op):
+            taken.setdefault(handles[0], node)
+        elif (kind := control_flow(node.op)) is not None:
+            for body in graph.bodies.get(node, ()):
+                feeds = zip(body.feeds, handles[kind.first_argument :], strict=True)
+                _collect(body, {feed.out(): handle for feed, handle in feeds}, taken)

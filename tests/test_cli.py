@@ -135,7 +135,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_analyze_says_what_the_step_takes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS)
     assert status == 0
-    for word in ("peak before", "peak planned", "smallest limit", "why", "waits from kernel"):
+    for word in ("peak before", "peak planned", "smallest limit", "why", "in host memory for"):
         assert word in out
     status, out, _ = run(capsys, "analyze", model, "--memory_limit=60%", *FLAGS, "--json")
     assert status == 0
@@ -213,12 +213,24 @@ def test_explain_gives_a_reason_for_every_tensor(model: str, capsys: pytest.Capt
     assert "nowhere" in err
 
 
+def test_explain_shows_the_first_rows_unless_all_are_asked_for(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ROWS_EXPLAINED", 3)
+    _, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS)
+    assert ", 3 shown (--all shows all)" in out
+    assert len(out.splitlines()) == 2 + 3
+    _, out, _ = run(capsys, "explain", model, "--memory_limit=60%", *FLAGS, "--all")
+    assert "shown" not in out
+    assert len(out.splitlines()) > 2 + 3
+
+
 def test_explain_says_all_about_one_tensor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "explain", model, "Relu", "--memory_limit=60%", *FLAGS)
     assert status == 0
     for word in (
         "Relu:0\n",
-        "swap: waits from kernel",
+        "swap: in host memory for",
         "MiB, float32[1024,256]",
         "(kernel ",
         "to swap it",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from nets import Net  # noqa: E402 needs TensorFlow
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -28,7 +25,7 @@ def printed_by(name: str, *arguments: str) -> str:
 
 def peaks(printed: str) -> tuple[float, float]:
     """Before and after, in MiB, of a table's row."""
-    rows = re.findall(r"^ *peak, MiB +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    rows = re.findall(r"^ *peak(?: measured)?, MiB +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
     assert len(rows) == 1, printed
     return float(rows[0][0]), float(rows[0][1])
 
@@ -38,20 +35,6 @@ def limit(printed: str) -> float:
     found = re.findall(r"^ *limit,? (?:MiB +)?([\d.]+)", printed, re.MULTILINE)
     assert len(found) == 1, printed
     return float(found[0])
-
-
-def test_the_demo_draws_the_memory_of_a_step_without_and_with_a_plan():
-    spec = importlib.util.spec_from_file_location("train_under_cap", EXAMPLES / "train_under_cap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    step = tf.function(Net(layers=4, width=64).step)
-    found = demo.memory_curves(step, (tf.zeros([2048, 64]),), 4 << 20)
-    without, planned = json.loads(json.dumps(found))  # as the demo's processes hand them on
-    assert max(planned) <= 4 << 20 < max(without)
-    with demo.memory_optimizer_off():
-        assert float(step(tf.ones([4, 64]))) >= 0
 
 
 def test_a_decoder_with_attention_keeps_a_limit():

@@ -1,10 +1,14 @@
-"""What takes long is shown on a terminal, and nowhere else."""
+"""What takes long is shown: as bars on a terminal, as a line at times anywhere else."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import re
+import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from graphs import Layer, training_step
@@ -79,31 +83,83 @@ def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert screen.text == ""
 
 
-def test_a_pipe_stays_free_of_it() -> None:
-    done = run_forked(
-        """
-        import sys
-        from tfswap import progress
-        progress.QUIET_S = 0.0
-        from test_progress import plan
-        with progress.task("planning a step"):
-            plan()
-        assert "rich.progress" not in sys.modules
-        """
-    )
-    assert "planning" not in done.stderr
-    assert "\x1b" not in done.stderr
+IN_A_PIPE = """
+import sys, time
+from tfswap import progress
+progress.LINE_S = {interval}
+with progress.task("planning a step"):
+    for part in progress.over("solving", [1, 2, 3]):
+        time.sleep(0.2 if part == 2 else 0)
+assert "rich.progress" not in sys.modules
+"""
 
 
-@pytest.mark.usefixtures("at_once")
-def test_building_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = pytest.importorskip("tfswap.oplib.build")
+def test_a_pipe_gets_a_line_at_times() -> None:
+    done = run_forked(IN_A_PIPE.format(interval=0.05))
+    lines = done.stderr.splitlines()
+    assert lines
+    assert all(re.fullmatch(r"tfswap: \d+ s: planning a step: solving \(1 of 3\)", line) for line in lines)
+
+
+def test_what_is_soon_done_writes_nothing_into_a_pipe() -> None:
+    assert run_forked(IN_A_PIPE.format(interval=100)).stderr == ""
+
+
+class Notebook(io.StringIO):
+    """A notebook's stream: it may have the file of the server's terminal, and is none."""
+
+    def fileno(self) -> int:
+        return self.terminal.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_a_notebook_gets_lines_in_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.01)
+    with on_terminal() as screen:
+        cell = Notebook()
+        cell.terminal = sys.stderr
+        with mock.patch.object(sys, "stderr", cell), progress.task("planning"):
+            progress.announce("compiling")
+            while "planning" not in cell.getvalue():
+                pass
+    assert "tfswap: compiling\n" in cell.getvalue()
+    assert screen.text == ""
+
+
+def test_no_standard_error_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.01)
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress.task("planning"):
+        progress.announce("compiling")
+
+
+@pytest.fixture
+def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that writes empty files."""
     compiler = tmp_path / "quick++"
     compiler.write_text('#!/bin/sh\nfor word; do [ "$previous" = -o ] && : > "$word"; previous=$word; done\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_building_is_shown(quick_compiler: None) -> None:
+    build = pytest.importorskip("tfswap.oplib.build")
     facts = build.TensorFlowFacts("1", "1", (), ())
     with on_terminal() as screen:
         build.ensure_built(build.CORE, facts)
-    assert "building the ops" in screen.text
+    assert "compiling the ops" in screen.text
+
+
+def test_building_says_its_beginning_and_its_end_in_a_pipe(
+    quick_compiler: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    build = pytest.importorskip("tfswap.oplib.build")
+    library = build.ensure_built(build.CORE, build.TensorFlowFacts("1", "1", (), ()))
+    first, last = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"tfswap: compiling its ops for TensorFlow 1 with .*: once, .* s to .* min", first)
+    assert re.fullmatch(r"tfswap: compiled its ops in \d+ s; kept in .*", last)
+    assert str(library.folder) in last

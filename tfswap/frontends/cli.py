@@ -33,6 +33,7 @@ from tfswap.report.tables import listing, show, stacked
 from tfswap.sizes import check_limit, format_bytes, format_count, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
+ROWS_EXPLAINED = 30
 SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
 
@@ -214,8 +215,11 @@ def _explain(options: argparse.Namespace) -> Result:
         )
     content = _analysis(report)
     content["rows"] = [r for r in content["rows"] if not options.tensor or options.tensor in r["name"]]
-    table = listing(HEADS, [(format_bytes(r.nbytes), r.tactic, r.name, r.reason) for r in rows])
-    return content, stacked(f"{format_count(len(rows), 'tensor')} of {options.function}, the swapped first:", table)
+    shown = rows if options.all else rows[:ROWS_EXPLAINED]
+    table = listing(HEADS, [(format_bytes(r.nbytes), r.tactic, r.name, r.reason) for r in shown])
+    left = f", {len(shown)} shown (--all shows all)" if shown != rows else ""
+    title = f"{format_count(len(rows), 'tensor')} of {options.function}{left}, the swapped first:"
+    return content, stacked(title, table)
 
 
 def _simulate(options: argparse.Namespace) -> Result:
@@ -455,6 +459,7 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
     if name == "explain":
         parser.add_argument("node", metavar="NODE", nargs="?", help="a node, or a tensor (NODE:0): all about this one")
         parser.add_argument("--tensor", help="only tensors with this in their name")
+        parser.add_argument("--all", action="store_true", help=f"show every tensor, not the first {ROWS_EXPLAINED}")
     if name == "trace":
         parser.add_argument("trace_file", metavar="FILE.trace.json", help="where the trace goes")
     parser.set_defaults(save=[])

@@ -411,7 +411,7 @@ class Optimizer:
                 resident=resident,
                 disk=frozenset(planned.value_named[a.tensor] for a in plan.absences if a.disk),
             )
-        return Timeline(before, after, self.baseline.seconds)
+        return Timeline(before, after, self.baseline.seconds, self.baseline.peak_bytes, plan.planned_peak_bytes)
 
     def fetched_bytes(self) -> int:
         """What the step returns and nothing else holds."""

@@ -25,7 +25,6 @@ import fcntl
 import functools
 import hashlib
 import json
-import logging
 import os
 import platform
 import re
@@ -47,8 +46,6 @@ from tfswap.files import FULL
 from tfswap.json_fields import parse_json
 from tfswap.sizes import format_bytes
 from tfswap.trusted_files import TrustedFolder, UntrustedPath, is_own, trusted_folder
-
-log = logging.getLogger("tfswap")
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
 SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
@@ -89,6 +86,8 @@ _CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "
 _UNITS = 2
 """How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
 takes, and no two files use one name. Each takes up to 1.25 GiB."""
+_DURATION = "20 s to 2 min"
+"""What a library takes to compile, on four free cores and on one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,7 +369,7 @@ def _build(
 ) -> None:
     name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
     content = library.sources.content
-    log.info("tfswap: building its %s for TensorFlow %s with %s (once)", content, facts.version, name)
+    progress.announce(f"compiling its {content} for TensorFlow {facts.version} with {name}: once, {_DURATION}")
     start = time.monotonic()
     try:
         _clear(folder)
@@ -390,7 +389,7 @@ def _build(
             folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=1) + "\n").encode())
     except OSError as error:
         raise _unwritable(library.folder, error) from error
-    log.info("tfswap: built in %.0f s, kept in %s", time.monotonic() - start, library.folder)
+    progress.announce(f"compiled its {content} in {time.monotonic() - start:.0f} s; kept in {library.folder}")
 
 
 def _clear(folder: TrustedFolder) -> None:
@@ -438,7 +437,7 @@ def _compile(
     ]
     commands = [[*compile_command, "-c", f"{name}.cc", "-o", f"{name}.o"] for name in units]
     workers = min(len(os.sched_getaffinity(0)), _UNITS)
-    building = progress.task(f"building the {library.sources.content}", len(commands))
+    building = progress.task(f"compiling the {library.sources.content}", len(commands))
     with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
         for _ in pool.map(functools.partial(_run, work), commands):
             advance()
@@ -517,8 +516,8 @@ def _locked(library: Library) -> Iterator[TrustedFolder]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waiting = f"another process is building the {library.sources.content}: waiting for it"
-            log.info("tfswap: %s", waiting)
+            waiting = f"waiting for another process, which compiles the {library.sources.content}"
+            progress.announce(waiting)
             with progress.task(waiting):
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield folder

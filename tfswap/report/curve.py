@@ -10,19 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tfswap.files import write_whole
-from tfswap.report.markup import fields, format_seconds, ticks
+from tfswap.report.markup import document, fields, format_seconds, fragment, ticks
 from tfswap.report.picture import new_figure, png
 from tfswap.sizes import format_bytes
 
 BAR = 24
-WIDTH, HEIGHT, LEFT, EDGE = 640, 340, 56, 12
-_STYLE = (
-    "<style>.tfswap-curve{font:13px sans-serif}.tfswap-curve td,.tfswap-curve th{padding:1px 10px;text-align:left}"
-    ".tfswap-curve svg text{font-size:11px;fill:#555}.tfswap-curve .grid{stroke:#ddd}"
-    ".tfswap-curve polyline{fill:none;stroke:#2563c9;stroke-width:2}.tfswap-curve .point{fill:#2563c9}"
-    ".tfswap-curve .knee{fill:#d9480f;r:6}.tfswap-curve .plain{fill:#222}"
-    ".tfswap-curve rect.out{fill:#ddd}.tfswap-curve tr.out{color:#999}</style>"
-)
+WIDTH, HEIGHT, LEFT, EDGE = 640, 340, 56, 32
 FLAT = 0.01
 """Ratios within 1% of each other are equal: times are predicted no better."""
 
@@ -141,9 +134,10 @@ class Curve:
 
     def __str__(self) -> str:
         lines = [self.step, *(f"  {label:<16}{text}" for label, text in self.summary()), ""]
-        workspace = f"  {'workspace':>10}" if self.has_workspaces else ""
-        lines.append(f"  {'limit':>10}  {'peak':>10}  {'time':>6}  {'moved':>10}  {'host':>10}{workspace}")
         top = max(p.time_ratio for p in self.points)
+        workspace = f"  {'workspace':>10}" if self.has_workspaces else ""
+        axis = f"  0{f'x{top:.2f}':.>{BAR - 1}}"
+        lines.append(f"  {'limit':>10}  {'peak':>10}  {'time':>6}  {'moved':>10}  {'host':>10}{workspace}{axis}")
         for p in self.points:
             bar = "#" * max(1, round(BAR * p.time_ratio / top))
             mark = ("  <- knee" if p is self.knee else "") + ("" if self.fits(p) else "  more than the machine has")
@@ -158,6 +152,9 @@ class Curve:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        return fragment(self._body())
+
+    def _body(self) -> str:
         def workspace(point: Point) -> str:
             return f"<td>{format_bytes(point.workspace_bytes)}</td>" if self.has_workspaces else ""
 
@@ -168,16 +165,14 @@ class Curve:
             for p in self.points
         )
         return (
-            f"{_STYLE}<div class=tfswap-curve>{fields(self.summary())}{self._svg()}<table><tr><th>limit</th>"
+            f"{fields(self.summary())}<h2>Memory against time</h2>{self._svg()}<table><thead><tr><th>limit</th>"
             f"<th>peak</th><th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}"
-            f"<th></th></tr>{body}</table></div>"
+            f"<th></th></tr></thead><tbody>{body}</tbody></table>"
         )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that shows the curve by itself, without a network."""
-        title = html.escape(f"{self.step}: memory against time")
-        page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><body><h1>{title}</h1>"
-        write_whole(path, f"{page}{self._repr_html_()}</body></html>\n")
+        write_whole(path, document(f"tfswap: {self.step}, memory against time", self._body()))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw the curve. Raises TfswapError where matplotlib is missing."""
@@ -209,7 +204,7 @@ class Curve:
             x, y = at(limit_bytes, ratio)
             return f"<circle class={kind} cx={x:.1f} cy={y:.1f} r=3><title>{html.escape(text)}</title></circle>"
 
-        parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width={WIDTH} height={HEIGHT} role=img>"]
+        parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' class=curve role=img>"]
         if self.memory_bytes is not None and self.memory_bytes < high:
             x = max(LEFT, at(self.memory_bytes, top)[0])
             parts.append(

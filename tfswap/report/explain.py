@@ -1,4 +1,4 @@
-"""Why one tensor is kept, swapped or made again: where it is used, and what each tactic would cost."""
+"""Why one tensor is kept, swapped or recomputed: where it is used, and what each tactic would cost."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Explanation:
         read_by: (kernel, position) of all that read it.
         wait: the longest stretch between two uses, as positions; None where there is none.
         wait_s: predicted seconds of the kernels in between.
+        wait_share: the same, as a share of all kernels' time.
         copy_s: predicted seconds that a copy to the host takes, and back.
         rerun_s: predicted seconds of the kernels that would run again to make it at the end of that stretch; None where
             they can't, or need not.
@@ -60,6 +61,7 @@ class Explanation:
     read_by: tuple[tuple[str, int], ...]
     wait: tuple[int, int] | None
     wait_s: float
+    wait_share: float
     copy_s: tuple[float, float]
     rerun_s: float | None
     source: str | None
@@ -71,7 +73,7 @@ class Explanation:
     def __str__(self) -> str:
         rows = [("tactic", f"{self.tactic}: {self.reason}"), ("size", f"{format_bytes(self.nbytes)}, {self.type}")]
         if self.made_by is None:
-            rows.append(("made by", "nothing in the step: it is there before"))
+            rows.append(("made by", "nothing in the step: it exists before"))
         else:
             at = ", again at ".join(map(str, self.made_at))
             rows.append(("made by", f"{self.made_by[1]} {self.made_by[0]}, kernel {at}"))
@@ -82,14 +84,14 @@ class Explanation:
             out_s, in_s = self.copy_s
             fits = "hidden by the wait" if out_s + in_s <= self.wait_s else "longer than the wait"
             rows += [
-                ("waits", f"from kernel {self.wait[0]} to {self.wait[1]}, {format_seconds(self.wait_s)} of kernels"),
+                ("waits", f"{format_seconds(self.wait_s)}, {100 * self.wait_share:.0f}% of the kernels' time"),
                 ("to keep it", f"{format_bytes(self.nbytes)} all that time"),
                 ("to swap it", f"{format_seconds(out_s)} out and {format_seconds(in_s)} back, {fits}"),
                 (
-                    "to make again",
-                    "it can't be, or it would take too many kernels"
+                    "to recompute",
+                    "impossible, or too many kernels"
                     if self.rerun_s is None
-                    else f"{format_seconds(self.rerun_s)} of kernels that run again",
+                    else f"{format_seconds(self.rerun_s)} of kernels",
                 ),
             ]
         if self.source:
@@ -148,6 +150,7 @@ def explain(
     uses = sorted({*made, *reads})
     wait = max((w for w in pairwise(uses) if w[1] - w[0] > 1), key=lambda w: w[1] - w[0], default=None)
     rates = problem.rates
+    wait_s = sum(problem.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0
     return Explanation(
         tensor=f"{within}{value.tensor.name}",
         type=str(value.tensor.type),
@@ -158,7 +161,8 @@ def explain(
         made_at=made,
         read_by=tuple((flow.nodes[order[position]].name, position) for position in reads),
         wait=wait,
-        wait_s=sum(problem.cost_s[kernel] for kernel in order[wait[0] + 1 : wait[1]]) if wait else 0.0,
+        wait_s=wait_s,
+        wait_share=wait_s / (sum(problem.cost_s[kernel] for kernel in order) or 1.0),
         copy_s=(value.nbytes / rates.out_bytes_per_s, value.nbytes / rates.in_bytes_per_s),
         rerun_s=_rerun_s(problem, v),
         source=locate(value.tensor.node.name),

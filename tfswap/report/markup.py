@@ -1,16 +1,45 @@
-"""What all reports are made of: HTML, round numbers for axes, figures for people."""
+"""What all reports are made of: an HTML document and its style, round numbers for axes, figures for people."""
 
 from __future__ import annotations
 
 import html
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""Nothing is fetched, whatever a page has in it."""
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+
+
+def document(title: str, body: str, scripts: str = "") -> str:
+    """A whole page, which needs no network.
+
+    Args:
+        title: as text; it is the page's heading too.
+        body: what follows the heading, as HTML.
+        scripts: the page's script elements, as HTML.
+    """
+    title = html.escape(title)
+    head = (
+        "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f'<meta http-equiv=Content-Security-Policy content="{POLICY}"><title>{title}</title><style>{STYLE}</style>'
+    )
+    return (
+        f"<!doctype html><html lang=en><head>{head}</head><body class=tfswap><main><h1>{title}</h1>{body}</main>"
+        f"{scripts}</body></html>\n"
+    )
+
+
+def fragment(body: str) -> str:
+    """The same in a notebook's cell."""
+    return f"<style>{STYLE}</style><div class=tfswap>{body}</div>"
 
 
 def fields(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of labels and what they say."""
-    cells = (f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>" for label, text in rows)
-    return f"<table>{''.join(cells)}</table>"
+    """A list of labels and what they say."""
+    pairs = (f"<div><dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd></div>" for label, text in rows)
+    return f"<dl class=facts>{''.join(pairs)}</dl>"
 
 
 def ticks(low: float, high: float, about: int = 5) -> Sequence[float]:

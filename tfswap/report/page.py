@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfswap.report.markup import format_seconds, ticks
-from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, OTHERS, Block, Run, Timeline
+from tfswap.report.markup import document, fields, format_seconds, fragment, ticks
+from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, MARGIN, OTHERS, Block, Run, Timeline
 from tfswap.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from tfswap.report.rows import TensorRow
 
 MOST_BYTES = 6 << 20
-COLUMNS = 1000
+COLUMNS = 3000
+"""Stretches of time that a chart is drawn of: zoomed in, a part of it still has a thousand."""
 HEIGHT = 1000
 HOLDS = 4000
 """Tensors and workspaces of a run, the largest, that a pointer is told of one by one."""
@@ -33,16 +35,27 @@ BLOCK_COLUMNS = 0.7
 """Blocks of a lane that are narrower are drawn as one."""
 LIMIT_SHOWN = 1.6
 """A limit further above the highest peak than this many times is not worth the room in the chart."""
-STACK = (OTHERS, *range(OTHERS))
-"""From the bottom to the top: first what is always there."""
+STACK = (OTHERS, *range(OTHERS), MARGIN)
+"""From the bottom to the top: persistent bytes first."""
 ON_CARDS = ("memory limit", "peak before, predicted", "peak planned", "peak measured", "predicted time")
 LANES = (COMPUTE, COPIES_OUT, COPIES_IN)
 COLOURS = {"run": "activations", "again": "again", "wait": "wait", "copy": "accent"}
-BLOCKS = {"run": "kernels", "again": "kernels again", "wait": "waiting for a copy", "copy": "copies"}
+ZOOM = (
+    "<div class=zoom><span class=soft>drag to zoom</span>"
+    + "".join(
+        f"<button data-zoom={by} aria-label='{what}' title='{what}'>{sign}</button>"
+        for by, what, sign in (
+            ("in", "zoom in", "+"),
+            ("out", "zoom out", "\N{MINUS SIGN}"),
+            ("all", "show the whole step", "all"),
+        )
+    )
+    + "</div>"
+)
+"""Shown where the page's script runs."""
+BLOCKS = {"run": "kernels", "again": "recomputed kernels", "wait": "waiting for a copy", "copy": "copies"}
 """What the blocks of the lanes are, by kind."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""Nothing is fetched, whatever a page has in it."""
-STYLE, SCRIPT = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+SCRIPT = (Path(__file__).parent / "page.js").read_text(encoding="utf-8")
 
 
 def page(report: Report, timeline: Timeline | None) -> str:
@@ -51,12 +64,12 @@ def page(report: Report, timeline: Timeline | None) -> str:
     Args:
         timeline: of the step; without one there are no charts.
     """
-    title = html.escape(report.title)
     tensors = sorted((*report.rows, *report.others), key=lambda row: (row.tactic == "keep", -row.nbytes))
     runs, charts = _charts(report, timeline)
     names = _Names()
     data = {
         "kinds": KINDS,
+        "margin": MARGIN,
         "columns": COLUMNS,
         "width": BLOCK_COLUMNS,
         "runs": [run(names) for run in runs],
@@ -65,26 +78,23 @@ def page(report: Report, timeline: Timeline | None) -> str:
     data["names"] = names.all
     largest = format_bytes(max((row.nbytes for row in tensors[ROWS:]), default=0))
     rest = f"{len(tensors) - ROWS} more are left out, of {largest} at most." if tensors[ROWS:] else ""
-    heads = (("n", "bytes"), ("", "tactic"), ("", "tensor"), ("", "why"), ("n", "travels"), ("n", "runs again"))
+    heads = (("n", "bytes"), ("", "tactic"), ("", "tensor"), ("", "why"), ("n", "travels"), ("n", "recomputing"))
     columns = "".join(f"<th scope=col class='{c}'><button>{text}</button></th>" for c, text in heads)
     table = (
-        "<h2>Every tensor</h2><div class=tools><input type=search placeholder='name, op, tactic or "
-        "source' aria-label='filter'><span class='soft found'></span></div><table class=tensors><thead><tr>"
+        "<h2>Every tensor</h2><p class=soft>Choose a tensor to see in the charts when it is in memory.</p>"
+        f"<div class=tools>{_tactics(tensors)}<input type=search placeholder='name, op, tactic or source' "
+        "aria-label='filter'><span class='soft found'></span></div><table class=tensors><thead><tr>"
         f"{columns}</tr></thead><tbody></tbody></table><button class=more>show more</button><p class=soft>{rest}</p>"
     )
-    body = f"<h1>{title}</h1>{_top(report)}{charts}{table if tensors else ''}{_notes(report)}"
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    head = (
-        "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f'<meta http-equiv=Content-Security-Policy content="{POLICY}"><title>{title}</title><style>{STYLE}</style>'
-    )
-    return (
-        f"<!doctype html><html lang=en><head>{head}</head><body class=tfswap><main>{body}</main>"
-        f"<script type=application/json id=data>{content}</script><script>{SCRIPT}</script></body></html>\n"
+    return document(
+        report.title,
+        f"{_top(report)}{charts}{table if tensors else ''}{_notes(report)}",
+        f"<script type=application/json id=data>{content}</script><script>{SCRIPT}</script>",
     )
 
 
-def fragment(report: Report, timeline: Timeline | None, rows: int) -> str:
+def cell(report: Report, timeline: Timeline | None, rows: int) -> str:
     """What a notebook shows: the figures, the charts as they stand, and the first rows."""
     _, charts = _charts(report, timeline)
     body = "".join(
@@ -94,7 +104,17 @@ def fragment(report: Report, timeline: Timeline | None, rows: int) -> str:
     )
     heads = "<thead><tr><th class=n>bytes</th><th>tactic</th><th>tensor</th><th>why</th></tr></thead>"
     table = f"<table>{heads}<tbody>{body}</tbody></table>" if body else ""
-    return f"<style>{STYLE}</style><div class=tfswap>{_top(report)}{charts}{table}{_notes(report)}</div>"
+    return fragment(f"{_top(report)}{charts}{table}{_notes(report)}")
+
+
+def _tactics(tensors: Sequence[TensorRow]) -> str:
+    """A switch for each tactic that some tensor has."""
+    counts = Counter(tactic for row in tensors for tactic in row.tactic.split(", "))
+    return "".join(
+        f"<button class=switch data-tactic={tactic} aria-pressed=false>{tactic} "
+        f"<span class=soft>{count}</span></button>"
+        for tactic, count in sorted(counts.items(), key=lambda item: (item[0] == "keep", item[0]))
+    )
 
 
 def _top(report: Report) -> str:
@@ -116,14 +136,8 @@ def _top(report: Report) -> str:
         f"<div class=card><span class=soft>{label}</span><b>{text}</b><span class=soft>{more}</span></div>"
         for label, text, more in cards
     )
-    facts = "".join(
-        f"<div><dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd></div>"
-        for label, text in report.summary()
-        if label not in ON_CARDS
-    )
-    return (
-        f"<p class=soft>{html.escape(report.headline())}</p><div class=cards>{shown}</div><dl class=facts>{facts}</dl>"
-    )
+    facts = fields(row for row in report.summary() if row[0] not in ON_CARDS)
+    return f"<p class=soft>{html.escape(report.headline())}</p><div class=cards>{shown}</div>{facts}"
 
 
 def _notes(report: Report) -> str:
@@ -148,7 +162,7 @@ def _charts(report: Report, timeline: Timeline | None) -> tuple[list[RunData], s
         runs.append(("Planned", timeline.after))
     width_s = max(run.total_s for _, run in runs) or 1.0
     lines = [("limit", report.memory_limit_bytes), ("measured", report.measured_peak_bytes)]
-    peak = max(run.record.peak_bytes for _, run in runs)
+    peak = max(run.peak_bytes for _, run in runs)
     shown = [(name, nbytes) for name, nbytes in lines if nbytes is not None and nbytes <= LIMIT_SHOWN * peak]
     top = 1.04 * max(peak, *(nbytes for _, nbytes in shown), 1)
     last = runs[-1][1]
@@ -169,22 +183,15 @@ def _charts(report: Report, timeline: Timeline | None) -> tuple[list[RunData], s
         f"<line class={name} x1=0 x2={COLUMNS} y1={_y(nbytes, top)} y2={_y(nbytes, top)} />" for name, nbytes in shown
     )
     pictures = "".join(
-        f"<h2>{title} <span class=soft>peak {format_bytes(run.record.peak_bytes)}, {format_seconds(run.total_s)}</span>"
+        f"<h2>{title} <span class=soft>peak {format_bytes(run.peak_bytes)}, {format_seconds(run.total_s)}</span>"
         f"</h2>{_plot(run, width_s, top, marks)}"
         for title, run in runs
     )
     legend = f"<h2>Device memory over one step</h2><ul class=legend>{legend}</ul>"
     which = "planned peak" if len(runs) > 1 else "peak"
-    promised = (("before", report.baseline_peak_bytes), ("planned", report.planned_peak_bytes))
-    margins = [
-        f"{format_bytes(kept_free)} {when}"
-        for (when, nbytes), (_, run) in zip(promised, runs, strict=False)
-        if (kept_free := nbytes - run.record.peak_bytes) > 0
-    ]
-    without = f", without the margin of the predicted peaks above ({', '.join(margins)})" if margins else ""
     legend += (
-        f"<p class=soft>Simulated{without}. Beside each kind is what it holds at the {which}; "
-        "optimizers' arithmetic counts as gradients.</p>"
+        f"<p class=soft>Simulated. The number at each kind is its bytes at the {which}; optimizers' arithmetic counts "
+        "as gradients; the margin is what the predicted peak has above the simulated one.</p>"
     )
     return [_teller(run, width_s) for _, run in runs], legend + pictures
 
@@ -230,9 +237,12 @@ def _plot(run: Run, width_s: float, top: float, marks: str) -> str:
         for kind, what in BLOCKS.items()
         if kind in drawn
     )
-    told = f"memory in use over the step, at most {format_bytes(run.record.peak_bytes)}; arrow keys move the cursor"
+    told = (
+        f"memory in use over the step, at most {format_bytes(run.peak_bytes)}; arrow keys move the cursor, plus and "
+        "minus zoom, zero shows the whole step"
+    )
     return (
-        f"<div class=plot><div class=box tabindex=0 role=img aria-label='{told}'>"
+        f"<div class=plot>{ZOOM}<div class=box tabindex=0 role=img aria-label='{told}'>"
         f"{_svg(''.join(areas) + grid + marks, HEIGHT)}{labels}</div>"
         f"<div class=lanes>{lanes}</div><div class=times>{times}</div>{key and f'<ul class=legend>{key}</ul>'}</div>"
         "<div class=read></div>"

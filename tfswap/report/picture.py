@@ -6,7 +6,18 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from tfswap.errors import TfswapError
-from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, INPUTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
+from tfswap.report.timeline import (
+    ACTIVATIONS,
+    GRADIENTS,
+    INPUTS,
+    KINDS,
+    MARGIN,
+    OTHERS,
+    VARIABLES,
+    WORKSPACES,
+    Run,
+    Timeline,
+)
 from tfswap.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -20,6 +31,7 @@ COLOURS = {
     ACTIVATIONS: "#2f7ed8",
     GRADIENTS: "#e58a2b",
     WORKSPACES: "#2aa08a",
+    MARGIN: "#e6d7f2",
 }
 """By kind, from the bottom of the stack to its top."""
 
@@ -54,15 +66,17 @@ def picture(report: Report, timeline: Timeline) -> bytes:
     panels = figure.subplots(len(runs), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (title, run) in zip(panels, runs, strict=True):
         _stack(axes, run, width_s)
-        axes.set_title(f"{title}: peak {format_bytes(run.record.peak_bytes)}", fontsize=9, loc="left")
-        lines = (("limit", report.memory_limit_bytes, "--"), ("measured peak", report.measured_peak_bytes, ":"))
+        axes.set_title(f"{title}: peak {format_bytes(run.peak_bytes)}, predicted", fontsize=9, loc="left")
+        lines = [("limit", report.memory_limit_bytes, "--")]
+        if run is timeline.after or timeline.after is None:
+            lines.append(("measured peak", report.measured_peak_bytes, ":"))
         for label, nbytes, style in lines:
             if nbytes is not None:
                 axes.axhline(nbytes / 2**20, color="black", linestyle=style, linewidth=1, label=label)
         axes.set(ylabel="MiB in use", xlim=(0, 1000 * width_s), ylim=(0, None))
         axes.grid(alpha=0.3)
     axes.set_xlabel("predicted time in the step, ms")
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return png(figure)
 

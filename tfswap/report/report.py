@@ -26,7 +26,7 @@ from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import Resident, simulate_memory
 from tfswap.planner.workspaces import rooms
 from tfswap.report.explain import Explanation, explain, why_unused
-from tfswap.report.page import fragment, page
+from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
 from tfswap.report.rows import Moves, TensorRow, inner_row, saved_rows, tensor_rows
 from tfswap.report.tables import as_text, figures, listing, stacked
@@ -291,7 +291,7 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return fragment(self, self._drawn(), ROWS_SHOWN)
+        return cell(self, self._drawn(), ROWS_SHOWN)
 
     def explain(self, tensor: str) -> Explanation:
         """Why a tensor is kept, swapped or made again, where it is used, and what each tactic would cost.
@@ -333,7 +333,10 @@ class Report:
         return json.dumps(trace(self, self._required()), separators=(",", ":"))
 
     def _drawn(self) -> Timeline | None:
-        return None if self._timeline is None else self._timeline()
+        """With the figures of this report, whose planned peak is of the arena that the latest step met."""
+        if self._timeline is None:
+            return None
+        return dataclasses.replace(self._timeline(), planned_peak_bytes=self.planned_peak_bytes)
 
     def _required(self) -> Timeline:
         found = self._drawn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.analysis.encodings import Encoding
@@ -14,6 +15,7 @@ from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.planner.plan import Absence, Inside, Plan
 from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
 from tfswap.report.explain import why_kept, why_unused
+from tfswap.report.markup import format_seconds
 from tfswap.sizes import format_bytes
 
 LIST = "list"
@@ -60,7 +62,7 @@ class Moves:
     Attributes:
         absences: by value.
         again: by kernel, the positions at which it runs again.
-        kernels: how many positions there are.
+        starts_s: by position, the predicted time at which its kernel starts, copies aside; last, the end.
         within: what comes before the names of tensors.
         times: how often it is done in a step.
     """
@@ -68,7 +70,7 @@ class Moves:
     problem: Problem
     absences: Mapping[int, Sequence[Absence]]
     again: Mapping[int, Sequence[int]]
-    kernels: int
+    starts_s: Sequence[float]
     within: str
     times: float
 
@@ -80,12 +82,26 @@ class Moves:
             absences.setdefault(flow.value_named[absence.tensor], []).append(absence)
         again: dict[int, list[int]] = {}
         ran: set[int] = set()
-        for position, name in enumerate(plan.order):
-            kernel = flow.place[name]
+        kernels = [flow.place[name] for name in plan.order]
+        for position, kernel in enumerate(kernels):
             if kernel in ran:
                 again.setdefault(kernel, []).append(position)
             ran.add(kernel)
-        return cls(problem, absences, again, len(plan.order), within, times)
+        starts_s = list(accumulate((problem.cost_s[kernel] for kernel in kernels), initial=0.0))
+        return cls(problem, absences, again, starts_s, within, times)
+
+    def duration(self, absences: Sequence[Absence]) -> str:
+        """How long a tensor is away, for people."""
+        away_s = sum(self.starts_s[absence.use] - self.starts_s[absence.release] for absence in absences)
+        return f"{format_seconds(away_s)}, {self._share(away_s)}"
+
+    def moments(self, positions: Sequence[int]) -> str:
+        """When kernels run, for people."""
+        return f"at {', '.join(self._share(self.starts_s[position]) for position in positions)}"
+
+    def _share(self, seconds: float) -> str:
+        of = self.within[:-1] or "the step"
+        return f"{100 * seconds / (self.starts_s[-1] or 1.0):.0f}% of {of}"
 
 
 def tensor_rows(
@@ -107,7 +123,7 @@ def tensor_rows(
         reduced: by value, what it is rounded to for others.
         packed: by value, in which smaller form it waits for others.
     """
-    problem, kernels = moves.problem, moves.kernels
+    problem = moves.problem
     flow = problem.flow
     of = f", each time that {moves.within[:-1]} runs" if moves.within else ""
     gaps: dict[int, tuple[int, int]] = {}
@@ -143,10 +159,10 @@ def tensor_rows(
             readers = ", ".join(name for group in reduced[v].readers for name in group)
             reasons.append(f"{format_bytes(nbytes)} as {precision} for {readers}: {worst_error}")
         if away:
-            where = ", on disk" if away[0].disk else ""
-            reasons.append(f"waits from kernel {away[0].release} to {away[-1].use} of {kernels}{where}{of}")
+            where = "on disk" if away[0].disk else "in host memory"
+            reasons.append(f"{where} for {moves.duration(away)}{of}")
         if made:
-            reasons.append(f"made again at kernel {', '.join(map(str, made))} of {kernels}{of}")
+            reasons.append(f"recomputed {moves.moments(made)}{of}")
         if not reasons:
             reasons.append(why_kept(problem, v, v in gaps, unused))
             may = flow.permits.get(v, ANYTHING).allows("encode")

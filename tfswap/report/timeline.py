@@ -17,11 +17,12 @@ from tfswap.ir.graph import Node, Output
 from tfswap.planner.record import NOBODY, Hold, PlannedRecord, Record
 from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
 
-VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS = range(6)
-KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other")
+VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS, MARGIN = range(7)
+KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other", "margin")
 """By number. Inputs are arguments and constants; what optimizers make of gradients counts as gradients. Chunks that
 come during the step count whole, under the kind of what they hold; other is what else was in the arena before, and what
-the chunks of variables and inputs that were there are larger by."""
+the chunks of variables and inputs that were there are larger by. The margin is what the predicted peak has above the
+simulated one: with it the highest point of a chart is the peak that the report names."""
 COMPUTE, COPIES_OUT, COPIES_IN = "compute", "copies out", "copies in"
 
 
@@ -49,10 +50,17 @@ class Run:
     Attributes:
         record: what the simulator says.
         total_s: what the step is predicted to take, which the record's own time is stretched to.
+        margin_bytes: of the predicted peak, above the record's.
     """
 
     record: Record
     total_s: float
+    margin_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak."""
+        return self.record.peak_bytes + self.margin_bytes
 
     @property
     def seconds_per_second(self) -> float:
@@ -98,15 +106,15 @@ class Run:
             by_state.setdefault(hold.last, []).append((kind, -hold.nbytes))
         changes = iter(sorted(by_state))
         change = next(changes, None)
-        now = [0] * len(KINDS)
+        now = [0] * OTHERS
         found: list[tuple[int, ...]] = []
         for state in states:
             while change is not None and change <= state:
                 for kind, nbytes in by_state[change]:
                     now[kind] += nbytes
                 change = next(changes, None)
-            others = self.record.in_use_bytes[state] - sum(now[:OTHERS])
-            found.append((*now[:OTHERS], others))
+            others = self.record.in_use_bytes[state] - sum(now)
+            found.append((*now, others, self.margin_bytes))
         return found
 
     def columns(self, count: int, width_s: float) -> list[Column]:
@@ -142,20 +150,30 @@ class Timeline:
         unoptimised: one run of the step as it is.
         planned: the run under the plan; None where that changes nothing.
         baseline_s: predicted time of the step as it is.
+        baseline_peak_bytes: its predicted peak.
+        planned_peak_bytes: the predicted peak under the plan.
     """
 
     unoptimised: Record
     planned: PlannedRecord | None
     baseline_s: float
+    baseline_peak_bytes: int
+    planned_peak_bytes: int
 
     @cached_property
     def before(self) -> Run:
-        return Run(self.unoptimised, self.baseline_s)
+        return _run(self.unoptimised, self.baseline_s, self.baseline_peak_bytes)
 
     @cached_property
     def after(self) -> Run | None:
         """What kernels lose to copies beside them is spread over the whole step: where it is lost is not simulated."""
-        return None if self.planned is None else Run(self.planned, self.planned.timing.total_s)
+        if self.planned is None:
+            return None
+        return _run(self.planned, self.planned.timing.total_s, self.planned_peak_bytes)
+
+
+def _run(record: Record, total_s: float, peak_bytes: int) -> Run:
+    return Run(record, total_s, max(0, peak_bytes - record.peak_bytes))
 
 
 def _variable(tensor: Output) -> Node | None:

@@ -24,7 +24,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, overload
 
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
@@ -46,9 +46,16 @@ from tfswap.report.report import Report
 from tfswap.sizes import is_share
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from tfswap.ops.runtime import StepStats
 
 log = logging.getLogger("tfswap")
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R")
+"""What a function takes, what a method takes besides its object, and what it returns."""
 
 MAX_PLAIN = 1024
 """So many kinds of calls are remembered with their traces. One of open dimensions has a kind for each size."""
@@ -98,7 +105,7 @@ class Program:
             self._functions.add(function)
 
 
-class OptimizedFunction:
+class OptimizedFunction(Generic[P, R]):
     """A `tf.function` under a memory limit; called, and otherwise used, as the function that it wraps.
 
     TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
@@ -147,7 +154,7 @@ class OptimizedFunction:
 
         return polymorphic_function.Function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._function._run_functions_eagerly:
             self._warn_once("tf.config.run_functions_eagerly is on, so it runs eagerly, without its memory limit.")
             return self._function(*args, **kwargs)
@@ -222,6 +229,12 @@ class OptimizedFunction:
         made = [step for steps in tuple(self._made.values()) for step in tuple(steps)]  # perhaps of another thread's
         return max((step.limit_bytes or 0 for step in made), default=0)
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> OptimizedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: OptimizedFunction[Concatenate[Any, Rest], R], instance: object, owner: Any = None
+    ) -> OptimizedFunction[Rest, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
@@ -622,6 +635,30 @@ def _shape(tensor: Any) -> tuple[int, ...] | None:
     return None if shape is None or shape.rank is None else tuple(shape.as_list())
 
 
+class OptimizeOptions(TypedDict, total=False):
+    """What `optimize` takes besides the function and the limit, for type checkers."""
+
+    tactics: Sequence[str]
+    host_memory_limit: int | str | None
+    plan: Plan | str | os.PathLike[str] | None
+    mode: str
+    on_exceeded: str
+    profile: Profile | str | os.PathLike[str] | None
+    precision: Precision
+    spill_dir: str | os.PathLike[str] | None
+    spill_limit: int | str | None
+    limit_workspaces: bool
+    policy: Policy | None
+
+
+@overload
+def optimize(
+    *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+) -> Callable[[Callable[P, R]], OptimizedFunction[P, R]]: ...
+@overload
+def optimize(
+    function: Callable[P, R], *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+) -> OptimizedFunction[P, R]: ...
 def optimize(
     function: Any = None,
     *,
@@ -693,7 +730,7 @@ def optimize(
         policy=policy,
     )
 
-    def decorate(target: Any) -> OptimizedFunction:
+    def decorate(target: Any) -> OptimizedFunction[..., Any]:
         return OptimizedFunction(as_tf_function(target), request, on_exceeded)
 
     return decorate if function is None else decorate(function)

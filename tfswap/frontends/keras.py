@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends import machine
@@ -32,8 +32,14 @@ from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.rewriters import HIDES
 from tfswap.report.report import Report
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tfswap.frontends.function import OptimizeOptions
+
 log = logging.getLogger("tfswap")
 
+KerasModel = TypeVar("KerasModel")
 
 Signature = tuple[Any, ...]
 """What the parts of a batch are that it has: specs."""
@@ -188,7 +194,9 @@ class Training:
         return train_step
 
 
-def optimize_model(model: Any, *, memory_limit: int | str | None = None, **options: Any) -> Any:
+def optimize_model(
+    model: KerasModel, *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+) -> Model:
     """Keep what `model.fit` and `model.train_on_batch` take of the device's memory under a limit.
 
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -212,8 +220,9 @@ def optimize_model(model: Any, *, memory_limit: int | str | None = None, **optio
             InfeasibleMemoryLimit, before anything has run.
     """
     _require_keras_model(model)
-    model.make_train_function = Training(model, memory_limit=memory_limit, **options)
-    model.train_function = None
+    trained: Any = model
+    trained.make_train_function = Training(model, memory_limit=memory_limit, **options)
+    trained.train_function = None
     return model
 
 

@@ -76,3 +76,13 @@ def test_the_pure_wheel_is_built_of_all_that_the_project_names(tmp_path: Path, m
     wheels.build_pure(tmp_path)
     named = re.findall(r'^(?:readme|license-files) = \[?"([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert {*named, "LICENSE"} <= {*found}
+
+
+def test_the_source_distribution_has_the_whole_project() -> None:
+    """Its tests need more than the package; setuptools takes up that by itself, and what MANIFEST.in names."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no clone")
+    named = {word for line in (ROOT / "MANIFEST.in").read_text().splitlines() for word in line.split()[1:]}
+    packaged = {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "tfswap"}
+    assert {path.partition("/")[0] for path in listed.stdout.splitlines()} - packaged - named == set()

@@ -196,7 +196,7 @@ class Training:
 
 def optimize_model(
     model: KerasModel, *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
-) -> Model:
+) -> KerasModel:
     """Keep what `model.fit` and `model.train_on_batch` take of the device's memory under a limit.
 
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -108,32 +108,130 @@ def settle_arena() -> None:
     tf.config.experimental.reset_memory_stats("CPU:0")
 
 
+def batch_of(rows: int) -> Any:
+    """Inputs and targets. One kernel each, without temporaries: holes in the arena are what planning from a file can't
+    know.
+    """
+    import tensorflow as tf
+
+    return [
+        tf.raw_ops.RandomStandardNormal(shape=[rows, WIDTH], dtype=tf.float32, seed=seed, seed2=seed) for seed in (1, 2)
+    ]
+
+
+def run(model: Any, x: Any, y: Any) -> dict[str, Any]:
+    """Train a loaded model; what it takes, and the bits of every loss and of what the model then is."""
+    import tensorflow as tf
+
+    import tfswap.ops
+
+    before = tfswap.ops.stats().out_copies
+    losses = []
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    for _ in range(3):
+        losses.append(model.train_step(x, y)["loss"].numpy())
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    copies = tfswap.ops.stats().out_copies - before
+    rows = len(x) // 3
+    losses.append(model.train_step(x[:rows], y[:rows])["loss"].numpy())
+    arguments = dict(zip(sorted(model.signatures["train"].structured_input_signature[1]), (x, y), strict=True))
+    losses.append(model.signatures["train"](**arguments)["loss"].numpy())
+    after = model.train_step(x, y)["loss"].numpy()
+    digest = hashlib.sha256(b"".join([*(loss.tobytes() for loss in losses), after.tobytes()])).hexdigest()
+    whole = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {"peak": peak, "whole": whole, "copies": copies, "losses": [float(loss) for loss in losses], "bits": digest}
+
+
 def train(path: str, batch: int, reference: bool) -> dict[str, Any]:
-    """Load and train; what it takes, and the bits of every loss and of what the model then is."""
+    """Load with TensorFlow alone, and train."""
     import contextlib
 
     import tensorflow as tf
 
     settle_arena()
-    import tfswap.ops.codecs
+    import tfswap.ops.codecs  # noqa: F401 the rewritten model's
     from tfswap.exporters.function import grappler_off
 
     model = tf.saved_model.load(path)
-    # One kernel each, without temporaries: holes in the arena are what planning from a file can't know.
-    x, y = (
-        tf.raw_ops.RandomStandardNormal(shape=[batch, WIDTH], dtype=tf.float32, seed=seed, seed2=seed)
-        for seed in (1, 2)
-    )
-    losses = []
-    tf.config.experimental.reset_memory_stats("CPU:0")
     with grappler_off() if reference else contextlib.nullcontext():
-        for _ in range(3):
-            losses.append(model.train_step(x, y)["loss"].numpy())
-        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-        copies = tfswap.ops.stats().out_copies
-        losses.append(model.train_step(x[: batch // 3], y[: batch // 3])["loss"].numpy())
-        arguments = dict(zip(sorted(model.signatures["train"].structured_input_signature[1]), (x, y), strict=True))
-        losses.append(model.signatures["train"](**arguments)["loss"].numpy())
-        after = model.train_step(x, y)["loss"].numpy()
-    digest = hashlib.sha256(b"".join([*(loss.tobytes() for loss in losses), after.tobytes()])).hexdigest()
-    return {"peak": peak, "copies": copies, "losses": [float(loss) for loss in losses], "bits": digest}
+        return run(model, *batch_of(batch))
+
+
+def load_and_train(path: str, batch: int, others_mib: int = 0, one_region: bool = True) -> list[dict[str, Any]]:
+    """Load with `tfswap.load` and train, and then do the same beside the first.
+
+    Args:
+        others_mib: bytes of other tensors, which are there before.
+        one_region: whether the arena is one from the start.
+    """
+    import tensorflow as tf
+
+    import tfswap
+
+    if one_region:
+        settle_arena()
+    others = [tf.ones([2**18]) for _ in range(others_mib)]
+    found, models = [], []
+    x, y = batch_of(batch)
+    for _ in range(2):
+        models.append(tfswap.load(path))
+        made = run(models[-1], x, y)
+        report = models[-1].train_step.report()
+        made |= {"limit": report.memory_limit_bytes, "order": list(models[-1].train_step.plan().order)}
+        made["measured"] = models[-1].signatures["train"].report().measured_peak_bytes
+        found.append(made)
+    del others
+    return found
+
+
+def refused(path: str, batch: int) -> dict[str, Any]:
+    """What happens in a process whose other tensors leave no room for a step within its limit, loaded in either way."""
+    import tensorflow as tf
+
+    import tfswap.ops.codecs
+
+    settle_arena()
+    others = [tf.ones([2**18]) for _ in range(60)]
+    x, y = batch_of(batch)
+    plain, loaded = tf.saved_model.load(path), tfswap.load(path)
+    before = [v.numpy().tobytes() for model in (plain, loaded) for v in (*model.weights, *model.momenta)]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    start = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    try:
+        plain.train_step(x, y)
+        error = ""
+    except tf.errors.ResourceExhaustedError as exhausted:
+        error = exhausted.message
+    rise = tf.config.experimental.get_memory_info("CPU:0")["peak"] - start
+    try:
+        loaded.train_step(x, y)
+        floor = 0
+    except tfswap.InfeasibleMemoryLimit as infeasible:
+        floor = infeasible.floor_bytes
+    after = [v.numpy().tobytes() for model in (plain, loaded) for v in (*model.weights, *model.momenta)]
+    del plain
+    enough = run(tfswap.load(path, memory_limit=floor), x, y)
+    del others
+    return {"error": error, "rise": rise, "floor": floor, "same": before == after, "enough": enough}
+
+
+def passes(path: str, batch: int) -> dict[str, Any]:
+    """Whether a rewritten step that TensorFlow has loaded runs, beside 12 MiB of other tensors, and its peak."""
+    import tensorflow as tf
+
+    import tfswap.ops.codecs  # noqa: F401 the model's
+
+    settle_arena()
+    others = [tf.ones([2**18]) for _ in range(12)]
+    x, y = batch_of(batch)
+    model = tf.saved_model.load(path)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    try:
+        model.train_step(x, y)
+        ran = True
+    except tf.errors.ResourceExhaustedError:
+        ran = False
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    model.train_step(x[: batch // 2], y[: batch // 2])  # may pass it, and is not refused
+    del others
+    return {"ran": ran, "peak": peak}

@@ -71,7 +71,7 @@ def test_only_the_function_library_changes(models: dict[str, Path], tmp_path: Pa
         saved_model_pb2.SavedModel.FromString((p / "saved_model.pb").read_bytes())
         for p in (models["plain"], tmp_path / "out")
     )
-    added = {"README.txt", "tfswap_plan.json"}
+    added = {"README.txt", "tfswap_plan.json", "tfswap_request.json", "tfswap_original.pb.zlib"}
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in models["plain"].iterdir()} | added
     readme = (tmp_path / "out" / "README.txt").read_text()
     assert "import tfswap.ops" in readme

@@ -9,6 +9,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, T
 from tfswap.frontends.fit import max_batch
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
+from tfswap.frontends.loading import load
 from tfswap.frontends.marks import keep
 from tfswap.frontends.policy import TensorFacts
 from tfswap.frontends.profile import profile
@@ -40,6 +41,7 @@ __all__ = [
     "UnsupportedGraph",
     "keep",
     "keras",
+    "load",
     "max_batch",
     "optimize",
     "optimize_graph",

@@ -22,6 +22,7 @@ from tfswap.analysis.kernels import kernel_memory
 from tfswap.errors import InvalidModel, UnsupportedGraph
 from tfswap.exporters.halves import Half
 from tfswap.frontends import machine
+from tfswap.frontends.live_device import peak_kept
 from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
 from tfswap.importers.hidden import functions_beside, functions_of
 from tfswap.importers.inline import CALLS
@@ -158,34 +159,12 @@ def _alone(node: Node, graph: Graph) -> Graph:
 
 def _risen_bytes(call: Callable[[], Any], device: str) -> int:
     """How far the arena's peak lies above what is in use before, during `call`. The user's peak is as it was."""
-    import tensorflow as tf
-
-    before = machine.memory_info(device)
-    assert before is not None
-    tf.config.experimental.reset_memory_stats(device)
-    try:
+    with peak_kept(device):
+        before = machine.memory_info(device)
         call()
-    finally:
         risen = machine.memory_info(device)
-        _raise_peak(before.peak_bytes, device)
-    assert risen is not None
+    assert before is not None and risen is not None
     return risen.peak_bytes - before.current_bytes
-
-
-def _raise_peak(peak_bytes: int, device: str) -> None:
-    """Bring the arena's peak back to what it has been.
-
-    Each request is for half of what is missing, since the chunk that it is given can be almost twice as large.
-    """
-    import tensorflow as tf
-
-    held: list[Any] = []
-    while (info := machine.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
-        half = (peak_bytes - info.current_bytes) // 2
-        try:
-            held.append(tf.raw_ops.Empty(shape=[half], dtype=tf.uint8))
-        except tf.errors.ResourceExhaustedError:
-            return
 
 
 def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:

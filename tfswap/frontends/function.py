@@ -482,7 +482,11 @@ class OptimizedFunction(Generic[P, R]):
         limits = [step.limit_bytes for step in self._made.get(self._joints.get(concrete), ())]
         most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
         request = dataclasses.replace(self._request, memory_limit=most)
-        return Step(self.__name__, concrete, shapes, request, *given, told=self._told_sizes.get(concrete))
+        return self._step_of(concrete, shapes, request, *given, told=self._told_sizes.get(concrete))
+
+    def _step_of(self, concrete: Any, *args: Any, **options: Any) -> Step:
+        """The Step of a trace whose gradients nobody takes outside; arguments as Step's."""
+        return Step(self.__name__, concrete, *args, **options)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

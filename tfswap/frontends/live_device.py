@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfswap.frontends import machine
@@ -56,6 +57,38 @@ def is_live(inputs: Sequence[Any]) -> bool:
     import tensorflow as tf
 
     return has_arena() and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
+
+
+@contextlib.contextmanager
+def peak_kept(device: str) -> Iterator[None]:
+    """What happens here does not show in the arena's peak, the user's own statistics, which is as it was before."""
+    import tensorflow as tf
+
+    before = machine.memory_info(device)
+    if before is not None:
+        tf.config.experimental.reset_memory_stats(device)
+    try:
+        yield
+    finally:
+        if before is not None:
+            tf.config.experimental.reset_memory_stats(device)
+            _raise_peak(before.peak_bytes, device)
+
+
+def _raise_peak(peak_bytes: int, device: str) -> None:
+    """Bring the arena's peak back to what it has been.
+
+    Each request is for half of what is missing, since the chunk that it is given can be almost twice as large.
+    """
+    import tensorflow as tf
+
+    held: list[Any] = []
+    while (info := machine.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
+        half = (peak_bytes - info.current_bytes) // 2
+        try:
+            held.append(tf.raw_ops.Empty(shape=[half], dtype=tf.uint8))
+        except tf.errors.ResourceExhaustedError:
+            return
 
 
 def free_functions() -> None:

@@ -15,9 +15,8 @@ from tfswap.errors import InvalidModel
 from tfswap.files import require_new_folder, unwritable_folder
 from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
-from tfswap.importers.library import called_functions, reachable
+from tfswap.importers.library import reachable, through_call
 from tfswap.importers.shapes import HandleType, shape_of
-from tfswap.ir.ops import calls_functions, is_const, is_view
 from tfswap.ir.types import Shape
 
 README_NAME = "README.txt"
@@ -157,12 +156,9 @@ class ModelFile:
         fdef = self.library[traced]
         names = {a.name: _specified_names(fdef, i) for i, a in enumerate(fdef.signature.input_arg)}
         name = traced
-        while (call := _only_call(self.library[name], self.library)) is not None:
-            caller, fdef = fdef, self.library[called_functions(call)[0]]
-            arguments = [a.name for a in caller.signature.input_arg]
-            inputs = [i.partition(":")[0] for i in call.input if not i.startswith("^")]
-            if sorted(inputs) != sorted(arguments):
-                break
+        while (passed := through_call(fdef, self.library.get)) is not None:
+            caller, fdef = fdef, passed.called
+            inputs = [caller.signature.input_arg[position].name for position in passed.arguments]
             callee = [a.name for a in fdef.signature.input_arg]
             pairs = list(zip(callee, inputs, strict=True))
             names = {a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)}
@@ -299,16 +295,6 @@ def _specified_names(fdef: Any, index: int) -> list[str]:
     if index in fdef.arg_attr and "_user_specified_name" in fdef.arg_attr[index].attr:
         return [fdef.arg_attr[index].attr["_user_specified_name"].s.decode()]
     return []
-
-
-def _only_call(fdef: Any, library: dict[str, Any]) -> Any:
-    """The node that calls the one function that `fdef` does nothing but call; None for any other."""
-    calls = [n for n in fdef.node_def if calls_functions(n.op)]
-    rest = [n for n in fdef.node_def if n not in calls]
-    if len(calls) != 1 or not all(is_view(n.op) or is_const(n.op) or n.op == "NoOp" for n in rest):
-        return None
-    called = called_functions(calls[0])
-    return calls[0] if len(called) == 1 and called[0] in library else None
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ PORTABLE_NOTE = (
     "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "
     "are assigned, chunks are handed out whole, and whoever loads the model may have TensorFlow optimize it again"
 )
+ALWAYS_OPEN = 0
+"""The number of a gate in a file, which no process closes."""
 SLACK_SHARE = 0.02
 """Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
 it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
@@ -86,7 +88,10 @@ def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -
     plan = request.choose(optimizer, machine.current_device()[0])
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
-    made = optimizer.rewrite(plan)  # also when analysing: a plan that can't be carried out is no plan
+    portable = optimizer.options.portable
+    made = optimizer.rewrite(plan, None if portable else ALWAYS_OPEN)  # also when analysing: or it is no plan
+    if not (portable or plan.changes_nothing):
+        optimizer.carry_limit(made, plan)
     return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
 
 

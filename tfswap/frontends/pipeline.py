@@ -38,6 +38,7 @@ from tfswap.passes.free_constants import apply_free_constants
 from tfswap.passes.hand_over import apply_hand_over
 from tfswap.passes.join import apply_join, keep_apart, tell_shapes
 from tfswap.passes.likes import apply_likes, apply_list_zeros
+from tfswap.passes.limit_check import apply_limit
 from tfswap.passes.order import apply_order
 from tfswap.passes.pieces import apply_pieces
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
@@ -55,7 +56,7 @@ from tfswap.planner.niches import choose_niches
 from tfswap.planner.plan import Plan, fingerprint
 from tfswap.planner.planner import MARGIN_BYTES, MARGIN_SHARE, TACTICS, Planner, promised
 from tfswap.planner.record import record_planned
-from tfswap.planner.requests import Requests, record_requests
+from tfswap.planner.requests import Requests, record_requests, requests_of_one
 from tfswap.planner.reuse import largest_working_set
 from tfswap.planner.schedule import build_schedule, planned_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN, Resident, judge_memory
@@ -314,17 +315,26 @@ class Optimizer:
         if plan is None or plan.changes_nothing:
             return None
         try:
-            self.require_fit(plan)
+            found = self.judged(plan, limit_bytes)
         except InvalidModel as error:
             log.warning("tfswap: a plan in the plan cache does not fit its step, and is made anew: %s", error)
             return None
+        if found is not None:
+            self._recalled.add(plan.actions)
+        return found
+
+    def judged(self, plan: Plan, limit_bytes: int | None) -> Plan | None:
+        """`plan`, made before, with the peak that it has here and now; None where that passes the limit.
+
+        Raises InvalidModel as `require_fit`.
+        """
+        self.require_fit(plan)
         variant = self.variant_of(plan)
         resident = self.search.resident_of(variant.rewriting)
         memory = judge_memory(variant.flow, planned_schedule(variant.flow, plan), resident)
         peak = promised(memory.peak_bytes) + self.extra_margin_bytes
-        if peak > limit_bytes:
+        if limit_bytes is not None and peak > limit_bytes:
             return None
-        self._recalled.add(plan.actions)
         return dataclasses.replace(
             plan, limit_bytes=limit_bytes, planned_peak_bytes=peak, persistent_bytes=self.resident_bytes
         )
@@ -546,6 +556,16 @@ class Optimizer:
         """What the step asks of the allocator with `plan`, where `resident` is there before."""
         flow = self.variant_of(plan).flow
         return record_requests(flow, planned_schedule(flow, plan), resident)
+
+    def carry_limit(self, made: Graph, plan: Plan) -> None:
+        """Let the gate of `made`, which carries out `plan`, look where it is loaded whether the limit is kept there."""
+        if plan.limit_bytes is None:
+            return
+        flow = self.variant_of(plan).flow
+        # Temporaries that are known by bounds lie between the extremes; of branches not all sequences are tried.
+        exact = not flow.sequences and set(flow.inexact) <= set(flow.bounded)
+        requests = requests_of_one(flow, planned_schedule(flow, plan))
+        apply_limit(made, plan.limit_bytes, requests, exact=exact, device=self.device.kind)
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""

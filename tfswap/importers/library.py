@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
+from tfswap.ir.ops import calls_functions, is_const, is_view
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -88,3 +89,42 @@ def as_graph_def(fdef: Any, library: Mapping[str, Any]) -> tuple[graph_pb2.Graph
         types = [a.type for a in fdef.signature.output_arg]
         graph_def, fetches, targets = inline_calls(graph_def, list(zip(fetches, types, strict=True)), targets)
     return graph_def, (feeds, fetches, targets)
+
+
+class Passed(NamedTuple):
+    """What a function does that only calls another one.
+
+    Attributes:
+        called: the other one.
+        arguments: by its argument, the position of the caller's that it is given.
+        results: by result of the caller, the position of the other one's; None where it is none of these.
+    """
+
+    called: Any
+    arguments: tuple[int, ...]
+    results: tuple[int | None, ...]
+
+
+def through_call(fdef: Any, find: Callable[[str], Any]) -> Passed | None:
+    """The function that `fdef` does nothing but call, with all of its own arguments; None for any other function.
+
+    Args:
+        find: a function by its name; None where there is none of that name.
+    """
+    nodes = {node.name: node for node in fdef.node_def}
+    calls = [node for node in fdef.node_def if calls_functions(node.op)]
+    rest = (node for node in fdef.node_def if not calls_functions(node.op))
+    if len(calls) != 1 or not all(is_view(node.op) or is_const(node.op) or node.op == "NoOp" for node in rest):
+        return None
+    called = [function for name in called_functions(calls[0]) if (function := find(name)) is not None]
+    place = {argument.name: position for position, argument in enumerate(fdef.signature.input_arg)}
+    given = [place.get(source.partition(":")[0], -1) for source in calls[0].input if not source.startswith("^")]
+    if len(called) != 1 or sorted(given) != sorted(place.values()):
+        return None
+    results: list[int | None] = []
+    for result in fdef.signature.output_arg:
+        node, _, index = fdef.ret[result.name].partition(":")
+        while node in nodes and nodes[node].op == "Identity":
+            node, _, index = nodes[node].input[0].partition(":")
+        results.append(int(index.rpartition(":")[2]) if node == calls[0].name else None)
+    return Passed(called[0], tuple(given), tuple(results))

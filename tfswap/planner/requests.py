@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.allocator import Arena, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, round_up
 from tfswap.planner.schedule import Step, at_extremes
-from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.planner.simulate import Replay, Resident, added_bytes, fill, simulate_memory
 
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
@@ -103,3 +103,17 @@ def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -
         simulate_memory(extreme, its, resident=resident, arena=recorder)
         recorded.append(recorder)
     return Requests(tuple(tuple(r.events) for r in recorded), resident.total_bytes - there_bytes)
+
+
+IN_PLACE: Final = Resident(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
+"""Stands for any arena that has all of a step's variables, arguments and constants in it."""
+
+
+def requests_of_one(flow: Dataflow, steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
+    """What `steps` ask for once, where all that is there before the step is in the arena; as `Requests.extremes`."""
+    recorded: list[_Recorder] = []
+    for extreme, its in at_extremes(flow, steps):
+        recorder = _Recorder(IN_PLACE.total_bytes)
+        Replay(extreme, its, recorder, fill(recorder, added_bytes(extreme, IN_PLACE), IN_PLACE)).repeat()
+        recorded.append(recorder)
+    return tuple(tuple(recorder.events) for recorder in recorded)

@@ -424,17 +424,6 @@ REGISTER_ON_GPU(int64_t);
 REGISTER_ON_GPU(bool);
 #undef REGISTER_ON_GPU
 
-// A hash (FNV-1a) over an arena's chunks.
-uint64_t LayoutOf(const tensorflow::MemoryDump& map) {
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
-  for (const auto& chunk : map.chunk()) {
-    mix(chunk.address());
-    mix(static_cast<uint64_t>(chunk.size()) << 1 | (chunk.in_use() ? 1 : 0));
-  }
-  return hash;
-}
-
 }  // namespace
 }  // namespace tfswap
 

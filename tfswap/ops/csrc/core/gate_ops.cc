@@ -3,6 +3,8 @@
 //   bodies    the functions of loops and conditionals are made with the step
 //   executed  the functions that this step was made from, as TensorFlow gave them to the executor: after all of its
 //             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, whoever calls it
+//   limit     of a saved step, which runs where nobody planned it: whether the arena that it finds keeps it
+//             (limit_check.h)
 //   begun     what the step's copies do is counted from here on (traffic.h)
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
@@ -18,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "export.h"
+#include "limit_check.h"
 #include "runtime.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/function.h"
@@ -33,9 +36,15 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
 REGISTER_OP("Tfswap>Gate")
+    .Input("arguments: T")
+    .Attr("T: list(type) >= 0 = []")
     .Attr("gate: int")
     .Attr("owner: int = 0")
     .Attr("bodies: list(func) = []")
+    .Attr("limit: int = 0")
+    .Attr("requests: list(string) = []")
+    .Attr("exact: bool = false")
+    .Attr("sizes: list(shape) = []")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
@@ -46,6 +55,12 @@ owner: Whose step begins here, by number, as SwapOut has it; 0 for nobody's.
 bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
   and constants of these functions when they first run; here they are made with the gate, and
   go with it.
+limit: Of a saved step: the bytes that it may take; 0 where that is not looked at (limit_check.h).
+requests: What the step asks of the allocator, for each extreme of what is known by bounds only
+  (passes/limit_check.py).
+exact: Whether the requests are the step's for arguments of `sizes`.
+arguments: Those of the step's that may be smaller than was planned. Only their shapes are read.
+sizes: Their shapes as they were planned.
 )doc");
 
 class Gates {
@@ -144,6 +159,7 @@ class GateOp : public OpKernel {
     int64_t owner;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
     if (owner != 0) client_ = Runtime::Get().client(owner);
+    OP_REQUIRES_OK(ctx, limit_.Read(ctx));
     std::vector<tensorflow::NameAttrList> bodies;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bodies", &bodies));
     if (!bodies.empty()) {
@@ -158,13 +174,15 @@ class GateOp : public OpKernel {
     }
   }
 
-  void Compute(OpKernelContext*) override {
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, limit_.Check(ctx));
     if (client_ != nullptr) client_->traffic.Begin();
   }
 
  private:
   std::shared_ptr<Client> client_;
   std::unique_ptr<ExecutorFunctions> bodies_;
+  LimitCheck limit_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>Gate").Device(tensorflow::DEVICE_CPU), GateOp);

@@ -1,0 +1,89 @@
+// What a planned step asks of the allocator, replayed in an arena with given chunks: the step's peak, before it runs.
+//
+// TensorFlow's BFC allocator, simulated. planner/allocator.py has the same, with what it follows and does not model;
+// planner/requests.py records what is replayed, and passes/limit_check.py writes it. Knows nothing of TensorFlow.
+
+#ifndef TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
+#define TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tfswap {
+
+struct ArenaChunk {
+  uint64_t address;
+  uint64_t bytes;
+  bool in_use;
+};
+
+class SimulatedArena {
+ public:
+  // chunks: in order of address.
+  // limit_bytes: what all regions may have together.
+  // collects: whether regions that nothing uses are given up when no other can be added.
+  SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t limit_bytes, bool collects);
+
+  // As ChunkSplitter takes it. A request that finds no room is met beyond the arena, and raises the peak over the
+  // arena's limit.
+  uint64_t Allocate(size_t nbytes);
+  void Free(uint64_t address);
+  std::vector<size_t> FreeBytes() const;
+
+  uint64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  struct Chunk {
+    uint64_t bytes;
+    bool in_use;
+    bool begins_region;
+  };
+
+  using Chunks = std::map<uint64_t, Chunk>;
+
+  void Grow(uint64_t rounded);
+  bool Extend(uint64_t rounded);
+  bool Collect(uint64_t rounded);
+  void AddRegion(uint64_t bytes);
+  uint64_t End() const;
+  void SetFree(Chunks::iterator chunk);
+
+  Chunks chunks_;
+  std::set<std::pair<uint64_t, uint64_t>> free_;  // by size, then by address
+  uint64_t limit_bytes_;
+  uint64_t pool_bytes_ = 0;
+  uint64_t next_region_bytes_;
+  const bool collects_;
+  uint64_t in_use_bytes_ = 0;
+  uint64_t peak_bytes_ = 0;
+};
+
+// A step's requests and releases, in order.
+class RecordedRequests {
+ public:
+  // Of what `encode` in passes/limit_check.py wrote. False where that is none.
+  bool Decode(const std::string& encoded);
+
+  // The step's peak in an arena with this content.
+  uint64_t PeakBytes(SimulatedArena arena) const;
+
+ private:
+  // As a varint has it: what it is in the lowest two bits, and a number above them.
+  enum Kind : uint64_t { kRequest = 0, kRelease = 1, kControl = 2, kSplit = 3 };
+  enum Control : uint64_t { kFreeRest = 0, kEndOfSplit = 1, kRepeat = 2 };
+
+  static constexpr uint64_t kUnit = 256;  // BFCAllocator::kMinAllocationSize
+  static constexpr size_t kMostEvents = size_t{1} << 24;
+  static constexpr uint64_t kMostUnits = uint64_t{1} << 32;  // of one request
+
+  std::vector<uint64_t> events_;
+};
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_

@@ -1,0 +1,62 @@
+// Whether a step that was planned for an unknown arena keeps its limit in the one that it finds, told before it runs.
+//
+// The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
+// they lie when the step begins: exact for arguments of the sizes that were planned for, a bound as a rule for smaller
+// ones. A layout is looked at once.
+//
+//   it keeps the limit                       nothing is said
+//   it does not, and that is certain         the step fails before any of its kernels has run
+//   it may not: smaller arguments, or        a warning, once; the step runs
+//   kernels that are known by bounds only
+
+#ifndef TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
+#define TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "arena_replay.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace tfswap {
+
+class LimitCheck {
+ public:
+  // Reads the attributes of a gate.
+  absl::Status Read(tensorflow::OpKernelConstruction* ctx);
+
+  // Looks at the arena of the kernel's device. Does nothing where there is none, or no limit.
+  absl::Status Check(tensorflow::OpKernelContext* ctx);
+
+ private:
+  enum class Verdict { kKept, kUncertain, kPassed };
+
+  struct Found {
+    Verdict verdict;
+    uint64_t peak_bytes;
+  };
+
+  Found Judge(const std::vector<ArenaChunk>& chunks, uint64_t in_use_bytes, uint64_t limit_bytes,
+              uint64_t arena_bytes, bool as_planned) const;
+  bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
+
+  static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in frontends/step.py
+
+  uint64_t limit_bytes_ = 0;  // 0 for none
+  bool exact_ = false;
+  bool collects_ = false;
+  std::vector<RecordedRequests> extremes_;
+  std::vector<tensorflow::PartialTensorShape> sizes_;
+  std::mutex mu_;
+  std::unordered_map<uint64_t, Found> found_;  // by layout of the arena, and whether sizes are as planned
+  bool warned_ = false;
+};
+
+}  // namespace tfswap
+
+#endif  // TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_

@@ -14,6 +14,7 @@ from typing import Any
 from tfswap.collector import without_collector
 from tfswap.exporters.function_def import BodyFunctions, grappler_off_config
 from tfswap.exporters.graph_def import export_graph_def
+from tfswap.forks import note_step
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node
@@ -109,6 +110,7 @@ def export_function(graph: Graph, original: Any) -> Any:
     explained = atomic_function.InterpolateRuntimeError(atomic)
     pack = atomic.function_type.output.from_tensors
     result = OptimizedFunction(atomic, original)
+    note_step(result, source.name)
     # What comes with a handle besides, and captures that each call asks for anew, `run` leaves to TensorFlow.
     gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
     needs_more = gives_handles or any(map(callable, result._captured_inputs))

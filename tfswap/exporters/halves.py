@@ -8,6 +8,7 @@ from typing import Any
 
 from tfswap.collector import without_collector
 from tfswap.exporters.function import call_attributes, runnable, trace, unregister
+from tfswap.forks import refuse_in_late_child
 from tfswap.ir.graph import Graph
 
 
@@ -31,6 +32,7 @@ class Half:
         self.graph, bodies = trace(graph, name, arguments)
         self._atomic, body_names = runnable(self.graph, bodies, original)
         self._name = self._atomic.name.decode()
+        self._named = original.graph.name
         self._results = len(self.graph.outputs)
         self._explained = atomic_function.InterpolateRuntimeError(self._atomic)
         weakref.finalize(self, unregister, body_names).atexit = False
@@ -40,6 +42,7 @@ class Half:
         from tensorflow.python.eager import context, execute
         from tensorflow.python.framework import errors
 
+        refuse_in_late_child(self._named)
         try:
             return list(execute.execute(self._name, self._results, list(tensors), call_attributes(), context.context()))
         except errors.OpError:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
+from tfswap.forks import note_step, refuse_in_late_child
 from tfswap.frontends import machine
 from tfswap.frontends.arguments import Precision, Request, check, one_of
 from tfswap.frontends.captures import without_asking
@@ -155,6 +156,7 @@ class OptimizedFunction(Generic[P, R]):
         return polymorphic_function.Function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_in_late_child(self.__name__)
         if self._function._run_functions_eagerly:
             self._warn_once("tf.config.run_functions_eagerly is on, so it runs eagerly, without its memory limit.")
             return self._function(*args, **kwargs)
@@ -176,6 +178,7 @@ class OptimizedFunction(Generic[P, R]):
         """Run a trace with these arguments; from then on such calls are known by `key`, where that is not None."""
         import tensorflow as tf
 
+        refuse_in_late_child(self.__name__)
         at_once = tf.executing_eagerly()
         if not at_once:
             refuse_compiled_caller(self.__name__)
@@ -301,6 +304,7 @@ class OptimizedFunction(Generic[P, R]):
         Where the trace leaves sizes open it takes all of them, and those that it has no plan for are planned for when
         it is called with them.
         """
+        refuse_in_late_child(self.__name__)
         concrete = self._trace(args, kwargs)
         arguments = stand_ins(self._function, concrete, args, kwargs)
         if all(map(has_size, arguments)):
@@ -358,6 +362,7 @@ class OptimizedFunction(Generic[P, R]):
         concrete = self._function._get_concrete_function_garbage_collected(*args, **kwargs)
         if concrete not in self._made:
             concrete._garbage_collector.release()
+            note_step(concrete, self.__name__)
         return concrete
 
     def _call_traced(self, concrete: Any, inputs: Sequence[Any], why: str) -> Any:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.forks import refuse_in_late_child
 from tfswap.frontends import machine
 from tfswap.frontends.batches import BATCHES_BESIDE, shared_device
 from tfswap.frontends.function import OptimizedFunction, optimize
@@ -92,6 +93,7 @@ class Training:
     def __call__(self, force: bool = False) -> Any:
         """As `Model.make_train_function`, which fit() and train_on_batch() call before they train."""
         model = self._model
+        refuse_in_late_child(f"The training step of {_named(model)}")
         if model.train_function is not None and not force:
             return model.train_function
         _refuse_eager(model)
@@ -122,6 +124,7 @@ class Training:
 
         Raises StopIteration when there is no batch left.
         """
+        refuse_in_late_child(f"The training step of {_named(self._model)}")
         spec = getattr(batches, "element_spec", None)
         logs = None
         for _, batch in zip(range(self._model.steps_per_execution), batches):  # noqa: B905 - whichever ends first

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.errors import OpLibraryError
+from tfswap.forks import refuse_in_late_child
 from tfswap.oplib import build, names
 
 
@@ -74,9 +75,15 @@ class CLook(ctypes.Structure):
 class OpLibrary:
     """A loaded library: `ops` has TensorFlow's wrappers of the ops, `c` the C interface."""
 
-    ops: Any
+    wrappers: Any
     c: ctypes.CDLL
     path: Path
+
+    @property
+    def ops(self) -> Any:
+        """Raises TfswapError where TensorFlow runs nothing any more (tfswap/forks.py)."""
+        refuse_in_late_child("An op of tfswap's")
+        return self.wrappers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +247,7 @@ def _load(library: build.Library, path: str) -> OpLibrary:
             f"{library.path} was built for TensorFlow {built_for}, but this is TensorFlow "
             f"{library.built_for}. Delete {library.folder} and import tfswap.ops again."
         )
-    return OpLibrary(ops=ops, c=c, path=library.path)
+    return OpLibrary(wrappers=ops, c=c, path=library.path)
 
 
 def _declare_core(c: ctypes.CDLL) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
+from tfswap.errors import InvalidModel, TfswapError
+from tfswap.frontends.origin import FUNCTIONS_NAME, REQUEST_NAME
+from tfswap.frontends.verify_model import verify_model
 from tfswap.oplib.names import GATE
 
 BATCH = 4096
@@ -78,6 +83,102 @@ def test_the_gate_refuses_what_would_pass_the_limit_and_nothing_else(models: dic
     assert just == free
     less = called("passes", str(with_limit(models["plain_smaller"], tmp_path / "less", free["peak"] - 1)), BATCH)
     assert not less["ran"]
+
+
+def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
+    found = on_arena(f"import json, load_programs; print(json.dumps(load_programs.ways({str(tmp_path)!r})))", ARENA_MIB)
+    for name in ("ours", "portable", "left_alone", "policy"):
+        assert found[name]["same"], name
+        assert found[name]["kept"], name
+    assert "Tanh:0" in found["ours"]["moved"]
+    assert "Tanh:0" not in found["policy"]["moved"]
+    assert not found["left_alone"]["moved"]
+    assert found["larger"] in ("planned", "refused")
+    assert "can't be taken outside" in found["taped"]
+    assert found["called"]
+    assert found["saved"]
+    assert found["within"]
+
+
+@pytest.mark.parametrize("others_mib", [0, 12])
+def test_a_sessions_step_is_refused_likewise(others_mib: int) -> None:
+    said = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
+    assert ("was planned for a limit of" in said) == bool(others_mib), said
+
+
+def damaged_request(model: Path) -> None:
+    content = json.loads((model / REQUEST_NAME).read_text())
+    content["limit_bytes"] = "much"
+    (model / REQUEST_NAME).write_text(json.dumps(content))
+
+
+def deep_request(model: Path) -> None:
+    (model / REQUEST_NAME).write_text("[" * 100_000)
+
+
+def another_tactic(model: Path) -> None:
+    content = json.loads((model / REQUEST_NAME).read_text())
+    content["tactics"] = ["magic"]
+    (model / REQUEST_NAME).write_text(json.dumps(content))
+
+
+def another_step(model: Path) -> None:
+    content = json.loads((model / REQUEST_NAME).read_text())
+    content["steps"][0]["name"] = "nobody"
+    (model / REQUEST_NAME).write_text(json.dumps(content))
+
+
+def no_request(model: Path) -> None:
+    (model / REQUEST_NAME).unlink()
+
+
+def no_functions(model: Path) -> None:
+    (model / FUNCTIONS_NAME).unlink()
+
+
+def cut_functions(model: Path) -> None:
+    (model / FUNCTIONS_NAME).write_bytes((model / FUNCTIONS_NAME).read_bytes()[:-100])
+
+
+def other_functions(model: Path) -> None:
+    (model / FUNCTIONS_NAME).write_bytes(zlib.compress(b""))
+
+
+def no_plan(model: Path) -> None:
+    (model / "tfswap_plan.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damaged_request,
+        deep_request,
+        another_tactic,
+        another_step,
+        no_request,
+        no_functions,
+        cut_functions,
+        other_functions,
+        no_plan,
+    ],
+)
+def test_damaged_folders_are_refused_by_name(models: dict[str, Path], tmp_path: Path, damage: Any) -> None:
+    shutil.copytree(models["plain_smaller"], tmp_path / "model")
+    damage(tmp_path / "model")
+    with pytest.raises(InvalidModel):
+        tfswap.load(tmp_path / "model")
+    if damage is not no_request:  # as of a model that another version wrote
+        with pytest.raises(InvalidModel):
+            verify_model(tmp_path / "model")
+
+
+def test_wrong_arguments_are_named(models: dict[str, Path]) -> None:
+    with pytest.raises(TfswapError, match="on_exceeded"):
+        tfswap.load(models["plain_smaller"], on_exceeded="shout")
+    with pytest.raises(TfswapError, match="memory_limit"):
+        tfswap.load(models["plain_smaller"], memory_limit="lots")
+    with pytest.raises(InvalidModel, match=REQUEST_NAME):
+        tfswap.load(models["plain"])
 
 
 def with_limit(model: Path, to: Path, limit_bytes: int) -> Path:

@@ -197,7 +197,7 @@ def _optimize(options: argparse.Namespace) -> Result:
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
     text = f"Written to {options.output_dir}{changed}."
     if report.kernels and not options.portable:
-        text += f' Load it after "import tfswap.ops{".codecs" if report.encoded else ""}".'
+        text += f" Load it with tfswap.load({options.output_dir!r}), which keeps the limit beside what else is there."
     return content, stacked(_title(options.function, report), report, text, *_saved(report, options.save))
 
 
@@ -262,8 +262,12 @@ def _verify(options: argparse.Namespace) -> Result:
     content = {"functions": [{"name": name, "swap_nodes": count} for name, count in checked]}
     if not checked:
         return content, f"{options.saved_model_dir}: no function of it was rewritten by tfswap."
-    lines = [f"{options.saved_model_dir}: as planned"]
-    return content, "\n".join([*lines, *(f"  {name}: {count} swap nodes" for name, count in checked)])
+    lines = [
+        f"{options.saved_model_dir}: as planned",
+        *(f"  {name}: {count} swap nodes" for name, count in checked),
+        "tfswap.load keeps its limit in the process that loads it; tf.saved_model.load does in a free arena.",
+    ]
+    return content, "\n".join(lines)
 
 
 def _compare(options: argparse.Namespace) -> Result:

@@ -22,7 +22,6 @@ import threading
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -142,17 +141,9 @@ class _Loaded:
     @staticmethod
     def of(file: ModelFile, origin: Origin, request: Request, on_exceeded: str) -> _Loaded:
         """Raises InvalidModel."""
-        file.library = {**file.library, **origin.replaced(file.path)}
-        traces = {step.name: step for step in file.steps(origin.function)}
-        steps: dict[str, _FileStep] = {}
-        for saved in origin.steps:
-            if saved.name not in traces:
-                raise InvalidModel(
-                    f"the SavedModel at {str(file.path)!r} has no function {saved.name!r}, which was planned: its "
-                    "folder is put together from several. Rewrite the original model anew."
-                )
-            steps[saved.name] = _FileStep(saved, traces[saved.name], Plan.load(file.path / Path(saved.plan).name))
-        return _Loaded(file.library, steps, request, on_exceeded)
+        original, planned = origin.require(file)
+        steps = {name: _FileStep(*found) for name, found in planned.items()}
+        return _Loaded(original.library, steps, request, on_exceeded)
 
     def route(self, fdef: Any) -> _Route | None:
         """The planned step that a function runs, if that is all it does."""

@@ -18,9 +18,11 @@ from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.files import read_saved
+from tfswap.frontends.model_file import ConcreteStep, ModelFile
 from tfswap.frontends.options import Options, Spill
 from tfswap.frontends.policy import Policy, TensorFacts
 from tfswap.json_fields import decode, parse_json
+from tfswap.planner.plan import Plan
 
 REQUEST_NAME = "tfswap_request.json"
 FUNCTIONS_NAME = "tfswap_original.pb.zlib"
@@ -150,6 +152,21 @@ class Origin:
                 "original model; tf.saved_model.load loads others."
             )
         return read_saved(folder / REQUEST_NAME, "request", _parse)
+
+    def require(self, file: ModelFile) -> tuple[ModelFile, dict[str, tuple[SavedStep, ConcreteStep, Plan]]]:
+        """`file`, which this is of, with the functions as they were; and its planned steps with their plans, by name.
+
+        Raises InvalidModel where something is missing or damaged.
+        """
+        file = dataclasses.replace(file, library={**file.library, **self.replaced(file.path)})
+        traces = {step.name: step for step in file.steps(self.function)}
+        for saved in self.steps:
+            if saved.name not in traces:
+                raise InvalidModel(
+                    f"the SavedModel at {str(file.path)!r} has no function {saved.name!r}, which was planned. {_AGAIN}"
+                )
+        plans = {saved.name: Plan.load(file.path / Path(saved.plan).name) for saved in self.steps}
+        return file, {saved.name: (saved, traces[saved.name], plans[saved.name]) for saved in self.steps}
 
     def replaced(self, folder: Path) -> dict[str, Any]:
         """The functions that were replaced, by name. Raises InvalidModel where they are missing or damaged."""

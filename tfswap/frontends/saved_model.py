@@ -31,7 +31,6 @@ from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.policy import Policy
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.shapes import HANDLES
-from tfswap.importers.validate import validate_functions
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
@@ -74,8 +73,9 @@ def optimize_graph(
         tfswap.optimize_graph("model", "model_6gib", memory_limit="6GiB", function="train_step", batch_size=64)
         made = tfswap.optimize_graph(graph_def, feeds=["x"], fetches=["loss", "train"], memory_limit="6GiB")
 
-    The rewritten model needs `import tfswap.ops` before it is loaded or run. It gives the same values as the
-    original does with Grappler off, for the sizes planned for and for smaller ones.
+    `tfswap.load` loads the rewritten model, and keeps its limit in the process that does. `tf.saved_model.load` needs
+    `import tfswap.ops` before. It gives the same values as the original does with Grappler off, for the sizes planned
+    for and for smaller ones.
 
     Args:
         model: the folder of a SavedModel, a GraphDef, or a MetaGraphDef.
@@ -359,13 +359,11 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         require_known_ops,
     )
 
-    what = f"{function!r} of the SavedModel at {str(file.path)!r}"
-    with named_as_damage(what):
+    with named_as_damage(f"{function!r} of the SavedModel at {str(file.path)!r}"):
         traced, fdef = file.library[step.traced], file.library[step.name]
         for part in (traced, fdef):
             refuse_compiled(part.signature.name, part.attr, part.node_def, file.library)
             require_known_ops(part.node_def)
-        validate_functions(what, file.library, [step.traced, step.name])
         if step.name.endswith(SUFFIX):
             raise InvalidModel(
                 f"{function!r} of {str(file.path)!r} has been rewritten by tfswap already: start from the original "
@@ -413,19 +411,27 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
     if options.portable:
         lines += [
             "memory under a limit. It has TensorFlow's own ops alone and loads like any other. The peaks below are",
-            "predictions: without tfswap's ops nothing holds them.",
+            "predictions: without tfswap's ops nothing holds them. Where tfswap is, tfswap.load(path_of_this_folder)",
+            "keeps the limit.",
             "",
         ]
     else:
         lines += [
-            "memory under a limit. It uses tfswap's own ops, so import them before you load it:",
+            "memory under a limit. It uses tfswap's own ops:",
             "",
             "    pip install .        (in a clone of tfswap, of this version or a later one)",
+            "",
+            "    import tfswap",
+            "    model = tfswap.load(path_of_this_folder)",
+            "",
+            "That keeps the limit beside whatever else the process has on the device: it plans again where the plan in",
+            "this file does not fit. Without planning again, the file loads so too:",
             "",
             "    import tensorflow as tf",
             f"    import {needs}",
             "    model = tf.saved_model.load(path_of_this_folder)",
             "",
+            "A step that can't keep its limit then fails before it begins, with a ResourceExhaustedError.",
             f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
             "",
         ]

@@ -137,7 +137,7 @@ def loaded_step(model: str | os.PathLike[str], function: str, step: TrainingStep
     """
     import tensorflow as tf
 
-    loaded = ModelFile.load(model).loaded()
+    loaded = tf.saved_model.load(os.fspath(model))
     called = getattr(loaded, function, None) or loaded.signatures[function]
     traces = getattr(called, "concrete_functions", [called])
     names = set(step.shapes)

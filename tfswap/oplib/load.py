@@ -273,6 +273,11 @@ def _declare_core(c: ctypes.CDLL) -> None:
         change_gate.restype = None
     c.tfswap_take_executed.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint64]
     c.tfswap_take_executed.restype = ctypes.c_uint64
+    c.tfswap_check_limits.argtypes = [ctypes.c_bool]
+    c.tfswap_check_limits.restype = None
+    rows = ctypes.POINTER(ctypes.c_int64)
+    c.tfswap_replay.argtypes = [ctypes.c_char_p, ctypes.c_uint64, rows, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_bool]
+    c.tfswap_replay.restype = ctypes.c_int64
     c.tfswap_reserve.argtypes = [ctypes.c_uint64]
     c.tfswap_set_copy_threads.argtypes = [ctypes.c_int]
     c.tfswap_set_copy_threads.restype = None

@@ -403,6 +403,16 @@ def forget_gate(gate: int) -> None:
     load().c.tfswap_forget_gate(gate)
 
 
+@contextlib.contextmanager
+def limits_unchecked() -> Iterator[None]:
+    """While active, steps of files run wherever there is room, in all of the process: their values are asked for."""
+    load().c.tfswap_check_limits(False)
+    try:
+        yield
+    finally:
+        load().c.tfswap_check_limits(True)
+
+
 def executed(gate: int) -> bytes:
     """What TensorFlow made the step behind this gate from, a FunctionDefLibrary: its function on each device, and what
     these call. Empty where it has not been made since the last time.

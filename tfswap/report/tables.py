@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from tfswap.printable import printable
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -25,7 +23,7 @@ def figures(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in rows:
-        table.add_row(printable(label), printable(text))
+        table.add_row(label, text)
     return table
 
 
@@ -34,11 +32,11 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(printable(heads[0]), justify="right", no_wrap=True)
+    table.add_column(heads[0], justify="right", no_wrap=True)
     for head in heads[1:]:
-        table.add_column(printable(head), overflow="fold")
+        table.add_column(head, overflow="fold")
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*row)
     return table
 
 
@@ -46,7 +44,7 @@ def stacked(*parts: RenderableType) -> RenderableType:
     """One under the other."""
     from rich.console import Group
 
-    return Group(*(printable(part) if isinstance(part, str) else part for part in parts))
+    return Group(*parts)
 
 
 def as_text(shown: RenderableType) -> str:
@@ -59,7 +57,7 @@ def as_text(shown: RenderableType) -> str:
 def show(shown: RenderableType) -> None:
     """Print it: to a terminal in its width."""
     if isinstance(shown, str):
-        print(printable(shown))
+        print(shown)
     elif sys.stdout.isatty():
         _console(sys.stdout).print(shown)
     else:

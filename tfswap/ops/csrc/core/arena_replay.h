@@ -29,8 +29,8 @@ class SimulatedArena {
   // collects: whether regions that nothing uses are given up when no other can be added.
   SimulatedArena(const std::vector<ArenaChunk>& chunks, uint64_t limit_bytes, bool collects);
 
-  // As ChunkSplitter takes it. A request that finds no room is met beyond the arena, and raises the peak over the
-  // arena's limit.
+  // As ChunkSplitter takes it. A request that finds no room is met beyond the arena, in memory without end, which is
+  // never split; and raises the peak over the arena's limit.
   uint64_t Allocate(size_t nbytes);
   void Free(uint64_t address);
   std::vector<size_t> FreeBytes() const;

@@ -1,6 +1,7 @@
 #include "limit_check.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -9,10 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "arena.h"
+#include "export.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
 
 namespace tfswap {
 namespace {
+
+// Off while somebody asks for values alone.
+std::atomic<bool> limits_count{true};
 
 std::string Mebibytes(uint64_t bytes) {
   return absl::StrFormat("%d bytes (%.1f MiB)", bytes, static_cast<double>(bytes) / (1 << 20));
@@ -51,7 +56,7 @@ absl::Status LimitCheck::Read(tensorflow::OpKernelConstruction* ctx) {
 }
 
 absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx) {
-  if (limit_bytes_ == 0) return absl::OkStatus();
+  if (limit_bytes_ == 0 || !limits_count) return absl::OkStatus();
   auto* const arena = FindArena(ctx);
   if (arena == nullptr) return absl::OkStatus();
   const tensorflow::MemoryDump map = arena->RecordMemoryMap();
@@ -118,3 +123,20 @@ bool LimitCheck::AsPlanned(tensorflow::OpKernelContext* ctx) const {
 }
 
 }  // namespace tfswap
+
+// Whether saved steps look for their limit, all those of the process.
+TFSWAP_C_API void tfswap_check_limits(bool check) { tfswap::limits_count = check; }
+
+// The peak of requests as a gate has them, in an arena of these chunks: rows of an address, bytes, and whether it is in
+// use, in order of address. -1 where they are damaged.
+TFSWAP_C_API int64_t tfswap_replay(const char* requests, uint64_t bytes, const int64_t* chunks, uint64_t count,
+                                   uint64_t limit_bytes, bool collects) {
+  std::vector<tfswap::ArenaChunk> arena;
+  for (uint64_t i = 0; i < count; ++i) {
+    const int64_t* const row = chunks + 3 * i;
+    arena.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), row[2] != 0});
+  }
+  tfswap::RecordedRequests recorded;
+  if (!recorded.Decode(std::string(requests, bytes))) return -1;
+  return static_cast<int64_t>(recorded.PeakBytes(tfswap::SimulatedArena(arena, limit_bytes, collects)));
+}

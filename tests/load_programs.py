@@ -1,0 +1,180 @@
+"""Models of unusual shapes that test_load.py rewrites, loads and runs, in one process with an arena."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+WIDTH, ROWS = 128, 2048
+
+
+def nested() -> Any:
+    """A step in an object in an object, in a list too, with structured arguments; and a function that calls it."""
+    import tensorflow as tf
+
+    batch = {"x": tf.TensorSpec([None, WIDTH], name="x"), "y": tf.TensorSpec([None, WIDTH], name="y")}
+
+    class Inner(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (i, 1)) * 0.1) for i in range(6)]
+
+        @tf.function(input_signature=[batch, tf.TensorSpec([], name="rate")])
+        def step(self, pair: Any, rate: Any = 0.1) -> Any:
+            with tf.GradientTape() as tape:
+                h = pair["x"]
+                for weight in self.weights:
+                    h = tf.tanh(h @ weight)
+                loss = tf.reduce_mean((h - pair["y"]) ** 2)
+            for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+                weight.assign_sub(rate * gradient)
+            return {"loss": loss, "parts": (tf.reduce_mean(h), [tf.reduce_max(h)])}
+
+        @tf.function(input_signature=[*batch.values(), tf.TensorSpec([], name="rate")])
+        def served(self, x: Any, y: Any, rate: Any) -> Any:
+            return {"mean": self.step({"y": y, "x": x}, rate)["parts"][0]}
+
+    class Outer(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+            self.also = [self.inner.step]
+
+        @tf.function(input_signature=[batch])
+        def twice(self, pair: Any) -> Any:
+            return self.inner.step(pair)["loss"] + self.inner.step(pair, 0.2)["loss"]
+
+    return Outer()
+
+
+def pair(rows: int) -> Any:
+    import tensorflow as tf
+
+    return {name: tf.random.stateless_normal([rows, WIDTH], (seed, 1)) for seed, name in enumerate("xy")}
+
+
+def trained(model: Any, rows: int = ROWS) -> list[bytes]:
+    """Results and variables after some steps, called in each way."""
+    import tensorflow as tf
+
+    results = [model.inner.step(pair(rows), 0.1), model.inner.step(pair(rows), rate=tf.constant(0.1))]
+    results += [model.also[0](pair(rows), 0.3), model.inner.step(pair(rows // 2), 0.1)]
+    results.append(model.signatures["serving_default"](rate=tf.constant(0.1), **pair(rows)))
+    flat = [t for result in results for t in tf.nest.flatten(result)]
+    return [t.numpy().tobytes() for t in (*flat, *model.inner.weights)]
+
+
+def original(folder: Path) -> tuple[str, list[bytes]]:
+    """The nested model as a file, and what it gives without Grappler."""
+    import tensorflow as tf
+
+    from tfswap.exporters.function import grappler_off
+
+    made = nested()
+    path = str(folder / "model")
+    tf.saved_model.save(made, path, signatures=made.inner.served)
+    with grappler_off():
+        return path, trained(tf.saved_model.load(path))
+
+
+def peak_of(run: Any) -> int:
+    import tensorflow as tf
+
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run()
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"]
+
+
+def ways(folder: str) -> dict[str, Any]:
+    """A nested model in each way: what differs from the original's bits, and what passed its limit."""
+    import tensorflow as tf
+    from saved_models import settle_arena
+
+    import tfswap
+
+    settle_arena()
+    path, expected = original(Path(folder))
+    given = {"function": "inner.step", "batch_size": ROWS}
+    found: dict[str, Any] = {}
+    for name, options in {
+        "ours": {"memory_limit": "90%"},
+        "portable": {"memory_limit": "90%", "portable": True, "tactics": ("recompute",)},
+        "left_alone": {"memory_limit": "1GiB"},
+        "policy": {"memory_limit": "90%", "policy": lambda facts: () if facts.name == "Tanh:0" else None},
+    }.items():
+        output = f"{folder}/{name}"
+        tfswap.optimize_graph(path, output, **given, **options)
+        model = tfswap.load(output)
+        got: list[bytes] = []
+        peak = peak_of(lambda model=model, got=got: got.extend(trained(model)))
+        report = model.inner.step.report()
+        found[name] = {"same": got == expected, "kept": peak <= report.memory_limit_bytes, "peak": peak}
+        found[name]["moved"] = [a.tensor for a in model.inner.step.plan().absences]
+        if name == "ours":
+            found["larger"] = larger(model)
+            found["taped"] = refused_by_tape(model)
+            found["called"] = float(model.twice(pair(ROWS)).numpy()) > 0  # by the file's plan, with room
+            again = f"{folder}/again"
+            tf.saved_model.save(model, again)
+            saved = tf.saved_model.load(again)
+            found["saved"] = float(saved.inner.step(pair(64), 0.1)["loss"]) > 0
+            found["within"] = float(tf.function(lambda m=model: m.inner.step(pair(64), 0.1)["loss"])()) > 0
+        del model
+    return found
+
+
+def larger(model: Any) -> str:
+    """What a batch comes to that is larger than the file's plan is for."""
+    import tfswap
+
+    try:
+        model.inner.step(pair(ROWS * 2), 0.1)
+    except tfswap.InfeasibleMemoryLimit:
+        return "refused"
+    return "planned"
+
+
+def refused_by_tape(model: Any) -> str:
+    import tensorflow as tf
+
+    import tfswap
+
+    with tf.GradientTape() as tape:
+        tape.watch(given := pair(ROWS))
+        try:
+            model.inner.step(given, 0.1)
+        except tfswap.UnsupportedGraph as error:
+            return str(error)
+    return ""
+
+
+def in_a_session(others_mib: int) -> str:
+    """What a session says of a rewritten GraphDef, beside other tensors; "" where it runs."""
+    import tensorflow as tf
+
+    import tfswap
+
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, WIDTH], name="x")
+        h = x
+        for i in range(6):
+            h = tf.tanh(h @ tf1.get_variable(f"w{i}", [WIDTH, WIDTH], use_resource=True))
+        loss = tf.reduce_mean(h * h, name="loss")
+        tf1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        start = tf1.global_variables_initializer().name
+    given = {"feeds": ["x"], "fetches": ["loss:0", "train"], "batch_size": ROWS}
+    made = tfswap.optimize_graph(graph.as_graph_def(), memory_limit="80%", **given)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        tf1.import_graph_def(made.graph_def, name="")
+        session.run(start)
+        held = tf1.get_session_handle(tf.ones([others_mib, 2**18])) if others_mib else None
+        kept = None if held is None else session.run(held)
+        values = {"x:0": [[0.5] * WIDTH] * ROWS}
+        try:
+            session.run(["loss:0", "train"], values)
+        except tf.errors.ResourceExhaustedError as error:
+            return error.message
+        finally:
+            del kept
+    return ""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tfswap.analysis import workspace
 from tfswap.analysis.workspace import Event, Events, Facts, Measured
-from tfswap.ir.types import TensorType
-from tfswap.oplib.names import TEMPORARY_BYTES
+from tfswap.ir.types import HALVES, TensorType
+from tfswap.oplib.names import KERNEL, TEMPORARY_BYTES
 from tfswap.planner.allocator import round_up
 
 
@@ -189,10 +189,15 @@ def view_or_fresh(decide: Callable[[Facts], tuple[bool, bool]], source: int = 0)
 
 
 def add_n(facts: Facts) -> KernelMemory:
-    """aggregate_ops.h: one input is handed on; else the first input that can be reused is the sum."""
+    """aggregate_ops.h: one input is handed on; else the first input that can be reused is the sum. tfswap's own kernel
+    does the same, but on a GPU, and for 16-bit floats, it reuses no input except the first two
+    (ops/csrc/core/sum_ops.cc).
+    """
     if len(facts.inputs) == 1:
         return KernelMemory(alias=((0, 0),))
-    return KernelMemory(forward=candidates(facts, 0, range(len(facts.inputs))), events=(("out", 0),))
+    first_two = KERNEL in facts.attrs and (facts.device.kind == "gpu" or facts.outputs[0].dtype in HALVES)
+    reusable = facts.inputs[:2] if first_two else facts.inputs
+    return KernelMemory(forward=candidates(facts, 0, range(len(reusable))), events=(("out", 0),))
 
 
 def reduction(facts: Facts) -> KernelMemory:

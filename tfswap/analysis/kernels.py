@@ -32,7 +32,7 @@ from tfswap.analysis.einsum import einsum
 from tfswap.analysis.kernel_rules import KernelMemory
 from tfswap.analysis.workspace import Event
 from tfswap.ir.types import TensorType
-from tfswap.oplib.names import TEMPORARY_BYTES, TOGETHER
+from tfswap.oplib.names import KERNEL, TEMPORARY_BYTES, TOGETHER
 
 __all__ = ["Event", "KernelMemory", "kernel_memory"]
 
@@ -207,7 +207,7 @@ _RULES: dict[str, _Entry] = {
     "Xlogy": _BINARY,
     "Zeta": _BINARY,
     # Other kernels that may write over an input.
-    "AddN": _Entry(rules.add_n),
+    "AddN": _Entry(rules.add_n, attrs=(KERNEL,)),
     "AdjustHue": _UNARY,
     "BiasAdd": _UNARY,
     "BiasAddV1": _UNARY,

@@ -129,6 +129,7 @@ def as_planned(
         if call is not None and node.name in made and call.name in made:
             # Grappler drops the edge, since the one comes after the other all the same.
             made[node.name].controls = (*made[node.name].controls, made[call.name])
+    made.executed = tuple(node.name for node in made)
     _arrange_as_traced(made, graph)
     made.traced = graph
     return made

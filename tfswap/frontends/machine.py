@@ -40,9 +40,8 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
     """
     import tensorflow as tf
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    intra = tf.config.threading.get_intra_op_parallelism_threads() or cores
-    inter = tf.config.threading.get_inter_op_parallelism_threads() or cores
+    intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
+    inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
     if tf.config.list_logical_devices("GPU"):
         return "GPU:0", DeviceModel("gpu", False, intra, inter)
     found = DeviceModel("cpu", _onednn(), intra, inter)
@@ -51,6 +50,14 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
 
         found = found._replace(l3_cache_bytes=tfswap.ops.l3_cache_bytes(), onednn_dtypes=tfswap.ops.onednn_dtypes())
     return "CPU:0", found
+
+
+def _default_threads(variable: str) -> int:
+    """How many threads a pool of TensorFlow's has that `variable` may say (process_util.cc)."""
+    given = os.environ.get(variable, "")
+    if given.isascii() and given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _onednn() -> bool:

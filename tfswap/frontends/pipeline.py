@@ -40,6 +40,7 @@ from tfswap.passes.join import apply_join, keep_apart, tell_shapes
 from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.limit_check import apply_limit
 from tfswap.passes.order import apply_order
+from tfswap.passes.ordered_sums import apply_ordered_sums
 from tfswap.passes.pieces import apply_pieces
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
 from tfswap.passes.settle import apply_settle
@@ -129,6 +130,7 @@ class Optimizer:
             others = keeps_results, tuple(held)
             self._known = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
+        apply_ordered_sums(settled, device, held=held, portable=portable)
         apply_collective_order(settled)
         apply_together(settled)
         apply_free_constants(settled)

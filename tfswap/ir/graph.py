@@ -104,6 +104,7 @@ class Graph:
         beside: in a body, kernels that run beside the next one of its order, with that one.
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
+        executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
         read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
     """
 
@@ -118,6 +119,7 @@ class Graph:
         self.beside: dict[Node, Node] = {}
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
+        self.executed: tuple[str, ...] = ()
         self.read_in_vain: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
@@ -287,6 +289,7 @@ class Graph:
         twin.fetches = [Output(twins[f.node], f.index) for f in self.fetches]
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
+        twin.executed = self.executed
         twin.read_in_vain = self.read_in_vain
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}

@@ -54,6 +54,9 @@ class Trait(Flag):
     """TensorFlow computes it in each step, even from constants alone."""
     SUM = auto()
     """Adds up its inputs, however many, and holds all of them until the last is there."""
+    DEPENDS_ON_OWNERS = auto()
+    """The last bits of its result depend on who else holds its inputs when it runs: which of them its output can take
+    over decides in which order it computes."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
@@ -403,7 +406,7 @@ _TRAITS: dict[str, Trait] = {
     "Acos": _PURE,
     "Acosh": _PURE,
     "Add": _PURE,
-    "AddN": _COMMUTATIVE | Trait.SUM,
+    "AddN": _COMMUTATIVE | Trait.SUM | Trait.DEPENDS_ON_OWNERS,  # begins with an input that nobody else holds
     "AddV2": _COMMUTATIVE,
     "AdjustContrastv2": _PURE,
     "AdjustHue": _PURE,
@@ -1117,6 +1120,12 @@ def is_frame(op: str) -> bool:
 def is_sum(op: str) -> bool:
     """Whether the op adds up its inputs, however many."""
     return Trait.SUM in traits(op)
+
+
+@cache
+def depends_on_owners(op: str) -> bool:
+    """Whether the last bits of the op's result depend on who else holds its inputs when it runs."""
+    return Trait.DEPENDS_ON_OWNERS in traits(op)
 
 
 @cache

@@ -48,6 +48,15 @@ ELEMENT_BYTES: dict[str, int] = {
     "variant": 0,
 }
 
+_ROUNDED = ("bfloat", "complex", "float")
+"""How the names of types begin whose sums are rounded."""
+
+
+def is_rounded(dtype: str) -> bool:
+    """Whether the last bits of a sum depend on the order in which it is added."""
+    return dtype.startswith(_ROUNDED)
+
+
 HALVES = frozenset({"bfloat16", "float16"})
 """Floats of 16 bits."""
 

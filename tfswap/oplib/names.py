@@ -161,7 +161,8 @@ GATE: Final = "Tfswap>Gate"
 EXECUTOR: Final = "TFSWAP"
 
 # Not an op: the attribute that names a node's kernel among those of its op, and what names the kernels of ours that
-# TensorFlow's ops have in a planned step (csrc/core/loop_ops.cc, pieces_ops.cc, random_ops.cc, zeros_ops.cc).
+# TensorFlow's ops have in a planned step (csrc/core/loop_ops.cc, pieces_ops.cc, random_ops.cc, sum_ops.cc,
+# zeros_ops.cc).
 KERNEL: Final = "_kernel"
 OWN_KERNEL: Final = "tfswap"
 

@@ -2,9 +2,8 @@
 
 TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges tell them apart. A planned
 step's order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are
-axes and sizes that are the same. And it keeps bits: a sum starts with the first input whose buffer nobody else holds
-(tensorflow/core/kernels/aggregate_ops.cc), so that AddN(a, b, c, d) is c + a + b + d where a and b are one tensor, as
-the two halves of the gradient of x * x are, and a + b + c + d where they are two.
+axes and sizes that are the same. And which tensors are one decides who holds their buffers, and by that in which order
+TensorFlow adds up (passes/ordered_sums.py).
 
 Nodes that wait for others by control inputs are shared where they wait for the same.
 

@@ -11,6 +11,7 @@ NonBlockingThreadPool.h, which decide what runs when:
   slept must be woken first, so that many small kernels have run on the other before it comes.
 - The nodes that wait for one node come in the order in which they were made, up to eight; more are kept in a hash
   set of pointers, in any order.
+- What waits for nothing but the step's start is a task each, at the end of any thread's queue.
 - On a GPU no kernel is expensive: one thread starts them all, and goes on while they run.
 - Loops and conditionals are lowered to nodes of the executor's own: nobody holds what they are given but they
   themselves, as long as they need it (analysis/bodies.py).
@@ -29,8 +30,8 @@ import heapq
 import math
 import random
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -97,14 +98,56 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
     return _RecordedRun(program, resident, random.Random(peaks.index(median_low(peaks)))).record()
 
 
+def simulate_forwarding(
+    flow: Dataflow,
+    cost_s: Sequence[float],
+    device: DeviceModel,
+    kernels: Collection[int],
+    own: Collection[int] = (),
+    *,
+    is_body: bool = False,
+) -> dict[int, int | None]:
+    """Whose buffer the output of each of `kernels` is most likely to take over in the unordered step on `device`.
+
+    Args:
+        cost_s: seconds that each node's kernel takes.
+        kernels: by their places in `flow`; each has one output.
+        own: values that are there before the step, and that nobody holds who is not in it.
+        is_body: the step is the body of a loop or a conditional, which TensorFlow lowers.
+
+    Returns, by kernel, the position of the input; None for a new buffer.
+    """
+    program = _Program(flow, cost_s, device)
+    made = {v: i for i in kernels for _, v in flow.makes[i]}
+    found: dict[int, Counter[int | None]] = {i: Counter() for i in kernels}
+    for seed in range(_runs_of(flow, steps=1)):
+        taken = dict.fromkeys(kernels)
+        for v, source in _ForwardingRun(program, NOTHING_KNOWN, random.Random(seed)).forwarded(own, is_body):
+            if v in made:
+                taken[made[v]] = source
+        for i, source in taken.items():
+            found[i][_position(flow, i, source)] += 1
+    return {i: counts.most_common(1)[0][0] for i, counts in found.items()}
+
+
+def _position(flow: Dataflow, i: int, value: int | None) -> int | None:
+    """Which of a kernel's inputs holds `value`."""
+    if value is None:
+        return None
+    return next(p for p, t in enumerate(flow.nodes[i].inputs) if flow.value_of.get(t) == value)
+
+
 def _peaks(program: _Program, resident: Resident) -> list[int]:
     """Of each run, by the seed of its chances."""
-    flow = program.flow
-    kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
-    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (STEPS * max(1, kernels))))
-    runs -= 1 - runs % 2  # of an odd number there is a middle one
-    seeds = progress.over("simulating runs", range(runs))
+    seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
     return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in seeds]
+
+
+def _runs_of(flow: Dataflow, steps: int) -> int:
+    """How many runs of so many steps are replayed: an odd number, so that there is a middle one."""
+    kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
+    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (steps * max(1, kernels))))
+    return runs - (1 - runs % 2)
 
 
 class _Program:
@@ -182,7 +225,7 @@ class _Run:
         is_kernel = self.program.flow.is_kernel
         self.buffers = replay.start()
         self.waiting = list(self.program.pending)
-        self._hand_on(START, 0)
+        self._begin()
         now, thread = 0.0, 0
         idle_since = dict.fromkeys(range(1, len(queues)), -math.inf)
         while True:
@@ -202,6 +245,11 @@ class _Run:
                     replay.finish(i, self.buffers, temporaries)
                 self._hand_on(i, thread)
         replay.end(self.buffers)
+
+    def _begin(self) -> None:
+        """The step starts: what waits for nothing else is a task each, for any thread."""
+        for i in self.users[START]:
+            self.queues[self.chance.randrange(len(self.queues))].append(i)
 
     def _go_on(self, thread: int, now: float) -> bool:
         """Start the next node that `thread` finds; False when there is none."""
@@ -242,6 +290,31 @@ class _Run:
             if queue:
                 return queue.pop()
         return None
+
+
+class _ForwardingRun(_Run):
+    """A step, or a body, of which it is noted what takes over whose buffer; where buffers lie does not matter."""
+
+    is_body = False
+
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
+        return Replay(flow, steps, *filled(flow, resident, live=True))
+
+    def _begin(self) -> None:
+        if self.is_body:  # the thread that decides that it runs
+            self._hand_on(START, 0)
+        else:
+            super()._begin()
+
+    def forwarded(self, own: Collection[int], is_body: bool) -> list[tuple[int, int]]:
+        """Pairs of a value made and the value whose buffer it has."""
+        self.is_body = is_body
+        for v in own:
+            self.replay.persistent[v].pins = 0
+        found: list[tuple[int, int]] = []
+        self.replay.forwarded = found
+        self._step()
+        return found
 
 
 class _RecordedRun(_Run):

@@ -1,0 +1,162 @@
+"""Random steps full of sums, run under several limits: bits. Run by test_random_sums.py on a capped arena.
+
+    python random_sums.py FIRST_SEED COUNT
+
+Terms are shared, repeated, views, arguments and variables, and other kernels read them too; sums have 2 to 12 of them.
+Whose buffer a sum takes over is a race of TensorFlow's threads there. With one thread for kernels (the process must
+have TF_NUM_INTEROP_THREADS=1) it is none, as long as no tensor has more readers than TensorFlow keeps in order: then
+its bits are the same in every run, and they are what is expected.
+
+Prints a JSON list, one entry per program.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+
+import tensorflow as tf
+
+import tfswap
+from tfswap.exporters.function import memory_optimizer_off
+
+ORDERED_READERS = 8
+"""Of a node: TensorFlow keeps more of them in a hash set of pointers."""
+SHARES = (0.0, 0.3, 0.7)  # of the way from the floor to the unoptimised peak
+TACTICS = (("swap", "recompute", "encode"), ("recompute",), ("swap",))
+RUNS = 3
+
+
+def normal(shape, seed, dtype, scale=1.0):
+    return tf.random.stateless_normal(shape, (seed, 7), dtype=dtype) * tf.cast(scale, dtype)
+
+
+class Program:
+    def __init__(self, seed: int):
+        choose = random.Random(seed)
+        self.dtype = choose.choice((tf.float32, tf.float64))
+        self.rows, self.width = choose.choice((64, 160)), choose.choice((300, 700))
+        kinds = ("dense", "solve", "tanh", "mul", "sum", "sum", "sum", "sum")
+        self.layers = [
+            (choose.choice(kinds), choose.random(), choose.randint(0, 10**9)) for _ in range(choose.randint(3, 6))
+        ]
+        self.weights = [tf.Variable(self.start(i)) for i in range(3)]
+
+    def start(self, i: int):
+        return normal([self.rows, self.rows], i, self.dtype, 0.1) + 3 * tf.eye(self.rows, dtype=self.dtype)
+
+    def forward(self, x):
+        made, losses = [x, self.weights[0] @ x], []
+        self.factor = 1.0
+
+        def scaled(t):  # by a number of its own, so that no constant has many readers
+            self.factor += 0.01
+            return t * tf.constant(self.factor, self.dtype)
+
+        for kind, other, seed in self.layers:
+            choose = random.Random(seed)
+            last = choose.choice(made[-4:])
+            w = choose.choice(self.weights)
+            if kind == "dense":
+                t = scaled(w @ last)
+            elif kind == "solve":
+                t = tf.linalg.triangular_solve(w, last)
+            elif kind == "tanh":
+                t = tf.tanh(last)
+            elif kind == "mul":
+                t = last * scaled(choose.choice(made[-4:]))
+            else:
+                terms = [self.term(choose.choice(made[-5:]), choose, scaled) for _ in range(choose.randint(2, 12))]
+                t = scaled(tf.add_n([choose.choice(terms) for _ in terms]))
+            if other < 0.4:
+                losses.append(tf.reduce_sum(scaled(w @ t)))
+            made.append(t)
+        return tf.add_n([*losses, tf.reduce_sum(made[-1] ** 2)])
+
+    def term(self, t, choose, scaled):
+        kind = choose.random()
+        if kind < 0.15:
+            return tf.identity(t)
+        if kind < 0.3:
+            return tf.reshape(tf.reshape(t, [-1]), [self.rows, self.width])
+        return scaled(t) if kind < 0.5 else tf.tanh(t) if kind < 0.65 else t
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = self.forward(x)
+        for w, g in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            if g is not None:
+                w.assign_sub(tf.cast(1e-4, self.dtype) * g / tf.norm(g))
+        return loss
+
+    def run(self, function, x) -> tuple[bytes, ...]:
+        for i, w in enumerate(self.weights):
+            w.assign(self.start(i))
+        return tuple(t.numpy().tobytes() for t in (function(x), *self.weights))
+
+
+def crowded(graph) -> bool:
+    """Whether a node may have more readers than TensorFlow keeps in order, where it merges equal nodes."""
+    kinds: dict = {}
+    numbers: dict[str, int] = {}  # by node, that of the nodes that are equal to it
+    readers: dict[int, Counter] = {}
+    for op in graph.get_operations():
+        attrs = {key: value for key, value in op.node_def.attr.items() if not key.startswith("_")}
+        inputs = tuple((numbers[t.op.name], t.value_index) for t in op.inputs)
+        own = op.name if op.type in ("Placeholder", "AssignSubVariableOp", "ReadVariableOp") else ""
+        kind = op.type, own, str(sorted((key, str(value)) for key, value in attrs.items())), inputs
+        numbers[op.name] = number = kinds.setdefault(kind, len(kinds))
+        waits_for = {numbers[t.op.name] for t in op.inputs} | {numbers[other.name] for other in op.control_inputs}
+        for source in waits_for:
+            edges = sum(numbers[t.op.name] == source for t in op.inputs) or 1
+            readers.setdefault(source, Counter())[number] = edges
+    return any(counts.total() > ORDERED_READERS for counts in readers.values())
+
+
+def uncrowded(seed: int) -> Program:
+    """The first of a series of programs in which no node has too many readers."""
+    for attempt in range(200):
+        program = Program(1000 * seed + attempt)
+        x = tf.TensorSpec([program.rows, program.width], program.dtype)
+        if not crowded(tf.function(program.step, autograph=False).get_concrete_function(x).graph):
+            return program
+    raise AssertionError("all programs are crowded")
+
+
+def check(seed: int) -> dict:
+    program = uncrowded(seed)
+    x = normal([program.rows, program.width], 5, program.dtype)
+    with memory_optimizer_off():
+        expected = {program.run(tf.function(program.step, autograph=False), x) for _ in range(RUNS)}
+    traced = tf.function(program.step, autograph=False)
+    entry = {"seed": seed, "references": len(expected), "limits": 0, "wrong": 0, "swapped": 0, "reruns": 0}
+    analysed = tfswap.optimize(traced, memory_limit="300%", mode="analyze")
+    analysed.get_concrete_function(tf.TensorSpec(x.shape, x.dtype))
+    report = analysed.report()
+    floor, peak = report.floor_bytes, report.baseline_peak_bytes
+    for number, share in enumerate(SHARES):
+        limit = floor + floor // 50 + int(max(0, peak - floor) * share)
+        tactics = TACTICS[(seed + number) % len(TACTICS) if share else 0]
+        step = tfswap.optimize(traced, memory_limit=limit, tactics=tactics)
+        try:
+            found = program.run(step, x)
+        except tfswap.InfeasibleMemoryLimit:
+            continue
+        entry["limits"] += 1
+        entry["wrong"] += found not in expected
+        entry["swapped"] += len(step.plan().absences)
+        entry["reruns"] += step.report().reruns
+    return entry
+
+
+def main() -> None:
+    first, count = map(int, sys.argv[1:])
+    slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
+    del slab
+    print(json.dumps([check(seed) for seed in range(first, first + count)]))
+
+
+if __name__ == "__main__":
+    main()

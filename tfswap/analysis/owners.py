@@ -1,0 +1,33 @@
+"""Who holds a tensor's buffer, as far as the graph alone says.
+
+Not handled: readers that must run before or after another one. Those count like any others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from tfswap.analysis.device import DeviceModel
+from tfswap.analysis.folding import constant_nodes
+from tfswap.analysis.kernels import kernel_memory
+from tfswap.ir.graph import Graph, Output
+
+
+def solely_owned(graph: Graph, device: DeviceModel) -> Callable[[Output], bool]:
+    """Says of a tensor whether only its one reader holds its buffer, which a kernel of the step allocates."""
+    uses = Counter(t for node in graph for t in node.inputs)
+    uses.update(graph.fetches)
+    constants = constant_nodes(graph, graph.topological())
+
+    def alone(tensor: Output) -> bool:
+        node = tensor.node
+        if uses[tensor] != 1 or node in constants or node in graph.bodies:
+            return False
+        memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, device, {})
+        source = dict(memory.alias).get(tensor.index)
+        if source is None:
+            return memory.exact and ("out", tensor.index) in memory.events
+        return len(node.outputs) == 1 and alone(node.inputs[source])
+
+    return alone

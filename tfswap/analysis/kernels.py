@@ -599,6 +599,14 @@ _cache: dict[object, KernelMemory] = {}
 _NO_VALUES: Mapping[int, tuple[int, ...]] = {}
 
 
+def no_larger_inputs(op: str) -> tuple[int, ...]:
+    """Positions of the inputs that are, axis by axis, no larger than the op's result: what it computes element by
+    element, as its kernel may write over them.
+    """
+    entry = _RULES.get(op)
+    return (0,) if entry is _UNARY else (0, 1) if entry is _BINARY else ()
+
+
 def kernel_memory(
     op: str,
     attrs: Mapping[str, object],

@@ -407,6 +407,12 @@ class OptimizedFunction(Generic[P, R]):
         made.append(step)
         try:
             step.prepare(inputs)
+        except InfeasibleMemoryLimit:
+            # Perhaps since some sizes are known by a bound only.
+            if isinstance(concrete, Joint) or not have_values(inputs) or not self._tell_more(concrete, inputs):
+                raise
+            made.remove(step)
+            return self._step(concrete, inputs)
         except UnsupportedGraph as error:
             made.remove(step)
             untold = UNTOLD_OUTSIDE if isinstance(concrete, Joint) else "" if have_values(inputs) else UNTOLD_WITHIN
@@ -414,13 +420,18 @@ class OptimizedFunction(Generic[P, R]):
                 raise UnknownSizes(f"{error} {untold}") from None
             if untold:
                 raise
-            known = self._told_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
-            told = find_told_sizes(concrete, inputs, self._under_limit, known)
-            if told is None:
+            if not self._tell_more(concrete, inputs):
                 raise
-            self._told_sizes[concrete] = told
             return self._step(concrete, inputs)
         return step
+
+    def _tell_more(self, concrete: Any, inputs: Sequence[Any]) -> bool:
+        """Let these arguments tell more of the trace's sizes; whether they do."""
+        known = self._told_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
+        told = find_told_sizes(concrete, inputs, self._under_limit, known)
+        if told is not None:
+            self._told_sizes[concrete] = told
+        return told is not None
 
     def _under_limit(self, function: Any) -> Any:
         """What tells sizes of this one's, kept to its limit too, as far as that is known before they are."""

@@ -97,9 +97,10 @@ def _how_to_tell(graph: Graph, first: Output) -> str:
         )
     return (
         "The inputs' sizes are known, but this one hangs on what the step computes, or TensorFlow can't infer what "
-        "the op returns. Where it has one size in every step, say it at that line: y = tf.ensure_shape(y, [...]), or "
-        "y.set_shape([...]). Else pad or cut to a size: ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in "
-        "place of tf.range(n), or what is needed computed outside of the step, as an input."
+        "the op returns. Where it has one size in every step, say it of what that line gives: "
+        "y = tf.ensure_shape(y, [...]), or y.set_shape([...]). Else pad or cut to a size: "
+        "ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in place of tf.range(n), or what is needed "
+        "computed outside of the step, as an input."
     )
 
 

@@ -69,23 +69,42 @@ def _steps(start: Any, limit: Any, delta: Any) -> Any:
 def _segments(position: int) -> Callable[[Output], SizeRule]:
     """A row for each segment: those up to the last of the ids at this position, which are sorted
     (segment_reduction_ops_impl.h).
+
+    How many rows the data has, which may be known by a bound only, has no part in it.
     """
 
     def rule(tensor: Output) -> SizeRule:
         data, ids = tensor.node.inputs[0], tensor.node.inputs[position]
         row = (tensor.type.shape or (None, None))[1:]
-        if None in row or tensor.type.bound:
+        if None in row:
             return SizeRule((ids,), lambda shape, ids: _with_rows(ids, shape[1:]), data)
         return SizeRule((ids,), lambda ids: _with_rows(ids, row))
 
     return rule
 
 
+def _as_many_rows(position: int) -> Callable[[Output], SizeRule | None]:
+    """A row, as the traced shape has it, for each that the number at this position says."""
+
+    def rule(tensor: Output) -> SizeRule | None:
+        row = (tensor.type.shape or (None, None))[1:]
+        if None in row or tensor.index:
+            return None
+        return SizeRule((tensor.node.inputs[position],), lambda rows: _rows(rows, row))
+
+    return rule
+
+
+def _rows(count: Any, row: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.concat([tf.reshape(tf.cast(count, tf.int64), [1]), tf.cast(row, tf.int64)], 0)
+
+
 def _with_rows(ids: Any, row: Any) -> Any:
     import tensorflow as tf
 
-    rows = tf.reduce_max(tf.concat([tf.cast(ids[-1:], tf.int64) + 1, [0]], 0))
-    return tf.concat([rows[None], tf.cast(row, tf.int64)], 0)
+    return _rows(tf.reduce_max(tf.concat([tf.cast(ids[-1:], tf.int64) + 1, [0]], 0)), row)
 
 
 def _padded(tensor: Output) -> SizeRule | None:
@@ -227,10 +246,20 @@ _RULES: dict[str, Callable[[Output], SizeRule | None]] = {
     "SegmentSum": _segments(1),
     "Slice": _sliced,
     "SparseSegmentMean": _segments(2),
+    "SparseSegmentMeanGrad": _as_many_rows(3),
+    "SparseSegmentMeanWithNumSegments": _as_many_rows(3),
     "SparseSegmentSqrtN": _segments(2),
+    "SparseSegmentSqrtNGrad": _as_many_rows(3),
+    "SparseSegmentSqrtNWithNumSegments": _as_many_rows(3),
     "SparseSegmentSum": _segments(2),
+    "SparseSegmentSumGrad": _as_many_rows(3),
+    "SparseSegmentSumWithNumSegments": _as_many_rows(3),
     "SparseToDense": _by_input(1),
     "StridedSlice": _strided,
     "Tile": _tiled,
+    "UnsortedSegmentMax": _as_many_rows(2),
+    "UnsortedSegmentMin": _as_many_rows(2),
+    "UnsortedSegmentProd": _as_many_rows(2),
+    "UnsortedSegmentSum": _as_many_rows(2),
     **dict.fromkeys(_DRAWS, _by_input(0)),
 }

@@ -25,6 +25,7 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.frontends.captures import deferred, without_asking
 from tfswap.frontends.known import made_at, sizeless
 from tfswap.frontends.size_rules import SizeRule, size_rule
+from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.function import import_function
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node, Output
@@ -79,7 +80,8 @@ class ToldSizes:
 def find_told_sizes(
     concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: ToldSizes | None = None
 ) -> ToldSizes | None:
-    """What tells all sizes of a trace that its arguments' shapes leave open; None where these don't tell all.
+    """What tells all sizes of a trace that its arguments' shapes leave open, and as many as it can of those that are
+    known by a bound only (`tf.unique`); None where that is not all, or no more than is known.
 
     Args:
         inputs: the arguments of a call, with values.
@@ -91,14 +93,19 @@ def find_told_sizes(
         types = told.types(told.sizes(concrete, inputs))
         graph = import_function(concrete, inputs, types)
         unknown = dict.fromkeys(sizeless(graph))
-        if not unknown:
-            return None if told is known else told
-        first = [t for t in unknown if t.name not in types and unknown.keys().isdisjoint(t.node.inputs)]
-        asked = {t: rule for t in first if _is_own(graph, t) and (rule := _rule(graph, t, concrete)) is not None}
+        first = [t for t in unknown if _is_own(graph, t) and unknown.keys().isdisjoint(t.node.inputs)]
+        open_ones = (t for t in (*first, *_bounded(graph)) if t.name not in types)
+        asked = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
         if not asked:
-            return None
+            return None if unknown or told is known else told
         told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
     return None
+
+
+def _bounded(graph: Graph) -> list[Output]:
+    """Tensors of the step itself whose sizes it decides by values, and of which the most is known."""
+    every = (node.out(i) for node in graph if decides_sizes(node.op) for i in range(len(node.outputs)))
+    return [tensor for tensor in every if tensor.type.bound]
 
 
 def _is_own(graph: Graph, tensor: Output) -> bool:

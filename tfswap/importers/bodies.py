@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.analysis.integers import Integers, Loop, Values
+from tfswap.analysis.kernels import no_larger_inputs
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, largest_shapes
 from tfswap.importers.contents import (
@@ -120,6 +121,7 @@ class _Import:
         self._take_shapes()
         self._bind(exact=True)
         self._open |= self._unknown()
+        self._take_back()
         self._bind()
         self._import_bodies()
 
@@ -266,6 +268,23 @@ class _Import:
                 return
             self._known |= news
             self._infer()
+
+    def _take_back(self) -> None:
+        """Take in what is said of a result (`tf.ensure_shape`) for what it is computed from element by element: that is
+        no larger.
+        """
+        while self._unknown():
+            bounds: dict[str, Argument] = {}
+            for node in self.graph:
+                for tensor in (node.inputs[p] for p in no_larger_inputs(node.op)):
+                    shape, result = tensor.type.shape, node.outputs[0].shape
+                    if tensor.type.nbytes is not None or shape is None or result is None or len(shape) != len(result):
+                        continue
+                    bound = tuple(most if d is None else d for d, most in zip(shape, result, strict=True))
+                    if None not in bound:
+                        bounds[tensor.name] = replace(self._inferred.argument(tensor.name), shape=bound, bound=True)
+            if not bounds or not self._takes(bounds):
+                return
 
     def _tell(self, told: Mapping[str, TensorType]) -> None:
         """Take in what is said of tensors."""

@@ -72,6 +72,16 @@ def _boxes(node: Node) -> Iterator[Largest]:
         yield Largest(0, (shape[0],))
 
 
+def _filled(node: Node) -> Iterator[Largest]:
+    """Besides what is there, one for each row, all of which may be empty."""
+    indices, values = (tensor.type for tensor in node.inputs[:2])
+    rows = node.outputs[2].num_elements
+    if values.num_elements is not None and rows is not None and indices.shape is not None and len(indices.shape) == 2:
+        count = values.num_elements + rows
+        yield Largest(0, (count, indices.shape[1]))
+        yield Largest(1, (count,))
+
+
 def _hits(node: Node) -> Iterator[Largest]:
     """Of each true class one, where none is sampled twice."""
     if passed_on(node.inputs[1]).node.attrs.get("unique"):
@@ -126,6 +136,7 @@ _RULES: dict[str, Rule] = {
     "PyFunc": _called,
     "PyFuncStateless": _called,
     "RaggedTensorToTensor": _rows,
+    "SparseFillEmptyRows": _filled,
     "Unique": _unique,
     "UniqueV2": _unique,
     "UniqueWithCounts": _unique,

@@ -1,0 +1,114 @@
+"""Recommenders' sparse lookups: rows follow from the ids that a call is given, or from what is said of the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import on_arena
+
+PROGRAM = """
+import json
+import numpy as np
+import tensorflow as tf
+import tfswap
+
+ROWS, WIDTH, WORDS = 1024, 64, 4000
+
+def given(seed, rows):
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(0 if KIND == "safe" else 1, 12, rows)
+    lengths[-1] = 3
+    row = np.repeat(np.arange(rows), lengths)
+    indices = np.stack([row, np.concatenate([np.arange(n) for n in lengths])], 1).astype(np.int64)
+    ids = draw.integers(0, WORDS, len(row))
+    if KIND == "segments":
+        return tf.constant(ids), tf.constant(row)
+    sparse = lambda values: tf.sparse.SparseTensor(indices, values, [rows, 12])
+    return sparse(ids), sparse(draw.random(len(row), np.float32))
+
+def looked_up(table, ids, others):
+    if KIND == "segments":
+        return tf.sparse.segment_sum(table, ids, others) + tf.math.segment_mean(tf.gather(table, ids), others)
+    if KIND == "safe":
+        return tf.nn.safe_embedding_lookup_sparse(table, ids, others)
+    return tf.nn.embedding_lookup_sparse(table, ids, others if KIND == "weighted" else None, combiner="sqrtn")
+
+def run(**limit):
+    table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], (1, 1)))
+    sizes = ((WIDTH, 512), *[(512, 512)] * 3, (512, 1))
+    weights = [tf.Variable(tf.random.stateless_normal(size, (2, 2)) * size[0] ** -0.5) for size in sizes]
+
+    def step(ids, others):
+        with tf.GradientTape() as tape:
+            h = looked_up(table, ids, others)
+            for weight in weights[:-1]:
+                h = tf.nn.relu(h @ weight)
+            loss = tf.reduce_mean(tf.square(h @ weights[-1]))
+        gradient, *others = tape.gradient(loss, [table, *weights])
+        table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        for weight, gradient in zip(weights, others):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    step = tf.function(step)
+    if limit:
+        step = tfswap.optimize(step, **limit)
+    losses, peaks = [], []
+    for seed, rows in enumerate(CALLS):
+        arguments = given(seed, rows)
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        losses.append(step(*arguments).numpy().tobytes().hex())
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        del arguments
+    return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
+
+CALLS = (800, ROWS)
+expected, unoptimised, _ = run()
+found, peak, step = run(memory_limit="85%")
+limit = step.report().memory_limit_bytes
+print(json.dumps([found[0][0] == expected[0][0], peak <= limit, step.plans <= 2]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "weighted", "safe", "segments"])
+def test_calls_with_other_ids_keep_the_limit(kind: str) -> None:
+    assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_in_a_file_what_is_said_of_the_result_tells(weighted: bool, tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    import tfswap
+
+    model = tf.Module()
+    model.table, model.weight = tf.Variable(tf.ones([500, 32])), tf.Variable(tf.ones([32, 32]))
+
+    def steps(say):
+        @tf.function(input_signature=[tf.SparseTensorSpec([64, 5], tf.int64), tf.SparseTensorSpec([64, 5])])
+        def step(*given):
+            ids, others = given
+            with tf.GradientTape() as tape:
+                h = tf.nn.embedding_lookup_sparse(model.table, ids, others if weighted else None, combiner="mean")
+                h = tf.ensure_shape(h, [64, 32]) if say else h
+                loss = tf.reduce_sum(tf.tanh(h @ model.weight))
+            model.weight.assign_sub(tape.gradient(loss, model.weight))
+            return loss
+
+        return step
+
+    model.said, model.open = steps(True), steps(False)
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    shapes = {
+        "given_0": (128, 2),
+        "given_0_1": (128,),
+        "given_0_2": (2,),
+        "given_1": (128, 2),
+        "given_1_1": (128,),
+        "given_1_2": (2,),
+    }
+    asked = {"memory_limit": "100%", "mode": "analyze", "input_shapes": shapes}
+    assert tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="said", **asked).trains
+    with pytest.raises(tfswap.UnsupportedGraph, match="say it of what that line gives: y = tf.ensure_shape"):
+        tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="open", **asked)

@@ -74,6 +74,7 @@ class Record:
         undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
             do not all ask for the same.
         repeated: whether such a conditional runs in a loop, now one branch and now another.
+        decided: whether the step decides of no conditional which branch is taken.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
@@ -90,6 +91,7 @@ class Record:
     exact: bool = True
     undecided: int = 0
     repeated: bool = False
+    decided: bool = True
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
     in_bytes: int = 0
@@ -99,16 +101,27 @@ class Record:
 
 @dataclass
 class _Prepared:
-    """A body, ready to be run many times."""
+    """A body, ready to be run many times.
+
+    Attributes:
+        integers: follows what decides how it runs, and what it gives.
+        given: the same of what it gives alone.
+        trips: of a loop's body, by the integers that the loop is given, how often it runs.
+    """
 
     order: list[Node]
     memory: dict[Node, kernels.KernelMemory]
     uses: dict[tuple[Node, int], int]
     integers: Integers
+    given: Integers
     constants: set[Node]
     lists: bool
     choices: list[Node]
+    trips: dict[tuple[Values | None, ...], tuple[list[list[Values | None]] | None, bool]]
 
+
+Bodies = dict[Graph, _Prepared]
+"""What is known of bodies whatever runs them: for several records of nodes of one graph."""
 
 Branches = Callable[[int, int], int]
 """Says which branch is taken next: in this iteration of a loop, of so many branches."""
@@ -143,6 +156,7 @@ def record(
     strict: bool = True,
     given_up: Sequence[int | None] = (),
     branches: Branches | None = None,
+    prepared: Bodies | None = None,
 ) -> Record:
     """What a loop or a conditional does to the allocator.
 
@@ -154,8 +168,9 @@ def record(
         given_up: by input, the value of the step that it is, where TensorFlow lowers the node to an executor's own
             control flow: who gave it holds it no longer, and it is let go of as soon as a body has read it last.
         branches: which branches are taken inside of loops where the step decides that; by default a bound is found.
+        prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
     """
-    machine = Machine(device, strict, lowered=bool(given_up), branches=branches)
+    machine = Machine(device, strict, lowered=bool(given_up), branches=branches, prepared=prepared)
     inputs = machine.inputs(node, contents)
     for buffer, value in zip(inputs, given_up, strict=False):
         machine.give_up(buffer, value)
@@ -253,11 +268,19 @@ def _overlapping_bytes(node: Node, bodies: Sequence[Graph]) -> int:
 class Machine:
     """Runs bodies on paper."""
 
-    def __init__(self, device: DeviceModel, strict: bool, lowered: bool = False, branches: Branches | None = None):
+    def __init__(
+        self,
+        device: DeviceModel,
+        strict: bool,
+        lowered: bool = False,
+        branches: Branches | None = None,
+        prepared: Bodies | None = None,
+    ):
         self.device = device if lowered else device.in_bodies
         self.branches = branches
         self.undecided = 0
         self.repeated = False
+        self.decided = True
         self.strict = strict
         self.lowered = lowered
         self.exact = True
@@ -270,7 +293,7 @@ class Machine:
         # (number, bytes), (number, FREED), (value, LET_GO), (bytes, SPLIT), (0, PART), (0, REST)
         self._log: list[tuple[int, int]] = []
         self._count = 0
-        self._prepared: dict[Graph, _Prepared] = {}
+        self._prepared: Bodies = {} if prepared is None else prepared
         self._kept: list[Buffer] | None = None  # what the first of two kernels side by side lets go of
         self._iterations: list[int] = []  # that are running, of loops one inside of the other
 
@@ -380,11 +403,13 @@ class Machine:
                 uses[tensor.node, tensor.index] = uses.get((tensor.node, tensor.index), 0) + 1
             feeds = set(body.feeds)
             rest = [n for n in order if n not in feeds]
+            deciding = [t for n in rest if n in body.bodies or uses_lists(n) for t in n.inputs]
             found = self._prepared[body] = _Prepared(
                 rest,
                 {n: _memory(body, n, self.device) for n in rest},
                 uses,
-                Integers(body, rest),
+                Integers(body, rest, asked=(*deciding, *body.fetches)),
+                Integers(body, rest, asked=body.fetches),
                 constant_nodes(body, order),
                 any(uses_tensor_list(n.op) for b in (body, *body.all_bodies()) for n in b),
                 [
@@ -392,6 +417,7 @@ class Machine:
                     for n in rest
                     if (kind := control_flow(n.op)) and not kind.is_loop and not uses_lists(n.inputs[0].node)
                 ],
+                {},
             )
         return found
 
@@ -492,6 +518,7 @@ class Machine:
         if kind.is_loop:
             return self._loop(node, bodies[0], bodies[1], arguments, given)
         choice = integers[0]
+        self.decided &= choice is not None
         if choice is None and self.branches is not None:
             branch = bodies[self._chosen(bodies)]
         elif choice is not None and node.inputs[0].type.dtype == "bool":
@@ -515,8 +542,7 @@ class Machine:
         found: list[tuple[int, int, Graph]] = []
         requests: set[tuple[tuple[int, int], ...]] = set()
         for body in bodies:
-            trial = Machine(self.device, self.strict)
-            trial._prepared = self._prepared
+            trial = Machine(self.device, self.strict, prepared=self._prepared)
             stand_ins = [
                 trial.given(i, a.nbytes, None if a.endless else _contents(a, {})) for i, a in enumerate(arguments)
             ]
@@ -574,8 +600,10 @@ class Machine:
         self, condition: Graph, body: Graph, integers: Sequence[Values | None]
     ) -> list[list[Values | None]] | None:
         """The loop variables' integers before each iteration, and after the last; None where the end is not known."""
-        loop = Loop(condition, body, self._prepare(condition).integers, self._prepare(body).integers)
-        found, certain = loop.run(integers)
+        made, key = self._prepare(body), tuple(integers)
+        if key not in made.trips:
+            made.trips[key] = Loop(condition, body, self._prepare(condition).given, made.given).run(integers)
+        found, certain = made.trips[key]
         self.exact &= certain
         return found
 
@@ -635,6 +663,7 @@ class Machine:
             self.exact,
             self.undecided,
             self.repeated,
+            self.decided,
             self.runs,
             int(self._out_bytes),
             int(self._in_bytes),

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
-from tfswap.analysis.bodies import Branches, Record, output_bytes, record, record_list, resources_used, uses_lists
+from tfswap.analysis.bodies import Bodies, Branches, Record, output_bytes, record, record_list, resources_used, uses_lists
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
@@ -290,7 +290,7 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
     if builder.undecided and not lowered and (strict or builder.repeated):
         # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
         flow.sequences = tuple(
-            _Builder(graph, device, False, lowered, branches).build() for branches in _sequences(builder)
+            _Builder(graph, device, False, lowered, branches, builder).build() for branches in _sequences(builder)
         )
     return flow
 
@@ -320,9 +320,19 @@ def _by_chance(chance: random.Random, _: int, branches: int) -> int:
 
 class _Builder:
     def __init__(
-        self, graph: Graph, device: DeviceModel, strict: bool, lowered: bool, branches: Branches | None = None
+        self,
+        graph: Graph,
+        device: DeviceModel,
+        strict: bool,
+        lowered: bool,
+        branches: Branches | None = None,
+        before: _Builder | None = None,
     ):
         self.graph = graph
+        # What is known already, by the builder of the same facts for other branches.
+        self.before = before
+        self.prepared: Bodies = {} if before is None else before.prepared
+        self.records: dict[Node, tuple[list[Contents | None], list[Values | None], Record]] = {}
         self.branches = branches
         self.undecided = 0
         self.conditionals = 0
@@ -494,6 +504,8 @@ class _Builder:
         contents = [self.contents.get(t) for t in node.inputs]
         if bodies is None:
             made = record_list(node, self.device, contents, known)
+        elif self.before is not None and (kept := self.before.records.get(node)) and kept[:2] == (contents, known):
+            made = kept[2]
         else:
             given_up = [self.flow.value_of.get(t) for t in node.inputs] if self.lowered else ()
             made = record(
@@ -505,7 +517,10 @@ class _Builder:
                 strict=self.strict,
                 given_up=given_up,
                 branches=self.branches,
+                prepared=self.prepared,
             )
+            if made.decided:
+                self.records[node] = contents, known, made
             self.undecided = max(self.undecided, made.undecided)
             self.conditionals += made.undecided > 0
             self.repeated |= made.repeated

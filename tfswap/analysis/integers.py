@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
@@ -208,9 +208,12 @@ class Integers:
     Args:
         order: its nodes, each after those that it reads.
         lengths: whether how many elements a list has is followed as well: it stands for the list.
+        asked: follow only what these follow from; by default all.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[Node], *, lengths: bool = False):
+    def __init__(
+        self, graph: Graph, order: Sequence[Node], *, lengths: bool = False, asked: Iterable[Output] | None = None
+    ):
         self._constants = {(node, 0): values for node, values in graph.small_constants.items()}
         self._rules: dict[Node, Rule] = {}  # in the nodes' order
         for node in order:
@@ -218,6 +221,12 @@ class Integers:
             rule = (_LENGTHS.get(node.op) if lengths else None) if variant else rule_of(node)
             if rule is not None:
                 self._rules[node] = rule
+        if asked is not None:
+            needed = {tensor.node for tensor in asked}
+            for node in reversed(order):
+                if node in needed and node in self._rules:
+                    needed.update(tensor.node for tensor in node.inputs)
+            self._rules = {node: rule for node, rule in self._rules.items() if node in needed}
 
     def follow(self, given: Mapping[tuple[Node, int], Values]) -> dict[tuple[Node, int], Values]:
         """What is known when `given` is."""

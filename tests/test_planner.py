@@ -743,7 +743,7 @@ def test_rungs_that_are_one_choice_are_judged_once(monkeypatch):
     planner = optimizer_of(parse_graph(LONG)).planner
     whole = planning.Judge.memory
     monkeypatch.setattr(planning.Judge, "memory", lambda self, *args: judged.append(args[0]) or whole(self, *args))
-    assert planner.lowest.peak_bytes < planner.unmoved[0].apart.peak_bytes
+    assert planner.lowest().peak_bytes < planner.unmoved[0].apart.peak_bytes
     assert judged
     assert all(one != other for i, one in enumerate(judged) for other in judged[:i])
 
@@ -991,7 +991,7 @@ def test_what_holds_of_plans_in_any_arena(machine, graph, data):
     """Holes, an end of the arena, and kernels side by side leave peaks to chance, but not which plan a limit gets."""
     optimizer = Optimizer(graph, MACHINES[machine])
     optimizer.suppose(data.draw(arenas(optimizer.flow)))
-    floor, top = optimizer.floor_bytes(), optimizer.planner.lowest_unmoved.peak_bytes
+    floor, top = optimizer.floor_bytes(), optimizer.planner.lowest_unmoved().peak_bytes
     assert optimizer.search.fastest(floor - 1) is None
     plans = [optimizer.search.fastest(int(limit)) for limit in np.linspace(floor, max(floor, top) + MIB, 9)]
     found = [plan.candidate for plan in plans if plan is not None]

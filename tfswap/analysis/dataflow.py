@@ -24,7 +24,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tfswap.analysis import kernels
-from tfswap.analysis.bodies import Bodies, Branches, Record, output_bytes, record, record_list, resources_used, uses_lists
+from tfswap.analysis.bodies import (
+    Bodies,
+    Branches,
+    Record,
+    output_bytes,
+    record,
+    record_list,
+    resources_used,
+    uses_lists,
+)
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 from tfswap.analysis.cost import Costs
@@ -103,6 +104,7 @@ class Search:
         self._resident = resident
         self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
         self._planners: dict[Rewriting, Planner] = {}
+        self._least: Found | None = None
 
     def suppose_made(self, rewriting: Rewriting, resident: Resident) -> None:
         """Look from now on for plans in an arena with this content: that of `suppose`, and what this variant has made.
@@ -112,6 +114,7 @@ class Search:
         """
         made = rewriting.outside
         self._made[made] = resident
+        self._least = None
         for planned in [r for r in self._planners if r.outside == made]:
             del self._planners[planned]
 
@@ -299,8 +302,16 @@ class Search:
 
     def lowest(self) -> Found:
         """Of what `fastest` chooses among, what needs least."""
-        used = (Found(variant, planner.lowest) for variant, planner in self._planners_used())
-        least = min(used, key=lambda found: found.candidate.peak_bytes)
+        if self._least is None:
+            self._least = self._lowest()
+        return self._least
+
+    def _lowest(self) -> Found:
+        # The last variants of a kind move most, and leave little to look at in the others.
+        least: Found | None = None
+        for variant, planner in [*self._planners_used()][::-1]:
+            least = _lower(least, variant, planner.lowest)
+        assert least is not None, "the step as it is has a peak"
         inner = self._inner(least.candidate.peak_bytes - 1)
         for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
             if self._least_bytes(rewriting, rung) >= least.candidate.peak_bytes:
@@ -308,9 +319,22 @@ class Search:
             variant = self.variants[rewriting]
             if self._has_room(variant):
                 planner = self.planner_of(variant)
-                lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
-                least = min(least, Found(variant, lowest), key=lambda found: found.candidate.peak_bytes)
+                least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
         return least
+
+
+def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
+    """`least`, or what a variant has that needs less.
+
+    Args:
+        lowest: gives that, below so many bytes.
+    """
+    if least is None:
+        found = lowest(math.inf)
+        assert found is not None, "any peak is below that"
+        return Found(variant, found)
+    found = lowest(least.candidate.peak_bytes)
+    return least if found is None else Found(variant, found)
 
 
 def _faster(

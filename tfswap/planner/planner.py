@@ -17,7 +17,8 @@ several ladders, one for each way to place the copies and, for steps of few and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -332,24 +333,23 @@ class Planner:
         """The least that a choice holds at once, chunks aside."""
         return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
 
-    @cached_property
-    def lowest_unmoved(self) -> Candidate:
-        """The order that needs least."""
-        best: Candidate | None = None
-        for judged in self.unmoved:
-            best = judged.lowest(NEVER if best is None else best.peak_bytes) or best
-        assert best is not None, "any peak is below that"
-        return best
+    def lowest_unmoved(self, below_bytes: float = NEVER) -> Candidate | None:
+        """The order that needs least, if that is less than `below_bytes`."""
+        return self._lowest(self.unmoved, below_bytes)
 
-    @cached_property
-    def lowest(self) -> Candidate:
-        """The rung that needs least."""
-        best = self.lowest_unmoved
+    def lowest(self, below_bytes: float = NEVER) -> Candidate | None:
+        """The rung that needs least, if that is less than `below_bytes`."""
         rungs = [rung for ladder in progress.over("solving", self.ladders) for rung in ladder.rungs]
-        for rung in sorted(rungs, key=lambda rung: rung.target):
-            found = rung.judged.lowest(best.peak_bytes)
-            if found is not None and self.tiers.fit(found.memory):
-                best = found
+        # From the lowest target on: nearly all others then have more live bytes than what was found.
+        rungs.sort(key=lambda rung: rung.target)
+        return self._lowest([*(rung.judged for rung in rungs), *self.unmoved], below_bytes)
+
+    def _lowest(self, made: Iterable[Judged], below_bytes: float) -> Candidate | None:
+        best: Candidate | None = None
+        for judged in made:
+            found = judged.lowest(below_bytes)
+            if found is not None and (judged in self.unmoved or self.tiers.fit(found.memory)):
+                best, below_bytes = found, found.peak_bytes
         return best
 
     def draft(self, choice: Choice, least_s: float = 0.0) -> Draft:
@@ -453,13 +453,20 @@ class Judged:
 
     def lowest(self, below_bytes: float) -> Candidate | None:
         """The one that needs least, if that is less than `below_bytes`."""
-        limit_bytes = below_bytes - 1
-        if not self.may_fit(limit_bytes):
+        best: Candidate | None = None
+        if not self.may_fit(below_bytes - 1):
             return None
-        found = [*self._as_drafted(self._one_by_one, self._alone, limit_bytes), *self._at_ends(limit_bytes)]
-        if self.draft.choice.beside:
-            found += self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
-        return min(found, key=lambda one: one.peak_bytes, default=None)
+        made = [(self._one_by_one, self._alone)]
+        made += [(self.draft.choice, self.draft.timing)] if self.draft.choice.beside else []
+        for choice, timing in made:
+            for one in itertools.chain((choice,), (split for _, split in self._split(choice, below_bytes - 1))):
+                found = self._candidate(one, timing, below_bytes - 1)
+                if found is not None:
+                    best, below_bytes = found, found.peak_bytes
+        for found in self._at_ends(below_bytes - 1):
+            if found.peak_bytes < below_bytes:
+                best, below_bytes = found, found.peak_bytes
+        return best
 
     @property
     def _one_by_one(self) -> Choice:

@@ -1,0 +1,111 @@
+"""How much work planning takes, counted: what is simulated, and how often loops are followed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from graphs import Layer, training_step
+from test_bodies import CHOICE, LOOP
+
+from tfswap.analysis import bodies, dataflow
+from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.device import DeviceModel
+from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir.graph import Graph
+from tfswap.ir.text import parse_graph
+from tfswap.planner import simulate
+from tfswap.planner.allocator import Arena
+from tfswap.planner.schedule import RUN, Step
+from tfswap.planner.simulate import NOTHING_KNOWN, Judge
+
+CPU = DeviceModel()
+
+
+def a_loop_and_a_choice() -> Graph:
+    """A loop of five iterations, and a conditional of which the step decides which branch is taken."""
+    text = LOOP.replace("%i = Placeholder() {dtype=int32} -> int32[]", "%i = Const() -> int32[] = (0,)", 1)
+    text = text.replace("%n = Placeholder() {dtype=int32} -> int32[]", "%n = Const() -> int32[] = (5,)", 1)
+    text = text.replace("%seen = Placeholder() {dtype=variant} -> variant[]", "%s = Const() -> int32[] = (1024,)\n"
+        "%seen = EmptyTensorList(%s, %n) {element_dtype=float32} -> variant[]", 1)  # fmt: skip
+    text = text.replace("feeds %i, %h, %seen, %n\n", "%p = Placeholder() {dtype=bool} -> bool[]\n"
+        "%chosen = If(%p, %loop:1) -> float32[1024]\nfeeds %h, %p\n", 1)  # fmt: skip
+    text = text.replace("fetches %loop:1, %loop:2\n", "fetches %chosen\n", 1)
+    return parse_graph(text + CHOICE[CHOICE.index("body %chosen") :])
+
+
+def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypatch):
+    recorded: Counter[str] = Counter()
+    whole = bodies.record
+
+    def counted(node, *args, **kwargs):
+        recorded[node.name] += 1
+        return whole(node, *args, **kwargs)
+
+    monkeypatch.setattr(dataflow, "record", counted)
+    flow = analyse_dataflow(a_loop_and_a_choice(), CPU)
+    assert len(flow.sequences) == 2
+    assert recorded == {"loop": 1, "chosen": 3}
+    loop = flow.place["loop"]
+    assert all(other.events[other.place["loop"]] == flow.events[loop] for other in flow.sequences)
+
+
+def test_a_loop_is_followed_once_for_the_same_integers(monkeypatch):
+    """As often as it is recorded, for each sequence of branches that are taken in it."""
+    followed: list[object] = []
+    whole = bodies.Loop.run
+    monkeypatch.setattr(bodies.Loop, "run", lambda self, given: followed.append(given) or whole(self, given))
+    graph = a_loop_and_a_choice()
+    node, prepared = graph["loop"], dict[Graph, bodies._Prepared]()
+    given = [(0,), None, None, (5,)]
+    for _ in range(3):
+        bodies.record(node, graph.bodies[node], CPU, [None] * 4, given, prepared=prepared)
+    assert followed == [given]
+
+
+def test_a_schedule_that_is_refused_is_simulated_until_it_passes_the_limit(monkeypatch):
+    """And of all sequences of branches the one that refused the schedule before."""
+    graph = a_loop_and_a_choice()
+    flow = analyse_dataflow(graph, CPU)
+    steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+    judge = Judge(flow, NOTHING_KNOWN)
+    memory = judge.memory(steps)
+    assert memory is not None
+    assert judge.memory(steps, (), memory.peak_bytes) == memory
+    replays: list[object] = []
+    whole = simulate.memory_within
+    monkeypatch.setattr(simulate, "memory_within", lambda *args, **kw: replays.append(args[0]) or whole(*args, **kw))
+    assert judge.memory(steps, (), memory.peak_bytes - 1) is None
+    first = len(replays)
+    assert judge.memory(steps, (), memory.peak_bytes - 1) is None
+    assert len(replays) == first + 1
+    requests: list[int] = []
+    ask = Arena.allocate
+    monkeypatch.setattr(Arena, "allocate", lambda self, size: requests.append(size) or ask(self, size))
+    judge.memory(steps)
+    everything = len(requests)
+    requests.clear()
+    assert judge.memory(steps, (), 1) is None
+    assert len(requests) < everything / 3
+
+
+def test_the_floor_takes_few_simulations(monkeypatch):
+    """Of all rungs, those that may lower it; the first has the lowest target."""
+    kinds = ("dense", "relu", "scale", "add") * 4
+    optimizer = Optimizer(training_step([Layer(kind, (3 * i) // 4) for i, kind in enumerate(kinds)], 512, 128), CPU)
+    done: list[bool] = []
+    whole = Judge.memory
+
+    def counted(self, *args):
+        found = whole(self, *args)
+        done.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Judge, "memory", counted)
+    floor = optimizer.floor_bytes()
+    rungs = sum(len(ladder.rungs) for ladder in optimizer.planner.ladders)
+    assert rungs > 200
+    assert sum(done) < rungs / 20, "to the end"
+    assert len(done) < rungs / 2
+    count = len(done)
+    assert optimizer.floor_bytes() == floor
+    assert len(done) == count, "asked for again, it is known"

@@ -58,15 +58,20 @@ def _guard_callers() -> None:
     AtomicFunction.call_flat = call_flat
 
 
-def _step_in(function: Any) -> str | None:
-    """The name of an optimized step that an AtomicFunction is or calls."""
+def calls_steps(function: Any) -> bool:
+    """Whether a ConcreteFunction calls optimized steps."""
+    return _step_in(function._inference_function, outer=function._inference_function) is not None
+
+
+def _step_in(function: Any, outer: Any = None) -> str | None:
+    """The name of an optimized step, other than `outer`, that an AtomicFunction is or calls."""
     seen: set[int] = set()
     pending = [function]
     while pending:
         each = pending.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            if each.name in _steps:
+            if each.name in _steps and each is not outer:
                 return _steps[each.name]
             pending += getattr(each, "children", ())  # what loops run may be of another class
     return None

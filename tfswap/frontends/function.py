@@ -112,7 +112,7 @@ class OptimizedFunction(Generic[P, R]):
     TensorFlow takes it for that function, and what it asks of one it finds here: an object that holds an
     OptimizedFunction can be saved, and what is saved is the function as it was traced.
 
-    Calls take turns: the limit is the allocator's, and two steps at once would take twice as much.
+    Steps of all optimized functions take turns: the limit is the allocator's, and two would take as much as both.
 
     Attributes:
         batches_beside: so many batches as a call is given are made in the device's memory while the step runs, by the

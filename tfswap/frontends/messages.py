@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 BESIDE_OTHERS = (
-    "other optimized functions ran at the same time, and each is planned as if it were alone. Call them one after "
-    "another."
+    "another optimized step ran at the same time, and each is planned as if it were alone: one of them calls Python, "
+    "waits for a queue or an iterator, or takes part in a collective, and may have waited for the other. Call them one "
+    "after another."
 )
 """The cause where a step did not run alone."""
 

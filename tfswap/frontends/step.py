@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tfswap import progress
 from tfswap.analysis.pipelines import element_bytes
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.frontends import machine, messages
+from tfswap.forks import calls_steps
+from tfswap.frontends import machine, messages, turn
 from tfswap.frontends.arguments import Request
 from tfswap.frontends.audit import Audit, gates_of
 from tfswap.frontends.batches import ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
@@ -36,12 +37,12 @@ from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.told_sizes import ToldSizes
-from tfswap.frontends.traffic import TRAFFIC
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
+from tfswap.passes.nodes import waits_for_others
 from tfswap.passes.states import apply_states
 from tfswap.planner.allocator import regions_of, round_up
 from tfswap.planner.niches import LARGEST_BYTES
@@ -143,6 +144,8 @@ class Step:
         # one.
         self._audits: dict[int, Audit] = {}
         self._audited = 0  # how often gates had kept something when these were audited last
+        self._waits = False  # whether kernels of the step may wait for others
+        self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
         self._requests: Requests | None = None
@@ -184,7 +187,7 @@ class Step:
         """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
         if self.planned:
             return
-        with TRAFFIC.planning(), progress.task(f"planning {self.name}"):
+        with turn.planning(), progress.task(f"planning {self.name}"):
             if self.planned:
                 return
             try:
@@ -207,19 +210,19 @@ class Step:
             if self._audits:
                 self._audit_what_is_new(look(before=False))
             return result
-        planned = False
-        while True:
-            step = TRAFFIC.begin()
-            try:
-                before = look(before=True)
-                if planned or not TRAFFIC.alone(step) or self._fits(before):
-                    return self._watched(inputs, plain, asked, before, step)
-            finally:
-                TRAFFIC.end()
-            with TRAFFIC.planning(), progress.task(f"planning {self.name} again"):
-                if not self._fits(look(before=True)):
+        outer = turn.held()
+        try:
+            ticket = turn.begin(self._waits)
+            before = look(before=True)
+            if turn.alone(ticket) and not self._fits(before):
+                with progress.task(f"planning {self.name} again"):
                     self._plan_again(inputs)
-            planned = True
+                before = look(before=True)
+            if self._calls_steps:
+                turn.end(outer)  # each of them takes its own
+            return self._watched(inputs, plain, asked, before, ticket)
+        finally:
+            turn.end(outer)
 
     def _audit_what_is_new(self, now: CLook) -> None:
         if now.executed != self._audited:
@@ -334,6 +337,7 @@ class Step:
         self.report = dataclasses.replace(report, step=self.name, _floor=self._floor_bytes)
         self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
         self._live, self._resident_bytes, self._peaks, self._expected_bytes = live, resident.total_bytes, {}, peak
+        self._calls_steps = gate is None and calls_steps(self._concrete)
         self.planned = True
         if self._request.options.limit_workspaces:
             limit_workspaces(self.report.workspace_bytes)
@@ -422,6 +426,7 @@ class Step:
         self._margin_bytes += room_bytes(self._batches)
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident().beside(self._made_around(inputs))
+        self._waits = waits_for_others(graph)
         made = self._optimizer = Optimizer(
             graph,
             live_device()[1],
@@ -742,15 +747,15 @@ class Step:
             lacked = max(0, promised(peak) + self._margin_bytes - self.limit_bytes)
             self._shift_bytes = min(self._shift_bytes + lacked, int(self.limit_bytes * MOST_SHIFT))
 
-    def _watched(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CLook, step: int) -> Any:
+    def _watched(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None, before: CLook, ticket: int) -> Any:
         """Run the step, and notice when the allocator's peak passes the limit.
 
         Args:
             asked: what the call captures, where that is asked for anew.
-            step: as `TRAFFIC` calls it.
+            ticket: as `turn.begin` gives it.
         """
         result = self._call(inputs, plain, asked)
-        self._notice(before, step, result)
+        self._notice(before, ticket, result)
         return result
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
@@ -759,16 +764,17 @@ class Step:
             result = run()
             self._audit_what_is_new(look(before=False))
             return result
-        step = TRAFFIC.begin()
+        outer = turn.held()
         try:
+            ticket = turn.begin(self._waits)
             before = look(before=False)
             result = run()
-            self._notice(before, step, result)
+            self._notice(before, ticket, result)
             return result
         finally:
-            TRAFFIC.end()
+            turn.end(outer)
 
-    def _notice(self, before: CLook, step: int, result: Any) -> None:
+    def _notice(self, before: CLook, ticket: int, result: Any) -> None:
         """Look whether what has just run, and gave `result`, has passed the limit."""
         after = look(before=False)
         self._seen_bytes = after.peak_bytes
@@ -783,7 +789,7 @@ class Step:
             hopeless |= after.peak_bytes <= planned + self._unplannable_bytes
             if after.peak_bytes > limit and not (hopeless and self._on_exceeded != "raise"):
                 came = self._what_came(before, after, result)
-                self._exceeded(after.peak_bytes, limit, came, TRAFFIC.alone(step), hopeless)
+                self._exceeded(after.peak_bytes, limit, came, turn.alone(ticket), hopeless)
 
     def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
         """What is in the arena now, was not before the step, and is not the step's; "" where there is nothing."""

@@ -61,6 +61,8 @@ class Trait(Flag):
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
     """Does something outside the graph that must happen once."""
+    WAITS = auto()
+    """Its kernel may wait for what other steps, processes or the user's Python do."""
     CALLS = auto()
     """Runs functions, whose insides are not in this graph."""
     PIPELINE = auto()
@@ -117,7 +119,8 @@ _SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
 _SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
 _EFFECT = Trait.SIDE_EFFECT
-_COLLECTIVE = Trait.SIDE_EFFECT | Trait.COLLECTIVE
+_COLLECTIVE = Trait.SIDE_EFFECT | Trait.COLLECTIVE | Trait.WAITS
+_WAITS = Trait.SIDE_EFFECT | Trait.WAITS
 _CALL = Trait.CALLS
 _PIPELINE = Trait.PIPELINE
 _FRAME = Trait.FRAME
@@ -260,34 +263,34 @@ _TRAITS: dict[str, Trait] = {
     "CollectiveReduceScatterV2": _COLLECTIVE,
     "CollectiveReduceV2": _COLLECTIVE,
     "CollectiveReduceV3": _COLLECTIVE,
-    "EagerPyFunc": _EFFECT,
+    "EagerPyFunc": _WAITS,
     "HashTableV2": _EFFECT,
     "InitializeTableV2": _EFFECT,
     "InplaceAdd": _EFFECT,  # writes over its first input, whoever else reads that
     "InplaceSub": _EFFECT,  # the same
     "InplaceUpdate": _EFFECT,  # the same
-    "IteratorGetNext": _EFFECT | Trait.NEXT_ELEMENT,
-    "IteratorGetNextAsOptional": _EFFECT | Trait.NEXT_ELEMENT,
-    "IteratorGetNextSync": _EFFECT | Trait.NEXT_ELEMENT,
+    "IteratorGetNext": _WAITS | Trait.NEXT_ELEMENT,
+    "IteratorGetNextAsOptional": _WAITS | Trait.NEXT_ELEMENT,
+    "IteratorGetNextSync": _WAITS | Trait.NEXT_ELEMENT,
     "LookupTableFindV2": _EFFECT,
     "LookupTableImportV2": _EFFECT,
     "LookupTableInsertV2": _EFFECT,
     "MergeV2Checkpoints": _EFFECT,
     "MutableHashTableV2": _EFFECT,
-    "NcclAllReduce": _EFFECT,
-    "NcclBroadcast": _EFFECT,
-    "NcclReduce": _EFFECT,
+    "NcclAllReduce": _WAITS,
+    "NcclBroadcast": _WAITS,
+    "NcclReduce": _WAITS,
     "NoOp": _EFFECT | Trait.INLINE,  # nothing but its control edges, which must stay
     "OptionalGetValue": _EFFECT | Trait.UNWRAPS,
     "OptionalHasValue": _EFFECT,
     "Print": _EFFECT,
     "PrintV2": _EFFECT,
-    "PyFunc": _EFFECT,
-    "PyFuncStateless": _EFFECT,
-    "QueueDequeueV2": _EFFECT,
-    "QueueEnqueueV2": _EFFECT,
+    "PyFunc": _WAITS,
+    "PyFuncStateless": _WAITS,
+    "QueueDequeueV2": _WAITS,
+    "QueueEnqueueV2": _WAITS,
     "ReadFile": _EFFECT,
-    "Recv": _EFFECT,
+    "Recv": _WAITS,
     "RestoreV2": _EFFECT,
     "SaveV2": _EFFECT,
     "Send": _EFFECT,
@@ -306,9 +309,9 @@ _TRAITS: dict[str, Trait] = {
     "WriteFile": _EFFECT,
     "WriteScalarSummary": _EFFECT,
     "WriteSummary": _EFFECT,
-    "_HostRecv": _EFFECT,
+    "_HostRecv": _WAITS,
     "_HostSend": _EFFECT,
-    "_Recv": _EFFECT,
+    "_Recv": _WAITS,
     "_Send": _EFFECT,
     "_ScopedAllocator": _EFFECT,
     "_ScopedAllocatorConcat": _EFFECT,
@@ -317,7 +320,7 @@ _TRAITS: dict[str, Trait] = {
     "Case": _CALL,
     "If": _CALL,
     "PartitionedCall": _CALL,
-    "RemoteCall": _CALL,
+    "RemoteCall": _CALL | Trait.WAITS,
     "StatefulPartitionedCall": _CALL,
     "StatelessCase": _CALL,
     "StatelessIf": _CALL,
@@ -998,6 +1001,12 @@ def makes_handle(op: str) -> bool:
 def acts(op: str) -> bool:
     """Whether anybody can notice that the op has run: what is not known to only compute, or to read, does."""
     return not traits(op) & _ONLY_GIVES
+
+
+@cache
+def may_wait(op: str) -> bool:
+    """Whether the op's kernel may wait for what others do; one that is not known, and not tfswap's, may do anything."""
+    return Trait.WAITS in traits(op) or not (is_known(op) or op.startswith("Tfswap>"))
 
 
 @cache

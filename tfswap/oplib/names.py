@@ -154,7 +154,8 @@ CARRY: Final = "Tfswap>Carry"
 # (carrier: variant) -> (tensor: T); attr T. Takes it out again, once.
 DELIVER: Final = "Tfswap>Deliver"
 
-# () -> (); attrs gate: int, owner: int (whose step begins here). Every other node of the chain waits for it.
+# () -> (); attrs gate: int, owner: int (whose step begins here), waits: bool (whether its kernels may wait for other
+# steps). Every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
 # Not an op: the type of the executors that run planned steps (csrc/core/step_executor.cc).

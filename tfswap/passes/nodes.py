@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.ops import may_wait
 from tfswap.ir.types import TensorType
 from tfswap.oplib import names
 
@@ -21,8 +22,14 @@ VARIANT = TensorType("variant", ())
 
 
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:
-    """A gate by its number; 0 is always open."""
-    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs={"gate": gate}, device=device)
+    """A gate by its number."""
+    attrs = {"gate": gate, **({"waits": True} if waits_for_others(graph) else {})}
+    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs=attrs, device=device)
+
+
+def waits_for_others(graph: Graph) -> bool:
+    """Whether kernels of a step, in its bodies too, may wait for other steps."""
+    return any(may_wait(node.op) for part in (graph, *graph.all_bodies()) for node in part)
 
 
 def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False) -> Node:

@@ -40,6 +40,7 @@ REGISTER_OP("Tfswap>Gate")
     .Attr("T: list(type) >= 0 = []")
     .Attr("gate: int")
     .Attr("owner: int = 0")
+    .Attr("waits: bool = false")
     .Attr("bodies: list(func) = []")
     .Attr("limit: int = 0")
     .Attr("requests: list(string) = []")
@@ -52,6 +53,7 @@ Runs before all that acts in a step. Hands over what TensorFlow made the step fr
 (tfswap_take_executed).
 
 owner: Whose step begins here, by number, as SwapOut has it; 0 for nobody's.
+waits: Whether kernels of the step may wait for other steps (step_executor.cc).
 bodies: What loops and conditionals of the same graph run. TensorFlow would make the kernels
   and constants of these functions when they first run; here they are made with the gate, and
   go with it.

@@ -1,0 +1,188 @@
+"""Optimized steps of several threads run one at a time: each keeps its limit and its bits, and none waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.processes import on_arena
+
+PRELUDE = """
+import json, random, threading, time
+import numpy as np
+import tensorflow as tf
+import tfswap
+
+x = tf.random.stateless_normal([2048, 128], (1, 2))
+
+class Net:
+    def __init__(self, seed, layers=8):
+        start = np.random.default_rng(seed).normal(0, 0.1, [layers, 128, 128]).astype("float32")
+        self.weights = [tf.Variable(each) for each in start]
+
+    def loss(self, x):
+        for weight in self.weights:
+            x = tf.nn.relu(x @ weight)
+        return tf.reduce_sum(x * x)
+
+    def train(self, x):
+        with tf.GradientTape() as tape:
+            loss = self.loss(x)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights)):
+            weight.assign_sub(1e-7 * gradient)
+        return loss
+
+def together(*programs):
+    '''What each gives, each in a thread of its own; none may take for ever.'''
+    given = [None] * len(programs)
+    def run(n):
+        try:
+            given[n] = programs[n]()
+        except BaseException as error:
+            given[n] = repr(error)
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(programs))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(120)
+        assert not each.is_alive(), "waits for ever"
+    return given
+
+def rounds(step, seed, count=20):
+    delays = random.Random(seed)
+    def run():
+        losses = []
+        for _ in range(count):
+            time.sleep(delays.random() * 0.01)
+            losses.append(float(step(x)))
+        return losses
+    return run
+
+def peak():
+    return tf.config.experimental.get_memory_info("CPU:0")["peak"]
+
+def reset():
+    tf.config.experimental.reset_memory_stats("CPU:0")
+"""
+
+
+def run(code: str):
+    return on_arena(PRELUDE + code, 128)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_steps_of_two_threads_keep_the_limit_of_one(inside):
+    """First calls too; and within functions of TensorFlow's own."""
+    found = run(f"""
+def steps():
+    made = [tfswap.optimize(tf.function(Net(n).train), memory_limit="9MiB") for n in range(2)]
+    return made, [tf.function(lambda x, s=s: s(x) + 0.0) for s in made] if {inside} else made
+
+(alone, called) = steps()
+expected = [rounds(step, n)() for n, step in enumerate(called)]
+del alone, called
+made, called = steps()
+if {inside}:
+    [step.get_concrete_function(x) for step in called]
+reset()
+got = together(*(rounds(step, n) for n, step in enumerate(called)))
+print(json.dumps([peak(), [s.plan().limit_bytes for s in made], [s.plan().moves for s in made], expected == got]))
+""")
+    peak, limits, moves, same = found
+    assert same
+    assert all(moves)
+    assert peak <= max(limits)
+
+
+def test_what_a_step_calls_does_not_wait_for_it():
+    """A step within another, by a call and by a Python function, with another thread that wants its turn."""
+    found = run("""
+inner = tfswap.optimize(tf.function(Net(1).train), memory_limit="9MiB")
+net = Net(2)
+calls = tfswap.optimize(tf.function(lambda x: net.train(x) + inner(x)), memory_limit="40MiB")
+python = tfswap.optimize(
+    tf.function(lambda x: net.train(x) + tf.py_function(lambda x: inner(x), [x], tf.float32)), memory_limit="40MiB"
+)
+other = tfswap.optimize(tf.function(Net(3).train), memory_limit="40MiB")
+got = together(rounds(calls, 1, 3), rounds(other, 2, 10), rounds(python, 3, 3))
+print(json.dumps([len(each) if isinstance(each, list) else each for each in got]))
+""")
+    assert found == [3, 10, 3]
+
+
+def test_a_turn_ends_with_a_call_that_fails():
+    found = run("""
+net = Net(1)
+def fails(x):
+    loss = net.train(x)
+    tf.debugging.assert_less(loss, -1.0)
+    return loss
+step = tfswap.optimize(tf.function(fails), memory_limit="9MiB")
+refused = tfswap.optimize(tf.function(net.train), memory_limit="1MiB")
+said = []
+for each, error in ((step, tf.errors.InvalidArgumentError), (refused, tfswap.InfeasibleMemoryLimit)):
+    try:
+        each(x)
+    except error:
+        said.append("failed")
+other = tfswap.optimize(tf.function(net.train), memory_limit="12MiB")
+print(json.dumps([said, len(together(rounds(other, 1, 2))[0])]))
+""")
+    assert found == [["failed", "failed"], 2]
+
+
+def test_gradients_taken_outside_by_two_threads():
+    found = run("""
+nets = [Net(n) for n in range(2)]
+steps = [tfswap.optimize(tf.function(net.loss), memory_limit="20MiB") for net in nets]
+
+def trained(n):
+    def run():
+        for _ in range(5):
+            with tf.GradientTape() as tape:
+                loss = steps[n](x)
+            gradients = tape.gradient(loss, nets[n].weights)
+        return float(loss)
+    return run
+
+print(json.dumps([together(trained(0), trained(1)), [float(net.loss(x)) for net in nets]]))
+""")
+    got, expected = found
+    assert got == pytest.approx(expected)
+
+
+def test_a_wait_can_be_interrupted():
+    """And whoever waited no more is not given the turn."""
+    found = run("""
+import signal
+from tfswap.frontends import turn
+
+class Interrupted(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupted
+
+def holds():
+    turn.begin(waits=False)
+    taken.set()
+    end.wait(60)
+    turn.end(0)
+
+signal.signal(signal.SIGALRM, interrupt)
+taken, end, said = threading.Event(), threading.Event(), []
+other = threading.Thread(target=holds, daemon=True)
+other.start()
+taken.wait()
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    turn.begin(waits=False)
+except Interrupted:
+    turn.end(0)
+    said.append(turn.held())
+end.set()
+other.join()
+said.append(turn.alone(turn.begin(waits=False)))
+turn.end(0)
+print(json.dumps(said))
+""")
+    assert found == [0, True]

@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow")
 def check(first: int, count: int) -> None:
     program = f"import sys, random_sums; sys.argv[1:] = ['{first}', '{count}']; random_sums.main()"
     entries = on_arena(program, TF_NUM_INTEROP_THREADS="1")
-    # Two of forty programs have readers in no order all the same: what is found is then one of TensorFlow's own results.
+    # Two of forty programs have readers in no order all the same: found is then one of TensorFlow's own results.
     assert [e["seed"] for e in entries if e["wrong"]] == []
     assert sum(e["limits"] for e in entries) > 2 * count
     assert sum(e["swapped"] + e["reruns"] for e in entries) > 2 * count

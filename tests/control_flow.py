@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from models import settle, train
 
@@ -74,6 +75,19 @@ def nested() -> Made:
         with tf.GradientTape() as tape:
             _, h = tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, rows(h)), [0, x], maximum_iterations=4)
             loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    return weights, step, [_data(1000, 64)]
+
+
+def overwritten() -> Made:
+    """Each iteration replaces a value that it does not read."""
+    (w,) = weights = _weights((64, 64))
+
+    def step(x: Any) -> Any:
+        h = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(tf.tanh(x @ w) @ w)), [0, x])[1]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ w + tf.stop_gradient(h)))
         return _descend(tape, loss, weights)
 
     return weights, step, [_data(1000, 64)]
@@ -511,6 +525,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
         while_loop,
         until_small,
         nested,
+        overwritten,
         slopes,
         slopes_of_branches,
         branches,
@@ -660,6 +675,70 @@ def every_sequence(limit: str) -> dict[str, Any]:
         optimized(x, sequence)
         peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
     return {"peak": max(peaks), "planned": optimized.plan().planned_peak_bytes, "plans": optimized.plans}
+
+
+def any_course(share: float) -> dict[str, Any]:
+    """Loops with no bound, one in the other, and a conditional in them, whose inputs decide how often and which.
+
+    Args:
+        share: of the step's floor, that is the limit.
+    """
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    settle()
+    w, u = weights = _weights((64, 64), (64, 112))
+
+    def converge(x: Any, h: Any, tolerance: Any) -> Any:
+        def damped(h: Any) -> Any:
+            return 0.3 * h + 0.7 * tf.tanh(tf.nn.relu(h @ u) @ tf.transpose(u) + x)
+
+        def refine(h: Any, change: Any) -> tuple[Any, Any]:
+            new = tf.cond(change > 0.3, lambda: damped(h), lambda: tf.tanh(h @ w + x))
+            return new, tf.reduce_mean(tf.abs(new - h))
+
+        return tf.while_loop(lambda h, change: change > tolerance, refine, [h, 1.0])[0]
+
+    def step(x: Any, inner: Any, outer: Any) -> Any:
+        def refine(h: Any, change: Any) -> tuple[Any, Any]:
+            new = 0.5 * (converge(x, h, inner) + converge(x, 0.9 * h, inner))
+            return new, tf.reduce_mean(tf.abs(new - h))
+
+        h = tf.stop_gradient(tf.while_loop(lambda h, change: change > outer, refine, [x, 1.0])[0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.relu(tf.tanh(h @ w + x) @ u)))
+        return _descend(tape, loss, weights)
+
+    first = [weight.numpy() for weight in weights]
+    tolerances = ((2.0, 2.0), (2.0, 0.1), (0.1, 2.0), (0.5, 0.2), (1e-3, 1e-2), (1e-4, 1e-4))
+    calls = [(s * _data(1000, 64), tf.constant(i), tf.constant(o)) for i, o in tolerances for s in (0.1, 3.0)]
+
+    def digests(function: Any) -> tuple[list[bytes], list[int]]:
+        for weight, value in zip(weights, first, strict=True):
+            weight.assign(value)
+        found: list[bytes] = []
+        peaks: list[int] = []
+        for call in calls:
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            found.append(function(*call).numpy().tobytes())
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+        return [*found, *(weight.numpy().tobytes() for weight in weights)], peaks
+
+    with grappler_off():
+        expected, _ = digests(tf.function(step))
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+        tfswap.optimize(tf.function(step), memory_limit=1)(*calls[0])
+    limit = int(share * refused.value.floor_bytes)
+    optimized = tfswap.optimize(tf.function(step), memory_limit=limit, on_exceeded="raise")
+    found, peaks = digests(optimized)
+    plan = optimized.plan()
+    return {
+        "same": found == expected,
+        "peaks": peaks,
+        "planned": plan.planned_peak_bytes,
+        "limit": plan.limit_bytes,
+        "plans": optimized.plans,
+    }
 
 
 def _fail_thrice(optimized: Any, good: tuple[Any, ...], bad: tuple[Any, ...]) -> dict[str, int]:

@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 EXACT = (
     "while_loop",
     "nested",
+    "overwritten",
     "slopes",
     "slopes_of_branches",
     "branches",
@@ -53,4 +54,13 @@ def test_any_sequence_of_branches_keeps_the_limit():
     found = on_arena("import json, control_flow; print(json.dumps(control_flow.every_sequence('85%')))")
     assert found["peak"] <= found["planned"] * (1 + NEAR)
     assert found["planned"] <= found["peak"] * (1 + NEAR)
+    assert found["plans"] == 1
+
+
+def test_loops_with_no_bound_keep_their_plan_however_often_they_run():
+    """None, one or many iterations, and either branch in each: one plan is that of all."""
+    found = on_arena("import json, control_flow; print(json.dumps(control_flow.any_course(1.01)))")
+    assert found["same"]
+    assert max(found["peaks"]) <= found["planned"] <= found["limit"]
+    assert found["planned"] <= max(found["peaks"]) * 1.02  # not all that may come has
     assert found["plans"] == 1

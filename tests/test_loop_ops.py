@@ -9,20 +9,26 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
 from tfswap.importers.inline import LOWERING  # noqa: E402
-from tfswap.oplib.names import KERNEL, OWN_KERNEL  # noqa: E402
+from tfswap.oplib.names import KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
 
 
-def labelled(function):
-    """`function`, whose loops have tfswap's kernel."""
+def labelled(function, relocated=()):
+    """`function`, whose loops and conditionals have tfswap's kernels.
+
+    Args:
+        relocated: places of the results that are relocated.
+    """
     from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
     def traced(*arguments):
         result = function(*arguments)
-        loops = [op for op in tf.compat.v1.get_default_graph().get_operations() if "While" in op.type]
-        assert loops
-        for loop in loops:
-            loop._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
-            loop._set_attr(LOWERING, AttrValue(b=False))
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        nodes = [op for op in operations if op.type.removeprefix("Stateless") in ("While", "If", "Case")]
+        assert nodes
+        for node in nodes:
+            node._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+            node._set_attr(LOWERING, AttrValue(b=False))
+            node._set_attr(RELOCATED, AttrValue(list=AttrValue.ListValue(i=relocated)))
         return result
 
     return tf.function(traced)
@@ -40,6 +46,71 @@ def test_values_are_those_of_tensorflow(times):
     arguments = tf.constant(times), tf.constant([1.0, -2.0, 3.0])
     for found, expected in zip(labelled(loop)(*arguments), tf.function(loop)(*arguments), strict=True):
         assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("times", (0, 1, 7))
+def test_values_are_the_same_where_they_are_relocated(times):
+    def loop(n, x, y):
+        return tf.while_loop(lambda i, *_: i > 0, lambda i, x, y, z: (i - 1, y, tf.sin(x) + y, x), [n, x, y, x])
+
+    arguments = tf.constant(times), tf.constant([1.0, -2.0, 3.0]), tf.constant([0.5, 0.25, 1.0])
+    found = labelled(loop, relocated=(0, 1, 2, 3))(*arguments)
+    for one, expected in zip(found, tf.function(loop)(*arguments), strict=True):
+        assert one.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_a_loop_peaks_the_same_however_often_it_runs_where_its_results_are_relocated():
+    code = """
+import json
+import tensorflow as tf
+from test_loop_ops import labelled
+
+def loop(n, x, y):
+    def body(i, x, y):
+        z = tf.concat([x, y[:50_000]], 0)
+        return i - 1, tf.tanh(y)[:64_000] * 0.5 + z[:64_000], tf.sin(z[:100_000]) + 0.25
+    return tf.reduce_sum(tf.while_loop(lambda i, *_: i > 0, body, [n, x, y])[2])
+
+def peaks(function):
+    found = []
+    for times in (1, 1, 2, 3, 5, 8, 13):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        function(tf.constant(times), x, y)
+        found.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return found[1:]
+
+slab = tf.raw_ops.Empty(shape=[60, 2**20], dtype=tf.uint8)
+del slab
+x, y = tf.random.stateless_normal([64_000], [1, 2]), tf.random.stateless_normal([100_000], [3, 4])
+print(json.dumps([peaks(labelled(loop, relocated)) for relocated in ((1, 2), ())]))
+"""
+    relocated, as_they_come = on_arena(code, mib=64)
+    assert len(set(relocated[1:])) == 1, relocated
+    assert len(set(as_they_come)) > 1 and max(as_they_come) > max(relocated), as_they_come
+
+
+@pytest.mark.parametrize("chosen", (-1, 0, 1, 2, 7))
+def test_a_branch_gives_what_tensorflow_gives(chosen):
+    def choose(i, x):
+        one = tf.cond(i > 0, lambda: tf.sin(x), lambda: x)
+        return one, tf.switch_case(i, [lambda: x, lambda: one * 2.0, lambda: tf.zeros_like(x)])
+
+    arguments = tf.constant(chosen), tf.constant([1.0, -2.0, 3.0])
+    for relocated in ((), (0,)):
+        found = labelled(choose, relocated)(*arguments)
+        for one, expected in zip(found, tf.function(choose)(*arguments), strict=True):
+            assert one.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def test_what_fails_in_a_branch_fails_the_conditional():
+    def choose(x):
+        return tf.cond(x > 0.0, lambda: tf.debugging.check_numerics(x / 0.0, "in the branch"), lambda: x)
+
+    function = labelled(choose, relocated=(0,))
+    assert function(tf.constant(-1.0)).numpy() == -1.0
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="in the branch"):
+            function(tf.constant(1.0))
 
 
 @pytest.mark.parametrize("value", (3.0, 0.5, "text", 2, True))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tfswap.analysis import kernels
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
@@ -37,6 +37,7 @@ from tfswap.ir.ops import (
     uses_tensor_list,
     writes_variable,
 )
+from tfswap.oplib.names import RELOCATED
 from tfswap.planner.allocator import round_up
 
 FREED, LET_GO, SPLIT, PART, REST = -1, -2, -3, -4, -5
@@ -45,6 +46,10 @@ NAMES = {LET_GO: "let go", SPLIT: "split", PART: "part", REST: "rest"}
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
+RELOCATED_TRIPS = 2
+"""The same where an iteration's results are relocated: one that is given what the loop is, and one its own results."""
+UNKNOWN_TRIPS = 8
+"""Iterations that a loop is taken to have, for its time, where how many there are is not known."""
 
 
 class Keeps(NamedTuple):
@@ -71,6 +76,8 @@ class Record:
         contents: by output, what is known of its list.
         integers: by output, its values where they are known.
         exact: whether `events` are what the allocator sees, or a bound.
+        undetermined: the loops and conditionals in it, and itself, of which the step decides how often they run, or
+            which branch, so that where their results lie is not known.
         undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
             do not all ask for the same.
         repeated: whether such a conditional runs in a loop, now one branch and now another.
@@ -89,6 +96,7 @@ class Record:
     contents: dict[int, Contents] = field(default_factory=dict[int, Contents])
     integers: dict[int, Values] = field(default_factory=dict[int, Values])
     exact: bool = True
+    undetermined: tuple[Node, ...] = ()
     undecided: int = 0
     repeated: bool = False
     decided: bool = True
@@ -281,6 +289,7 @@ class Machine:
         self.undecided = 0
         self.repeated = False
         self.decided = True
+        self.undetermined: dict[Node, None] = {}
         self.strict = strict
         self.lowered = lowered
         self.exact = True
@@ -518,17 +527,22 @@ class Machine:
         if kind.is_loop:
             return self._loop(node, bodies[0], bodies[1], arguments, given)
         choice = integers[0]
-        self.decided &= choice is not None
-        if choice is None and self.branches is not None:
+        relocated = None if self.lowered else relocated_places(node)
+        self.decided &= choice is not None or relocated is not None
+        if choice is None and relocated is None and self.branches is not None:
             branch = bodies[self._chosen(bodies)]
         elif choice is not None and node.inputs[0].type.dtype == "bool":
             branch = bodies[0 if choice[0] else 1]
         elif choice is not None:
             branch = bodies[choice[0] if 0 <= choice[0] < len(bodies) else -1]
+        elif relocated is not None:
+            return self._any_branch(bodies, arguments, given, relocated)
         else:
-            branch = self._worst(bodies, arguments, given)
+            branch = self._worst(node, bodies, arguments, given)
             self.exact = False
         results = self._run(branch, arguments, given, consume=self.lowered)
+        if relocated is not None:
+            self._relocate(relocated, results[0], branch)
         if self.lowered:
             self.drop(inputs[0])
         return results
@@ -537,7 +551,38 @@ class Machine:
         assert self.branches is not None
         return self.branches(self._iterations[-1] if self._iterations else 0, len(bodies))
 
-    def _worst(self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]) -> Graph:
+    def _any_branch(
+        self,
+        bodies: Sequence[Graph],
+        arguments: Sequence[Buffer],
+        integers: Sequence[Values | None],
+        relocated: Sequence[int],
+    ) -> tuple[list[Buffer], list[Values | None]]:
+        """Run one branch after another: each finds what the one before has found, and leaves the same results."""
+        self.exact = False
+        results: list[Buffer] = []
+        for branch in bodies:
+            for buffer in results:
+                self.drop(buffer)
+            results, _ = self._run(branch, arguments, integers, consume=False)
+        self._relocate(relocated, results, *bodies)
+        return results, [None] * len(results)
+
+    def _relocate(self, places: Sequence[int], results: list[Buffer], *bodies: Graph) -> None:
+        """Give results buffers that are requested in their order, once all of them have been freed.
+
+        Args:
+            bodies: that may have given them.
+        """
+        for place in places:
+            self.drop(results[place])
+        for place in places:
+            sizes = (body.fetches[place].type.nbytes or 0 for body in bodies)
+            results[place] = self.allocate(max(sizes))
+
+    def _worst(
+        self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
+    ) -> Graph:
         """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
         found: list[tuple[int, int, Graph]] = []
         requests: set[tuple[tuple[int, int], ...]] = set()
@@ -552,7 +597,9 @@ class Machine:
             kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
             found.append((trial.live_bytes + kept_bytes, trial.peak_bytes, body))
             requests.add(tuple(trial._log))
+            self.undetermined.update(trial.undetermined)
         if len(requests) > 1:
+            self.undetermined[node] = None
             self.undecided = max(self.undecided, len(bodies))
             self.repeated |= bool(self._iterations)
         _, peak, branch = max(found, key=lambda f: f[:2])
@@ -569,16 +616,20 @@ class Machine:
         arguments: Sequence[Buffer],
         integers: Sequence[Values | None],
     ) -> tuple[list[Buffer], list[Values | None]]:
-        trips = self._trips(condition, body, integers)
+        trips, certain = self._trips(condition, body, integers)
+        if trips is None or not certain:
+            self.undetermined[node] = None
         last = None if trips is None else trips[-1]
+        relocated = None if self.lowered else relocated_places(node)
         steady = not self._prepare(body).lists and not self._prepare(condition).lists
-        count = STEADY_TRIPS if trips is None or (steady and len(trips) > STEADY_TRIPS) else len(trips) - 1
+        enough = STEADY_TRIPS if relocated is None else RELOCATED_TRIPS
+        count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
         held = list(arguments) if self.lowered else [self.hold(a) for a in arguments]
         values: list[Values | None] = list(integers)
         left = self.live_bytes
         weight = self._weight
-        if trips is not None and count:
-            self._weight *= (len(trips) - 1) / count
+        if count:
+            self._weight *= (UNKNOWN_TRIPS if trips is None else len(trips) - 1) / count
         self._iterations.append(0)
         for iteration in range(count):
             self._iterations[-1] = iteration
@@ -586,6 +637,8 @@ class Machine:
             self.drop(results[0])
             left = self.live_bytes
             held, values = self._run(body, held, values, consume=True)
+            if relocated is not None:
+                self._relocate(relocated, held, body)
         self._iterations.pop()
         if trips is None and self.live_bytes != left:
             self.exact = False
@@ -594,18 +647,22 @@ class Machine:
         self._weight = weight
         results, _ = self._run(condition, held, values, consume=False)
         self.drop(results[0])
+        if relocated is not None and not count:
+            self._relocate(relocated, held, body)
         return held, last if last is not None else [None] * len(held)
 
     def _trips(
         self, condition: Graph, body: Graph, integers: Sequence[Values | None]
-    ) -> list[list[Values | None]] | None:
-        """The loop variables' integers before each iteration, and after the last; None where the end is not known."""
+    ) -> tuple[list[list[Values | None]] | None, bool]:
+        """The loop variables' integers before each iteration, and after the last; None where the end is not known.
+        And whether it ends there, or may end before.
+        """
         made, key = self._prepare(body), tuple(integers)
         if key not in made.trips:
             made.trips[key] = Loop(condition, body, self._prepare(condition).given, made.given).run(integers)
         found, certain = made.trips[key]
         self.exact &= certain
-        return found
+        return found, certain
 
     # --- the record ------------------------------------------------------------------------------------------
 
@@ -661,6 +718,7 @@ class Machine:
             contents,
             integers,
             self.exact,
+            tuple(self.undetermined),
             self.undecided,
             self.repeated,
             self.decided,
@@ -686,6 +744,11 @@ class Machine:
                 temps[number] = len(temps)
                 events.append(("temp", nbytes))
         return events
+
+
+def relocated_places(node: Node) -> tuple[int, ...] | None:
+    """The results of a loop's iteration, or of a branch, that are relocated; None where nothing is."""
+    return cast("tuple[int, ...] | None", node.attrs.get(RELOCATED))
 
 
 def _deciding(node: Node, branch: int) -> Values:

@@ -304,6 +304,15 @@ def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, 
     return flow
 
 
+def undetermined_nodes(graph: Graph, device: DeviceModel) -> list[Node]:
+    """The loops and conditionals of `graph`, and in its bodies, of which the step decides how often they run, or which
+    branch.
+    """
+    builder = _Builder(graph, device, strict=False, lowered=False)
+    builder.build()
+    return list(builder.undetermined)
+
+
 def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
     """The facts of the body of a loop or a conditional of a step on `device`: loops in it need no bound."""
     return analyse_dataflow(body, device.in_bodies, strict=False)
@@ -343,6 +352,7 @@ class _Builder:
         self.prepared: Bodies = {} if before is None else before.prepared
         self.records: dict[Node, tuple[list[Contents | None], list[Values | None], Record]] = {}
         self.branches = branches
+        self.undetermined: dict[Node, None] = {}
         self.undecided = 0
         self.conditionals = 0
         self.repeated = False
@@ -530,6 +540,7 @@ class _Builder:
             )
             if made.decided:
                 self.records[node] = contents, known, made
+            self.undetermined.update(dict.fromkeys(made.undetermined))
             self.undecided = max(self.undecided, made.undecided)
             self.conditionals += made.undecided > 0
             self.repeated |= made.repeated

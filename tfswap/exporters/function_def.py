@@ -11,7 +11,7 @@ from tfswap.importers.inline import LOWERING
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque, Output
 from tfswap.ir.ops import control_flow
-from tfswap.oplib.names import KERNEL, OWN_KERNEL
+from tfswap.oplib.names import KERNEL, OWN_KERNEL, RELOCATED
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
@@ -43,7 +43,7 @@ class BodyFunctions:
         assert kind is not None
         waiting = list(bodies)
         result = {LOWERING: attr_value_pb2.AttrValue(b=False)}
-        if kind.is_loop and not self._portable:
+        if (kind.is_loop or RELOCATED in node.attrs) and not self._portable:
             result[KERNEL] = attr_value_pb2.AttrValue(s=OWN_KERNEL.encode())
         for attribute in kind.functions:
             opaque = node.attrs[attribute]

@@ -45,6 +45,7 @@ from tfswap.passes.loop_recompute import apply_loop_recompute
 from tfswap.passes.loop_swap import apply_loop_swap, looped_pops
 from tfswap.passes.pack import apply_packings, readers_of
 from tfswap.passes.precision import apply_precision
+from tfswap.passes.relocate import apply_relocation
 from tfswap.planner.beside import keep_apart
 from tfswap.planner.fit import REMEDY, require_allowed, require_fit
 from tfswap.planner.inside import PlannedBody, Rung, Terms, find_rungs
@@ -159,6 +160,8 @@ class Variants:
         self._portable = portable
         self._device = device
         self._costs = costs
+        if not portable:
+            apply_relocation(graph, device)
         self._unordered = graph.copy() if graph.bodies else graph
         self._chains = apply_bodies(graph, device, portable=portable)
         self._graph = graph

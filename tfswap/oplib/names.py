@@ -167,6 +167,10 @@ EXECUTOR: Final = "TFSWAP"
 KERNEL: Final = "_kernel"
 OWN_KERNEL: Final = "tfswap"
 
+# Not an op: which results of a loop's iteration, or of a branch, are copied to buffers that lie where they would after
+# any other number of iterations, or any other branch (csrc/core/relocation.h).
+RELOCATED: Final = "_tfswap_relocated"
+
 # Not an op: whose generator's state a random op shares, by number, and which of theirs.
 STATE_OWNER: Final = "_tfswap_owner"
 STATE_PLACE: Final = "_tfswap_place"

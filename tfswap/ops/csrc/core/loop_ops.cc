@@ -5,7 +5,8 @@
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
 // label (OWN_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
-// over the values of the iteration before. TensorFlow's If and Case let go first.
+// over the values of the iteration before, and those that it does not read are freed before it
+// runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case let go first.
 //
 // Bodies have an order, so nothing in them runs side by side but what is one node
 // (beside_ops.cc), and to hand a kernel to another thread takes longer than most kernels: all
@@ -14,6 +15,7 @@
 // decoder's steps, twice as long as without on a virtual machine of two cores). Which is faster is found out as the
 // loop runs. The parts are the same, so that sums have the same bits.
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -26,17 +28,20 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "decision.h"
 #include "faster_way.h"
 #include "lane.h"
 #include "loop_condition.h"
 #include "op_support.h"
+#include "relocation.h"
+#include "tensorflow/core/common_runtime/function_body.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/register_types.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/graph/graph.h"
 #include "tensorflow/core/platform/threadpool_interface.h"
 
 namespace tfswap {
@@ -45,6 +50,7 @@ namespace {
 using tensorflow::AsyncOpKernel;
 using tensorflow::DataTypeString;
 using tensorflow::DeviceBase;
+using tensorflow::FunctionBody;
 using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -85,36 +91,27 @@ class Frame : public tensorflow::CallFrameInterface {
   Values& results_;
 };
 
-// As TensorFlow's conditionals take it: a number that is not zero, a text or tensor that is not empty.
-absl::Status IsTrue(const Tensor& value, bool* is_true) {
-  if (value.dims() > 0) {
-    *is_true = value.NumElements() > 0;
-    return absl::OkStatus();
-  }
-  switch (value.dtype()) {
-#define TFSWAP_IS_TRUE(T)                         \
-  case tensorflow::DataTypeToEnum<T>::value:      \
-    *is_true = value.scalar<T>()() != static_cast<T>(0); \
-    return absl::OkStatus();
-    TF_CALL_REAL_NUMBER_TYPES(TFSWAP_IS_TRUE)
-    TF_CALL_bool(TFSWAP_IS_TRUE)
-#undef TFSWAP_IS_TRUE
-    case tensorflow::DT_STRING:
-      *is_true = !value.scalar<tensorflow::tstring>()().empty();
-      return absl::OkStatus();
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("A loop's condition can't be of type ",
-                                                     DataTypeString(value.dtype()), "."));
-  }
-}
-
 // What a loop runs.
 struct Functions {
   FunctionLibraryRuntime* library = nullptr;
   FunctionLibraryRuntime::Handle condition = 0;
   FunctionLibraryRuntime::Handle body = 0;
   std::optional<LoopCondition> told;
+  std::vector<int> unread;  // values that the body does not read
+  std::vector<int32_t> relocated;
 };
+
+// The arguments of a function that none of its nodes reads: they do not run, and consume nothing.
+std::vector<int> UnreadArguments(const FunctionBody* function) {
+  std::vector<int> unread;
+  if (function == nullptr) return unread;
+  for (size_t i = 0; i < function->arg_nodes.size(); ++i) {
+    const auto& edges = function->arg_nodes[i]->out_edges();
+    const bool is_read = std::any_of(edges.begin(), edges.end(), [](const auto* e) { return !e->dst()->IsSink(); });
+    if (!is_read) unread.push_back(static_cast<int>(i));
+  }
+  return unread;
+}
 
 // Runs all parts of what a kernel shares out on the kernel's own thread.
 class OneThread : public tensorflow::thread::ThreadPoolInterface {
@@ -179,7 +176,8 @@ class Loop {
         lane_(std::move(lane)),
         runner_(OnLane{lane_}),
         options_(ctx->step_id()),
-        done_(std::move(done)) {
+        done_(std::move(done)),
+        relocation_(ctx, functions.relocated) {
     options_.rendezvous = ctx->rendezvous();
     options_.cancellation_manager = ctx->cancellation_manager();
     options_.collective_executor = ctx->collective_executor();
@@ -206,6 +204,7 @@ class Loop {
 
   void Go(absl::Status status, bool on) {
     if (on) return Iterate();
+    if (status.ok() && iterations_ == 0) status = relocation_.Run(&values_);
     if (status.ok()) status = HandOver();
     End(status);
   }
@@ -215,6 +214,8 @@ class Loop {
     library_->Run(options_, functions_.body, NextFrame(), [this](const absl::Status& status) {
       if (!status.ok()) return End(status);
       Advance();
+      const absl::Status relocated = relocation_.Run(&values_);
+      if (!relocated.ok()) return End(relocated);
       Ask();
     });
   }
@@ -255,7 +256,9 @@ class Loop {
     return IsTrue(copy, goes_on);
   }
 
+  // A value that the body does not read is freed before it runs, as one that it reads is after the last read.
   Frame* NextFrame() {
+    for (const int i : functions_.unread) values_[i] = Tensor(values_[i].dtype());
     next_.resize(values_.size());
     return &frame_;
   }
@@ -296,6 +299,7 @@ class Loop {
   Values decision_;
   Frame frame_{&values_, &next_};
   AsyncOpKernel::DoneCallback done_;
+  Relocation relocation_;
 };
 
 class WhileOp : public AsyncOpKernel {
@@ -303,6 +307,7 @@ class WhileOp : public AsyncOpKernel {
   explicit WhileOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), sharing_(*ctx->device()) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("cond", &condition_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("body", &body_));
+    OP_REQUIRES_OK(ctx, Relocation::Read(ctx, &relocated_));
   }
 
   ~WhileOp() override {
@@ -333,6 +338,8 @@ class WhileOp : public AsyncOpKernel {
       TF_RETURN_IF_ERROR(Make(body_, library, &made.body));
       const bool on_host = ctx->device()->tensorflow_accelerator_device_info() == nullptr;
       if (on_host) made.told = LoopCondition::Of(library->GetFunctionBody(made.condition));
+      made.relocated = relocated_;
+      made.unread = UnreadArguments(library->GetFunctionBody(made.body));
       found = functions_.emplace(library, std::move(made)).first;
     }
     *functions = found->second;
@@ -346,6 +353,7 @@ class WhileOp : public AsyncOpKernel {
 
   tensorflow::NameAttrList condition_;
   tensorflow::NameAttrList body_;
+  std::vector<int32_t> relocated_;
   std::mutex mu_;
   std::unordered_map<FunctionLibraryRuntime*, Functions> functions_;
   Sharing sharing_;

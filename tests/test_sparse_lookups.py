@@ -12,6 +12,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap
+from tfswap.exporters.function import grappler_off, memory_optimizer_off
 
 ROWS, WIDTH, WORDS = 1024, 64, 4000
 
@@ -65,10 +66,14 @@ def run(**limit):
     return [losses, [v.numpy().tobytes().hex() for v in (table, *weights)]], max(peaks), step
 
 CALLS = (800, ROWS)
-expected, unoptimised, _ = run()
+# The second is what a step with conditionals has: the weights' checks are some.
+references = []
+for reference in (memory_optimizer_off, grappler_off):
+    with reference():
+        references.append(run()[0])
 found, peak, step = run(memory_limit="85%")
 limit = step.report().memory_limit_bytes
-print(json.dumps([found[0][0] == expected[0][0], peak <= limit, step.plans <= 2]))
+print(json.dumps([found in references, peak <= limit, step.plans <= 2]))
 """
 
 

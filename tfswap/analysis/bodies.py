@@ -22,7 +22,7 @@ from tfswap.analysis import kernels
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import constant_nodes
-from tfswap.analysis.integers import Integers, Loop, Values, as_feeds
+from tfswap.analysis.integers import Integers, Known, Loop, Values, as_feeds
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.analysis.lists import LIST_RULES, Call
 from tfswap.analysis.workspace import Event
@@ -133,8 +133,6 @@ Bodies = dict[Graph, _Prepared]
 
 Branches = Callable[[int, int], int]
 """Says which branch is taken next: in this iteration of a loop, of so many branches."""
-
-Known = dict[tuple[Node, int], Values]
 
 
 class UnboundedLoop(UnsupportedGraph):

@@ -186,6 +186,11 @@ class Dataflow:
         """Per node, the nodes that `deps` makes wait for it."""
         return _users(self.deps)
 
+    @cached_property
+    def held(self) -> list[tuple[int, ...]]:
+        """Per node, `reads` and `consumes`."""
+        return [(*reads, *self.consumes.get(i, ())) for i, reads in enumerate(self.reads)]
+
     def may(self, v: int, tactic: str) -> bool:
         """Whether the user lets this tactic be used on a value."""
         return self.permits.get(v, ANYTHING).allows(tactic)

@@ -18,6 +18,8 @@ from tfswap.ir.ops import is_view
 from tfswap.oplib import names
 
 Values = tuple[int, ...]
+Known = dict[tuple[Node, int], Values]
+"""By tensor, its elements."""
 
 _DTYPES = frozenset(("bool", "int32", "int64"))
 
@@ -214,7 +216,7 @@ class Integers:
     def __init__(
         self, graph: Graph, order: Sequence[Node], *, lengths: bool = False, asked: Iterable[Output] | None = None
     ):
-        self._constants = {(node, 0): values for node, values in graph.small_constants.items()}
+        self._constants: Known = {(node, 0): values for node, values in graph.small_constants.items()}
         self._rules: dict[Node, Rule] = {}  # in the nodes' order
         for node in order:
             variant = any(kind.dtype == "variant" for kind in (*(t.type for t in node.inputs), *node.outputs))
@@ -227,20 +229,26 @@ class Integers:
                 if node in needed and node in self._rules:
                     needed.update(tensor.node for tensor in node.inputs)
             self._rules = {node: rule for node, rule in self._rules.items() if node in needed}
+        # What follows from constants alone is known once and for all: a loop is followed for thousands of iterations.
+        for node in self._rules:
+            self.follow_on(node, self._constants)
+        self._rules = {node: rule for node, rule in self._rules.items() if (node, 0) not in self._constants}
 
-    def follow(self, given: Mapping[tuple[Node, int], Values]) -> dict[tuple[Node, int], Values]:
+    def follow(self, given: Mapping[tuple[Node, int], Values]) -> Known:
         """What is known when `given` is."""
         known = {**self._constants, **given}
-        for node in self._rules:
-            self.follow_on(node, known)
+        for node, rule in self._rules.items():
+            values = rule(node, [known.get(t) for t in node.inputs])
+            if values is not None:
+                known[node, 0] = values
         return known
 
-    def follow_on(self, node: Node, known: dict[tuple[Node, int], Values]) -> None:
+    def follow_on(self, node: Node, known: Known) -> None:
         """Add to `known` what follows for one node's output."""
         rule = self._rules.get(node)
         if rule is None:
             return
-        values = rule(node, [known.get((t.node, t.index)) for t in node.inputs])
+        values = rule(node, [known.get(t) for t in node.inputs])
         if values is not None:
             known[node, 0] = values
 

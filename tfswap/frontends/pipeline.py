@@ -444,6 +444,7 @@ class Optimizer:
         return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident, beside)
 
     @progress.task("looking for the smallest limit")
+    @without_collector
     def floor_bytes(self) -> int:
         return self.search.lowest().candidate.peak_bytes + self.extra_margin_bytes
 

@@ -25,7 +25,7 @@ from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
 from tfswap.planner.inside import Rung, least_around
-from tfswap.planner.ordering import choose_order
+from tfswap.planner.ordering import choose_order, rank_orders
 from tfswap.planner.planner import Candidate, Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.planner.schedule import build_schedule
@@ -71,6 +71,7 @@ class Search:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self._rung_of: dict[Rewriting, Rung] = {}
+        self._orders: dict[Rewriting, list[list[int]]] = {}
         self.suppose(resident)
 
     def _in_precision(self) -> Rewriting:
@@ -144,8 +145,15 @@ class Search:
                 share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
                 least_s=least_s,
                 least_bytes=least_bytes,
+                orders=self._orders_of(variant),
             )
         return self._planners[variant.rewriting]
+
+    def _orders_of(self, variant: Variant) -> list[list[int]]:
+        """The orders of a variant's kernels: whatever is in the arena, they are the same."""
+        if variant.rewriting not in self._orders:
+            self._orders[variant.rewriting] = rank_orders(variant.flow, self._costs.of_step(variant.flow))
+        return self._orders[variant.rewriting]
 
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
@@ -193,9 +201,9 @@ class Search:
     @functools.cached_property
     def live_peak_bytes(self) -> int:
         """What is live at once in the step's best order, with nothing moved."""
-        flow = self.variants.plain.flow
-        order = choose_order(flow, self._costs.of_step(flow))
-        return simulate_memory(flow, build_schedule(order, ()), live=True).peak_bytes
+        plain = self.variants.plain
+        order = self._orders_of(plain)[0]
+        return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
 
     def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
         """Each variant that may be chosen, with its planner, made as they are asked for."""

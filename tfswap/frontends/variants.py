@@ -168,6 +168,7 @@ class Variants:
         self._facts = facts
         self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
+        self._bodies: dict[tuple[Rewriting, str, tuple[Inside, ...]], Problem] = {}
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
@@ -181,7 +182,7 @@ class Variants:
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
             apply_packings(graph, rewriting.packed, self._device)
-            planned = self._carry_out(graph, rewriting.inside)
+            planned = self._carry_out(graph, rewriting)
             graph.prune()
             self._keep_apart(graph)
             flow = self._facts(graph)
@@ -234,11 +235,12 @@ class Variants:
         apply_inner_encodings(graph, found)
         return found
 
-    def _carry_out(self, graph: Graph, planned: Collection[Inside]) -> list[tuple[Inside, Problem, Graph]]:
+    def _carry_out(self, graph: Graph, rewriting: Rewriting) -> list[tuple[Inside, Problem, Graph]]:
         """Do in the bodies what is planned there. Raises InvalidModel where that can't be.
 
         Returns each with its body as it was, and the body.
         """
+        planned = rewriting.inside
         bodies = graph.named_bodies() if planned else {}
         found: list[tuple[Inside, Problem, Graph]] = []
         for inside in planned:
@@ -247,10 +249,14 @@ class Variants:
                 raise InvalidModel(
                     f"this plan moves tensors inside of {inside.body!r}, which this graph does not have. {REMEDY}"
                 )
-            flow = analyse_body(body.copy(), self._device)
-            problem = self._problem_of(flow)
+            # A body is what the form of the step makes it, and what is planned in the bodies that it contains.
+            before = tuple(made for made, *_ in found if made.body.startswith(f"{inside.body}/"))
+            key = rewriting.outside, inside.body, before
+            if key not in self._bodies:
+                self._bodies[key] = self._problem_of(analyse_body(body.copy(), self._device))
+            problem = self._bodies[key]
             require_fit(inside, problem)
-            apply_inside(body, flow, inside)
+            apply_inside(body, problem.flow, inside)
             found.append((inside, problem, body))
         tell_effects(graph, [body for *_, body in found])
         return found

@@ -204,6 +204,7 @@ class Planner:
         share: of the rungs that fit into the time for planning, how many this planner may have.
         portable: plan with TensorFlow's own ops alone: no kernels side by side, and no chunks of a request's own size.
         least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
+        orders: what `rank_orders` gives for these facts and costs, where that is known.
     """
 
     def __init__(
@@ -220,6 +221,7 @@ class Planner:
         portable: bool = False,
         least_s: float = 0.0,
         least_bytes: int = 0,
+        orders: Sequence[list[int]] = (),
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
         self._least_s, self.least_bytes = least_s, least_bytes
@@ -236,7 +238,7 @@ class Planner:
         self.rates = self.costs.rates
         self.cost_s = self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
-        orders = rank_orders(flow, self.cost_s)
+        orders = list(orders or rank_orders(flow, self.cost_s))
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
@@ -328,7 +330,7 @@ class Planner:
                 best = judged.draft
         return best
 
-    @property
+    @cached_property
     def live_floor_bytes(self) -> int:
         """The least that a choice holds at once, chunks aside."""
         return min((self.live_peak_bytes, *(target for ladder in self.ladders for target in ladder.targets)))
@@ -370,7 +372,7 @@ class Planner:
         """
         key = (*map(tuple, choice), least_s)
         if key not in self._judged:
-            self._judged[key] = Judged(self, self.draft(choice, least_s))
+            self._judged[key] = Judged(self, choice, least_s)
         return self._judged[key]
 
     def timing(self, choice: Choice) -> Timing:
@@ -385,17 +387,28 @@ class Judged:
     """A draft, and what the allocator makes of it: as it is, with fewer kernels side by side, and in exact chunks.
 
     None of these depends on a limit. One takes no less time, and promises no lower peak, than those that are tried
-    before it and stand for it: so whoever is given the first that fits misses nothing.
+    before it and stand for it: so whoever is given the first that fits misses nothing. The draft is made when it is
+    first asked for: what holds too much is refused without it.
+
+    Args:
+        choice, least_s: as of `Planner.draft`.
     """
 
-    def __init__(self, planner: Planner, draft: Draft):
-        self.draft = draft
+    def __init__(self, planner: Planner, choice: Choice, least_s: float):
+        self._choice = choice
+        self._one_by_one = choice._replace(beside=())
+        self._least_s = least_s
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
         self._live_above: dict[tuple[int, ...], float] = {}  # by what runs beside: more than this is live at once
         self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
         self._needs: dict[_Besides, list[Need]] = {}
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The choice with kernels side by side, timed."""
+        return self._planner.draft(self._choice, self._least_s)
 
     @property
     def seconds(self) -> float:
@@ -467,11 +480,6 @@ class Judged:
             if found.peak_bytes < below_bytes:
                 best, below_bytes = found, found.peak_bytes
         return best
-
-    @property
-    def _one_by_one(self) -> Choice:
-        """The draft with all kernels one after another."""
-        return self.draft.choice._replace(beside=())
 
     @cached_property
     def _alone(self) -> Timing:

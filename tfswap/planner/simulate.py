@@ -237,12 +237,11 @@ class Replay:
         """Count, per value, the reads of its original (`refs`) and of each buffer that comes after it (`late`)."""
         self.refs = refs = [0] * len(self.flow.values)
         self.late: dict[int, list[int]] = {}
-        late = self.late
+        late, held = self.late, self.flow.held
         for kind, subject in self.steps:
             if kind in KERNELS or kind == OUT:
                 # A copy reads too: its own edge first, then the handle that it makes, held until RELEASE.
-                consumed = self.flow.consumes.get(subject, ()) if kind in KERNELS else ()
-                for v in (subject,) if kind == OUT else (*self.flow.reads[subject], *consumed):
+                for v in (subject,) if kind == OUT else held[subject]:
                     if v in late:
                         late[v][-1] += 1
                     else:

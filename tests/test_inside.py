@@ -15,7 +15,7 @@ from tfswap.analysis.bodies import Record, record
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
-from tfswap.frontends import pipeline
+from tfswap.frontends import pipeline, variants
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
@@ -201,6 +201,18 @@ def test_more_memory_never_takes_longer():
     assert times == sorted(times, reverse=True)
     assert len({plan.inside for plan in plans}) > 3
     assert all(plan.keeps_limit for plan in plans)
+
+
+def test_a_body_has_its_facts_made_once_for_all_that_is_planned_in_it(monkeypatch):
+    analysed: list[object] = []
+    whole = variants.analyse_body
+    monkeypatch.setattr(variants, "analyse_body", lambda body, device: analysed.append(body) or whole(body, device))
+    made = optimizer(tactics=("swap",))
+    floor, peak = made.floor_bytes(), made.baseline.peak_bytes
+    plans = [made.plan(floor + (peak - floor) * n // 6, ordered=True) for n in range(5)]
+    planned = {plan.inside for plan in plans if plan.inside}
+    assert len(planned) > 1
+    assert len(analysed) == len({inside.body for plan in planned for inside in plan})
 
 
 def test_below_the_floor_the_floor_is_told():

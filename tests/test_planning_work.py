@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 from graphs import Layer, training_step
 from test_bodies import CHOICE, LOOP
 
-from tfswap.analysis import bodies, dataflow
+from tfswap.analysis import bodies, dataflow, integers
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.frontends import search
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.planner import simulate
 from tfswap.planner.allocator import Arena
+from tfswap.planner.planner import Planner
 from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Judge
+from tfswap.planner.simulate import NOTHING_KNOWN, Judge, Resident
 
 CPU = DeviceModel()
 
@@ -101,11 +104,58 @@ def test_the_floor_takes_few_simulations(monkeypatch):
         return found
 
     monkeypatch.setattr(Judge, "memory", counted)
+    drafts: list[object] = []
+    draft = Planner.draft
+    monkeypatch.setattr(Planner, "draft", lambda self, *args: drafts.append(args) or draft(self, *args))
     floor = optimizer.floor_bytes()
     rungs = sum(len(ladder.rungs) for ladder in optimizer.planner.ladders)
     assert rungs > 200
     assert sum(done) < rungs / 20, "to the end"
     assert len(done) < rungs / 2
+    assert len(drafts) < rungs / 2, "what holds too much is not timed"
     count = len(done)
     assert optimizer.floor_bytes() == floor
     assert len(done) == count, "asked for again, it is known"
+
+
+def test_orders_are_ranked_once_whatever_is_in_the_arena(monkeypatch):
+    ranked: list[object] = []
+    whole = search.rank_orders
+    monkeypatch.setattr(search, "rank_orders", lambda flow, cost_s: ranked.append(flow) or whole(flow, cost_s))
+    optimizer = Optimizer(training_step([Layer("dense", 0), Layer("relu", 0)], 64, 64), CPU)
+    floor = optimizer.floor_bytes()
+    flows = len(ranked)
+    optimizer.suppose(Resident(total_bytes=2 * floor))
+    assert optimizer.floor_bytes() > floor
+    assert len(ranked) == flows == len({id(flow) for flow in ranked})
+
+
+def test_what_follows_from_constants_is_followed_once(monkeypatch):
+    """A loop's bound may be computed in its condition, of constants: not again in each iteration."""
+    text = """
+    %i = Placeholder() {dtype=int32} -> int32[]
+    %a = Const() -> int32[] = (7,)
+    %b = Const() -> int32[] = (6,)
+    %most = Mul(%a, %b) -> int32[]
+    %less = Less(%i, %most) -> bool[]
+    feeds %i
+    fetches %less
+    """
+    rules = {op: Counter[str]() for op in ("Mul", "Less")}
+    for op, count in rules.items():
+        whole = integers._RULES[op]
+        monkeypatch.setitem(integers._RULES, op, lambda *a, whole=whole, count=count: count.update("r") or whole(*a))
+    graph = parse_graph(text)
+    followed = integers.Integers(graph, graph.topological())
+    assert [followed.follow({(graph["i"], 0): (i,)})[graph["less"], 0] for i in (3, 41, 42)] == [(1,), (1,), (0,)]
+    assert (rules["Mul"].total(), rules["Less"].total()) == (1, 4)
+
+
+def test_the_collector_is_off_while_the_floor_is_looked_for(monkeypatch):
+    on: list[bool] = []
+    whole = search.Search.lowest
+    monkeypatch.setattr(search.Search, "lowest", lambda self: on.append(gc.isenabled()) or whole(self))
+    assert gc.isenabled()
+    Optimizer(training_step([Layer("dense", 0)], 64, 64), CPU).floor_bytes()
+    assert gc.isenabled()
+    assert on == [False]

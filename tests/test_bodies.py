@@ -349,12 +349,45 @@ body %loop
   feeds %i, %given, %made, %state
   fetches %next, %pop, %pushed, %new
 """
-    flow = analyse_dataflow(parse_graph(text), CPU, lowered=lowered)
+    flow = analyse_dataflow(parse_graph(text), CPU, lowered=(lambda _: 1e-6) if lowered else None)
     loop = flow.place["loop"]
     steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
     peak = simulate_memory(flow, steps).peak_bytes - flow.persistent_bytes
     assert peak // (4 * KIB) == elements
     assert len(flow.consumes.get(loop, ())) == (8 if lowered else 0)  # the list, its rows, and the other arguments
+
+
+@pytest.mark.parametrize(("lowered", "threads", "elements"), ((False, 2, 1), (True, 1, 1), (True, 2, 2)))
+def test_kernels_of_a_lowered_body_run_side_by_side(lowered, threads, elements):
+    # Of four 4 MiB products, each is read by a small one. In an order one is there at a time; else one for each thread.
+    text = """\
+%x = Placeholder() {dtype=float32} -> float32[1024, 1024]
+%i = Const() -> int32[] = (0,)
+%loop = While(%i, %x) -> int32[], float32[1024, 1024]
+feeds %x
+fetches %loop:0
+body %loop
+  %i = Placeholder() -> int32[]
+  %x = Placeholder() -> float32[1024, 1024]
+  %n = Const() -> int32[] = (4,)
+  %less = Less(%i, %n) -> bool[]
+  feeds %i, %x
+  fetches %less
+body %loop
+  %i = Placeholder() -> int32[]
+  %x = Placeholder() -> float32[1024, 1024]
+  %one = Const() -> int32[] = (1,)
+  %next = AddV2(%i, %one) -> int32[]
+"""
+    for k in range(4):
+        text += f"  %large{k} = MatMul(%x, %x) -> float32[1024, 1024]\n"
+        text += f"  %small{k} = MatMul(%large{k}, %x) -> float32[1]\n"
+    text += "  feeds %i, %x\n  fetches %next, %x\n"
+    device = CPU._replace(inter_op_threads=threads)
+    flow = analyse_dataflow(parse_graph(text), device, lowered=(lambda _: 1e-3) if lowered else None)
+    steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+    peak = simulate_memory(flow, steps).peak_bytes - flow.persistent_bytes
+    assert peak // (4 * KIB * KIB) == elements
 
 
 LISTS = """\

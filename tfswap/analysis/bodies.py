@@ -4,16 +4,20 @@ TensorFlow runs a functional loop or conditional whose bodies have an order (pas
 after the other, so that its requests and releases are one determinate sequence. Here the bodies are walked through
 in that order, iteration by iteration, with reference counts as the runtime keeps them (functional_ops.cc): what the
 node is given is held until it has ended; a body's arguments from the iteration before are its own, and can be
-written over. Tensor lists and optionals live on the heap, in a scalar of the arena; what they keep is in the arena.
+written over. A loop or conditional that TensorFlow lowers to the executor's own control flow lets go of what it is
+given, and the kernels of its bodies start and end as the executor replays them (planner/executor.py). Tensor lists and
+optionals live on the heap, in a scalar of the arena; what they keep is in the arena.
 
 Invariant: a pure function of the node, its bodies, and what is known of its inputs. `Record.exact` is False where
 the record bounds from above what the step decides when it runs: which branch, how many of so many iterations.
 
-Not handled: an update of a variable of which the same body still holds a read copies it.
+Not handled: an update of a variable of which the same body still holds a read copies it; iterations of a lowered loop
+that run side by side.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -39,6 +43,7 @@ from tfswap.ir.ops import (
 )
 from tfswap.oplib.names import RELOCATED
 from tfswap.planner.allocator import round_up
+from tfswap.planner.executor import Executor, Program
 
 FREED, LET_GO, SPLIT, PART, REST = -1, -2, -3, -4, -5
 NAMES = {LET_GO: "let go", SPLIT: "split", PART: "part", REST: "rest"}
@@ -48,6 +53,10 @@ STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
 RELOCATED_TRIPS = 2
 """The same where an iteration's results are relocated: one that is given what the loop is, and one its own results."""
+LOWERED_RUNS = 5
+"""Of a lowered loop or conditional so many runs are compared: an odd number, so that there is a middle one."""
+SCHEDULES = 3
+"""So many orders of a lowered body's kernels are replayed, one after another."""
 UNKNOWN_TRIPS = 8
 """Iterations that a loop is taken to have, for its time, where how many there are is not known."""
 
@@ -114,6 +123,7 @@ class _Prepared:
     Attributes:
         integers: follows what decides how it runs, and what it gives.
         given: the same of what it gives alone.
+        schedules: of a lowered body, in what order its kernels start and end; runs take them in turn.
         trips: of a loop's body, by the integers that the loop is given, how often it runs.
     """
 
@@ -125,11 +135,15 @@ class _Prepared:
     constants: set[Node]
     lists: bool
     choices: list[Node]
+    schedules: list[list[tuple[Node, bool]]]
     trips: dict[tuple[Values | None, ...], tuple[list[list[Values | None]] | None, bool]]
 
 
 Bodies = dict[Graph, _Prepared]
 """What is known of bodies whatever runs them: for several records of nodes of one graph."""
+
+Seconds = Callable[[Node], float]
+"""Says how long a node's kernel takes."""
 
 Branches = Callable[[int, int], int]
 """Says which branch is taken next: in this iteration of a loop, of so many branches."""
@@ -161,6 +175,7 @@ def record(
     *,
     strict: bool = True,
     given_up: Sequence[int | None] = (),
+    lowered: Seconds | None = None,
     branches: Branches | None = None,
     prepared: Bodies | None = None,
 ) -> Record:
@@ -173,15 +188,43 @@ def record(
             known; else a few iterations stand for it.
         given_up: by input, the value of the step that it is, where TensorFlow lowers the node to an executor's own
             control flow: who gave it holds it no longer, and it is let go of as soon as a body has read it last.
+        lowered: seconds of a kernel, where TensorFlow lowers the node: the kernels of bodies have no order then. The
+            record is that of the run that peaks in the middle of a few.
         branches: which branches are taken inside of loops where the step decides that; by default a bound is found.
         prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
     """
-    machine = Machine(device, strict, lowered=bool(given_up), branches=branches, prepared=prepared)
+    if lowered is None:
+        return _run_of(
+            Machine(device, strict, branches=branches, prepared=prepared), node, bodies, contents, integers, ()
+        )[1]
+    runs = [
+        _run_of(
+            Machine(device, strict, lowered=lowered, chance=random.Random(seed), branches=branches),
+            node,
+            bodies,
+            contents,
+            integers,
+            given_up,
+        )
+        for seed in range(LOWERED_RUNS)
+    ]
+    return sorted(runs, key=lambda run: run[0])[len(runs) // 2][1]
+
+
+def _run_of(
+    machine: Machine,
+    node: Node,
+    bodies: Sequence[Graph],
+    contents: Sequence[Contents | None],
+    integers: Sequence[Values | None],
+    given_up: Sequence[int | None],
+) -> tuple[int, Record]:
+    """The most that a run has made at once, in bytes, and its record."""
     inputs = machine.inputs(node, contents)
     for buffer, value in zip(inputs, given_up, strict=False):
         machine.give_up(buffer, value)
     outputs, known = machine.control_flow(node, bodies, inputs, integers)
-    return machine.write_down(outputs, known)
+    return machine.peak_bytes, machine.write_down(outputs, known)
 
 
 def record_list(
@@ -271,6 +314,23 @@ def _overlapping_bytes(node: Node, bodies: Sequence[Graph]) -> int:
     return others * each + (others + 1) * overlapping_bytes(bodies[1])
 
 
+class _BodyRun(Executor):
+    """Notes in what order the nodes of a body start and end."""
+
+    is_body = True
+
+    def __init__(self, program: Program, chance: random.Random):
+        super().__init__(program, chance)
+        self.log: list[tuple[int, bool]] = []
+
+    def begin(self, i: int) -> list[int]:
+        self.log.append((i, True))
+        return []
+
+    def finish(self, i: int, temporaries: list[int]) -> None:
+        self.log.append((i, False))
+
+
 class Machine:
     """Runs bodies on paper."""
 
@@ -278,18 +338,21 @@ class Machine:
         self,
         device: DeviceModel,
         strict: bool,
-        lowered: bool = False,
+        lowered: Seconds | None = None,
+        chance: random.Random | None = None,
         branches: Branches | None = None,
         prepared: Bodies | None = None,
     ):
         self.device = device if lowered else device.in_bodies
+        self._seconds = lowered
+        self._chance = chance
         self.branches = branches
         self.undecided = 0
         self.repeated = False
         self.decided = True
         self.undetermined: dict[Node, None] = {}
         self.strict = strict
-        self.lowered = lowered
+        self.lowered = lowered is not None
         self.exact = True
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -424,8 +487,24 @@ class Machine:
                     for n in rest
                     if (kind := control_flow(n.op)) and not kind.is_loop and not uses_lists(n.inputs[0].node)
                 ],
+                [],
                 {},
             )
+        return found
+
+    def _schedules(self, body: Graph, constants: set[Node]) -> list[list[tuple[Node, bool]]]:
+        """Orders in which the executor may start (True) and end (False) the nodes of a body."""
+        assert self._chance is not None and self._seconds is not None
+        order, feeds, seconds = body.topological(), set(body.feeds), self._seconds
+        cost_s = [0.0 if n in feeds or is_view(n.op) or is_const(n.op) else seconds(n) for n in order]
+        there = constants | feeds
+        program = Program(order, cost_s, self.device, constants=there)
+        executor = _BodyRun(program, self._chance)
+        found: list[list[tuple[Node, bool]]] = []
+        for _ in range(SCHEDULES):
+            executor.log = []
+            executor.run()
+            found.append([(order[i], started) for i, started in executor.log if order[i] not in there])
         return found
 
     def _run(
@@ -452,19 +531,44 @@ class Machine:
                 decides = node.inputs[0].node, node.inputs[0].index
                 if decides not in known:
                     known = made.integers.follow({**known, decides: _deciding(node, self._chosen(body.bodies[node]))})
+        if self.lowered:
+            self._run_unordered(body, made, there, known)
+        else:
+            self._run_ordered(body, made, there, known)
+        results = [(f.node, f.index) for f in body.fetches]
+        return [there[r] for r in results], [known.get(r) for r in results]
+
+    def _run_ordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
         seconds = set(body.beside.values())
         for node in made.order:
             if node in body.beside:
                 self._kept = []
-            self._node(body, made, node, there, known)
+            for buffer in self._node(body, made, node, there, known):
+                self.drop(buffer)
             if node in seconds:
                 self._let_go()
-        results = [(f.node, f.index) for f in body.fetches]
-        return [there[r] for r in results], [known.get(r) for r in results]
+
+    def _run_unordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
+        """As the executor does it: a kernel holds its inputs until it ends, and others run beside it."""
+        held: dict[Node, list[Buffer]] = {}
+        made.schedules = made.schedules or self._schedules(body, made.constants)
+        schedule = made.schedules.pop(0)
+        made.schedules.append(schedule)
+        for node in made.order:
+            if node in made.constants:  # computed before the step
+                for buffer in self._node(body, made, node, there, known):
+                    self.drop(buffer)
+        for node, started in schedule:
+            if started:
+                held[node] = self._node(body, made, node, there, known)
+            else:
+                for buffer in held.pop(node):
+                    self.drop(buffer)
 
     def _node(
         self, body: Graph, made: _Prepared, node: Node, there: dict[tuple[Node, int], Buffer], known: Known
-    ) -> None:
+    ) -> list[Buffer]:
+        """Run a node's kernel; returns what it lets go of when it ends."""
         inputs = [there[t.node, t.index] for t in node.inputs]
         if node in made.constants:
             outputs = [self.hold(Buffer(None, kind.nbytes or 0)) for kind in node.outputs]
@@ -484,8 +588,7 @@ class Machine:
             output.refs += made.uses.get((node, index), 0)
             there[node, index] = output
         taken_over = self.lowered and node in body.bodies
-        for buffer in outputs if taken_over else (*inputs, *outputs):
-            self.drop(buffer)
+        return [*outputs] if taken_over else [*inputs, *outputs]
 
     def _kernel(self, node: Node, memory: kernels.KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
         """A kernel's outputs, each held once."""

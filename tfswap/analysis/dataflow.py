@@ -28,6 +28,7 @@ from tfswap.analysis.bodies import (
     Bodies,
     Branches,
     Record,
+    Seconds,
     output_bytes,
     record,
     record_list,
@@ -290,18 +291,21 @@ class Dataflow:
         return sum(round_up(self.values[v].nbytes) for v in self.persistent)
 
 
-def analyse_dataflow(graph: Graph, device: DeviceModel, *, strict: bool = True, lowered: bool = False) -> Dataflow:
+def analyse_dataflow(
+    graph: Graph, device: DeviceModel, *, strict: bool = True, lowered: Seconds | None = None
+) -> Dataflow:
     """The facts of `graph` on `device`. Unknown sizes must have been bound before; they count 0 here.
 
     Args:
         strict: raise UnsupportedGraph for a loop whose memory has no bound; else a few iterations stand for it.
-        lowered: loops and conditionals are lowered to the executor's own control flow, as TensorFlow does unless it
-            is told not to: they hold of what they are given only what they still need.
+        lowered: seconds of a kernel, where loops and conditionals are lowered to the executor's own control flow, as
+            TensorFlow does unless it is told not to: they hold of what they are given only what they still need, and
+            the kernels of their bodies have no order.
     """
     builder = _Builder(graph, device, strict, lowered)
     flow = builder.build()
     # Where a body's order is asked for (not strict), only its own loops' sequences are.
-    if builder.undecided and not lowered and (strict or builder.repeated):
+    if builder.undecided and lowered is None and (strict or builder.repeated):
         # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
         flow.sequences = tuple(
             _Builder(graph, device, False, lowered, branches, builder).build() for branches in _sequences(builder)
@@ -313,7 +317,7 @@ def undetermined_nodes(graph: Graph, device: DeviceModel) -> list[Node]:
     """The loops and conditionals of `graph`, and in its bodies, of which the step decides how often they run, or which
     branch.
     """
-    builder = _Builder(graph, device, strict=False, lowered=False)
+    builder = _Builder(graph, device, strict=False, lowered=None)
     builder.build()
     return list(builder.undetermined)
 
@@ -347,7 +351,7 @@ class _Builder:
         graph: Graph,
         device: DeviceModel,
         strict: bool,
-        lowered: bool,
+        lowered: Seconds | None,
         branches: Branches | None = None,
         before: _Builder | None = None,
     ):
@@ -531,7 +535,7 @@ class _Builder:
         elif self.before is not None and (kept := self.before.records.get(node)) and kept[:2] == (contents, known):
             made = kept[2]
         else:
-            given_up = [self.flow.value_of.get(t) for t in node.inputs] if self.lowered else ()
+            given_up = [self.flow.value_of.get(t) for t in node.inputs] if self.lowered is not None else ()
             made = record(
                 node,
                 bodies,
@@ -540,6 +544,7 @@ class _Builder:
                 known,
                 strict=self.strict,
                 given_up=given_up,
+                lowered=self.lowered,
                 branches=self.branches,
                 prepared=self.prepared,
             )

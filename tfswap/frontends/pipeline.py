@@ -398,7 +398,7 @@ class Optimizer:
         # What a list holds that a function returns can't be told of what Grappler makes of it.
         if not self._holds_lists:
             graph = as_executed(graph, self.device)
-        flow = analyse_dataflow(graph, self.device, lowered=True)
+        flow = analyse_dataflow(graph, self.device, lowered=self.costs.seconds)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
         cost_s = [s if ran else 0.0 for s, ran in zip(self.costs.of_step(flow), runs, strict=True)]

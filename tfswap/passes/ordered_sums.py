@@ -95,7 +95,7 @@ def _visit(
     """
     apply_share(part)  # as TensorFlow does when it makes a step
     part.prune()
-    facts = functools.cache(lambda: analyse_dataflow(part, device, strict=False, lowered=True))
+    facts = functools.cache(lambda: analyse_dataflow(part, device, strict=False, lowered=Costs.of(device).seconds))
     alone = solely_owned(part, device)
     undecided = [node for node in _sums(part) if not any(map(alone, node.inputs[:EXACT]))]
     if undecided:

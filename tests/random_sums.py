@@ -107,11 +107,12 @@ def crowded(graph) -> bool:
         inputs = tuple((numbers[t.op.name], t.value_index) for t in op.inputs)
         own = op.name if op.type in ("Placeholder", "AssignSubVariableOp", "ReadVariableOp") else ""
         kind = op.type, own, str(sorted((key, str(value)) for key, value in attrs.items())), inputs
-        numbers[op.name] = number = kinds.setdefault(kind, len(kinds))
+        numbers[op.name] = kinds.setdefault(kind, len(kinds))
+    for op in graph.get_operations():  # control edges may come from nodes that were made later
         waits_for = {numbers[t.op.name] for t in op.inputs} | {numbers[other.name] for other in op.control_inputs}
         for source in waits_for:
             edges = sum(numbers[t.op.name] == source for t in op.inputs) or 1
-            readers.setdefault(source, Counter())[number] = edges
+            readers.setdefault(source, Counter())[numbers[op.name]] = edges
     return any(counts.total() > ORDERED_READERS for counts in readers.values())
 
 

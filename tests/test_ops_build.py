@@ -35,8 +35,6 @@ ops.release(handle)
 print(json.dumps([ops.stats().out_copies, str(ops.status().library), ops.status().loaded]))
 """
 
-TELLING = "import logging; logging.basicConfig(); logging.getLogger('tfswap').setLevel('INFO')\n"
-
 
 def script(path: Path, text: str) -> Path:
     path.write_text(textwrap.dedent(text))
@@ -120,10 +118,10 @@ def links(tmp_path: Path) -> int:
 
 def test_two_processes_build_once_and_without_warnings(tmp_path):
     env = {"TFSWAP_CACHE_DIR": str(tmp_path / "cache"), "CXX": "g++ -Werror"}
-    processes = [start_python(f"{TELLING}{IMPORT_AND_SWAP}", **env) for _ in range(2)]
+    processes = [start_python(IMPORT_AND_SWAP, **env) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert sum(err.count("tfswap: building its ops for TensorFlow") for _, err in outputs) == 1
+    assert sum(err.count("tfswap: compiling its ops for TensorFlow") for _, err in outputs) == 1
     results = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     assert results[0] == results[1]
     assert results[0][0] == 1
@@ -230,11 +228,11 @@ def test_who_waits_for_another_process_says_so(tmp_path, quick_compiler):
     library.unlink()
     with open(library.parent / "lock") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        waiting = start_python(f"{TELLING}{IMPORT_AND_SWAP}", **environment)
+        waiting = start_python(IMPORT_AND_SWAP, **environment)
         assert waiting.stderr is not None
         said = next(line for line in waiting.stderr if "tfswap" in line)
     rest = waiting.communicate(timeout=60)[1]
-    assert "another process is building the ops: waiting for it" in said
+    assert "waiting for another process, which compiles the ops" in said
     assert waiting.returncode == 0, rest
 
 

@@ -3,6 +3,8 @@
 Importing this changes nothing in TensorFlow, and does not import it until something needs it.
 """
 
+import logging
+
 from tfswap import keras
 from tfswap.analysis.profile import Profile
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
@@ -16,12 +18,15 @@ from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
 from tfswap.planner.plan import Absence, Plan
+from tfswap.printable import log_printable
 from tfswap.report.curve import Curve
 from tfswap.report.explain import Explanation
 from tfswap.report.fit import Fit
 from tfswap.report.report import Report
 
 __version__ = "0.1.0"
+
+log_printable(logging.getLogger("tfswap"))
 
 __all__ = [
     "Absence",

@@ -6,11 +6,16 @@ has it), the values involved, and what to do next.
 
 from __future__ import annotations
 
+from tfswap.printable import printable
+
 INSTALL_TENSORFLOW = 'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
 
 
 class TfswapError(Exception):
-    """Base of every error that tfswap raises on purpose."""
+    """Base of every error that tfswap raises on purpose. Its message has no control characters, whatever it names."""
+
+    def __init__(self, *details: object):
+        super().__init__(*(printable(detail) if isinstance(detail, str) else detail for detail in details))
 
     # AutoGraph puts an error of its own in the place of one that comes while it traces a caller, but for those that say
     # this: who catches a refusal, for its floor, must get it.

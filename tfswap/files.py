@@ -63,6 +63,8 @@ def require_new_folder(path: str | os.PathLike[str], source: str | os.PathLike[s
     shown, final = os.fspath(path), Path(os.path.abspath(path))
     if not shown:
         raise TfswapError("output_dir is '': say where the rewritten SavedModel goes")
+    if "\0" in shown:
+        raise unwritable_folder(path, "a path can hold no NUL")
     try:
         str(final).encode()
     except UnicodeEncodeError as error:

@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Protocol, TextIO, TypeVar
 
+from tfswap.printable import printable
+
 T = TypeVar("T")
 
 QUIET_S = 1.5
@@ -50,6 +52,7 @@ _one_display = threading.Lock()
 @contextlib.contextmanager
 def task(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
     """Show that `what` is being done. Gives what is to be called for each of `total` parts that is done."""
+    what = printable(what)
     display = _current.get()
     if display is not None:
         line = display.add_task(what, total=total)

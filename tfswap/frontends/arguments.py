@@ -127,7 +127,7 @@ def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | N
         if limit is not None:
             raise TfswapError(f"spill_limit is {limit!r} and spill_dir is not given: say which folder it is of")
         return None
-    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in os.fsdecode(folder):
         raise TfswapError(f"spill_dir is {folder!r}: give the path of a folder on a local disk")
     if host_limit_bytes is not None and host_limit_bytes < STAGING_BYTES:
         raise TfswapError(

@@ -23,6 +23,7 @@ from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes
 from tfswap.oplib.load import load_for
+from tfswap.printable import printable
 
 SEED = 1
 CLASSES = 2
@@ -73,14 +74,14 @@ class Comparison:
     def __str__(self) -> str:
         what = f"{self.steps} steps of {self.function}: {self.outputs} results and {self.variables} variables"
         if self.same:
-            return f"{what} are the same to the bit"
+            return printable(f"{what} are the same to the bit")
         lines = [f"{what}, of which {len(self.differences)} DIFFER"]
         for found in self.differences[:SHOWN]:
             count, of = found.elements
             lines.append(f"  {found.name}: {count} of {of} elements, by up to {found.largest:.3g}")
         if len(self.differences) > SHOWN:
             lines.append(f"  and {len(self.differences) - SHOWN} more")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def compare_models(
@@ -136,14 +137,14 @@ def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, step
 
     file = ModelFile.load(path)
     load_for(node.op for f in file.library.values() for node in f.node_def)
-    model = tf.saved_model.load(os.fspath(path))
+    model = file.loaded()
     step = _step(model, function, path)
     args, kwargs = step.structured_input_signature
     specs = {s.name or f"argument_{n}": s for n, s in enumerate(tf.nest.flatten((args, kwargs))) if _is_spec(s)}
     shapes = sizes.bind(function, {name: ((), tuple(spec.shape)) for name, spec in specs.items()})
     random = np.random.default_rng(SEED)
     results: dict[str, Any] = {}
-    with grappler_off(), limits_unchecked():
+    with grappler_off(), limits_unchecked(), file.named():
         for n in progress.over(f"running {function} of {os.fspath(path)}", range(steps)):
             drawn = iter([_drawn(random, name, spec.dtype, shapes[name]) for name, spec in specs.items()])
             called = tf.nest.map_structure(lambda s, drawn=drawn: next(drawn) if _is_spec(s) else s, (args, kwargs))

@@ -27,6 +27,7 @@ from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import drop_lost_colocations, fill_defaults
 from tfswap.importers.library_function import refuse_compiled, require_known_ops
 from tfswap.importers.shapes import Argument, shape_of
+from tfswap.importers.validate import validate_graph
 from tfswap.ir.graph import Graph
 from tfswap.ir.ops import is_feed, makes_handle
 from tfswap.ir.types import Shape
@@ -186,6 +187,7 @@ class _Step:
         for node in part.node:
             if node.name in self.feeds:
                 placeholders[node.name] = self._as_placeholder(node)
+        validate_graph("the graph", part.node, library)
         shapes = bind(", ".join(self.fetched), {n: ((f"{n}:0",), placeholders[n][1]) for n in self.feeds if n in live})
         arguments = {n: Argument(placeholders[n][0], shapes[n], []) for n in shapes}
         self.outputs = {}

@@ -17,6 +17,7 @@ from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import reachable, through_call
 from tfswap.importers.shapes import HandleType, shape_of
+from tfswap.importers.validate import is_type, validate_functions
 from tfswap.ir.types import Shape
 
 README_NAME = "README.txt"
@@ -76,7 +77,44 @@ class ModelFile:
         meta_graph = next((m for m in proto.meta_graphs if "serve" in m.meta_info_def.tags), proto.meta_graphs[0])
         made = cls(Path(where), proto, meta_graph)
         made.library = {f.signature.name: f for f in meta_graph.graph_def.library.function}
+        made._validate_objects()
         return made
+
+    def _validate_objects(self) -> None:
+        """Raises InvalidModel where objects, or what functions capture, refer to objects that are not there."""
+        graph = self.meta_graph.object_graph_def
+        there = range(len(graph.nodes))
+        wrong = {child.node_id for node in graph.nodes for child in node.children if child.node_id not in there}
+        for name, concrete in graph.concrete_functions.items():
+            wrong |= {index for index in concrete.bound_inputs if index not in there}
+            function = self.library.get(name)
+            if function is not None and len(concrete.bound_inputs) > len(function.signature.input_arg):
+                raise self._damaged(f"{name!r} captures more than it takes")
+        if wrong:
+            raise self._damaged(f"it refers to an object {min(wrong)} of {len(there)}")
+        for node in graph.nodes:
+            if node.WhichOneof("kind") == "variable" and not is_type(node.variable.dtype):
+                raise self._damaged(f"a variable is of no type that there is ({node.variable.dtype})")
+
+    def _damaged(self, why: str) -> InvalidModel:
+        return InvalidModel(f"{self.title} is damaged: {why}. Save it anew.")
+
+    def loaded(self) -> Any:
+        """The model, as TensorFlow loads it. Raises InvalidModel where it can't be."""
+        import tensorflow as tf
+
+        with self.named():
+            validate_functions(self.title, self.library, self.library)
+            return tf.saved_model.load(str(self.path))
+
+    def named(self) -> contextlib.AbstractContextManager[None]:
+        """As `named_as_damage`, of this file."""
+        return named_as_damage(self.title)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"the SavedModel at {str(self.path)!r}"
 
     def function_names(self) -> dict[str, list[str]]:
         """Concrete functions by the names that a user can give: attribute paths, then signatures."""
@@ -101,7 +139,7 @@ class ModelFile:
 
     def steps(self, function: str) -> list[ConcreteStep]:
         """The traces of a function. Raises InvalidModel, naming those that are there, when it is not."""
-        with named_as_damage(f"the SavedModel at {str(self.path)!r}"):
+        with self.named():
             names = self.function_names()
             if function not in names:
                 raise InvalidModel(self._no_function(function, names))
@@ -180,7 +218,7 @@ class ModelFile:
         from tensorflow.python.framework import dtypes
 
         found = (n.variable for n in self.meta_graph.object_graph_def.nodes if n.WhichOneof("kind") == "variable")
-        with named_as_damage(f"the SavedModel at {str(self.path)!r}"):
+        with self.named():
             return [(dtypes.as_dtype(v.dtype).name, shape_of(v.shape)) for v in found]
 
     def check_variables(self) -> None:

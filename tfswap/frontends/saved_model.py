@@ -31,6 +31,7 @@ from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.policy import Policy
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.shapes import HANDLES
+from tfswap.importers.validate import validate_functions
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.oplib.names import NAMESPACE
@@ -359,11 +360,13 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         require_known_ops,
     )
 
-    with named_as_damage(f"{function!r} of the SavedModel at {str(file.path)!r}"):
+    what = f"{function!r} of the SavedModel at {str(file.path)!r}"
+    with named_as_damage(what):
         traced, fdef = file.library[step.traced], file.library[step.name]
         for part in (traced, fdef):
             refuse_compiled(part.signature.name, part.attr, part.node_def, file.library)
             require_known_ops(part.node_def)
+        validate_functions(what, file.library, [step.traced, step.name])
         if step.name.endswith(SUFFIX):
             raise InvalidModel(
                 f"{function!r} of {str(file.path)!r} has been rewritten by tfswap already: start from the original "

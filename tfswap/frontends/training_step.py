@@ -137,7 +137,7 @@ def loaded_step(model: str | os.PathLike[str], function: str, step: TrainingStep
     """
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(os.fspath(model))
+    loaded = ModelFile.load(model).loaded()
     called = getattr(loaded, function, None) or loaded.signatures[function]
     traces = getattr(called, "concrete_functions", [called])
     names = set(step.shapes)

@@ -11,6 +11,7 @@ from tfswap.frontends.origin import REQUEST_NAME, Origin
 from tfswap.frontends.saved_model import SUFFIX
 from tfswap.importers.library import called_functions
 from tfswap.importers.library_function import file_shape, import_library_function
+from tfswap.importers.validate import validate_functions
 from tfswap.ir.ops import control_flow
 from tfswap.oplib.load import load_for
 from tfswap.oplib.names import NAMESPACE
@@ -21,12 +22,17 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Every rewritten function of the SavedModel at `path`, with the number of its swap nodes.
 
     Raises:
-        InvalidModel: there is no SavedModel at `path`, or what `tfswap.load` plans from is damaged.
+        InvalidModel: there is no SavedModel at `path`, or it is damaged, or what `tfswap.load` plans from is.
         VerificationError: a rewritten function would not run as planned.
     """
     file = ModelFile.load(path)
-    if (file.path / REQUEST_NAME).is_file():
-        Origin.read(file.path).require(file)
+    with file.named():
+        if (file.path / REQUEST_NAME).is_file():
+            Origin.read(file.path).require(file)
+        return _verified(file)
+
+
+def _verified(file: ModelFile) -> list[tuple[str, int]]:
     nodes = [node for function in file.library.values() for node in function.node_def]
     bodies = {name for node in nodes if control_flow(node.op) for name in called_functions(node)}
     load_for(node.op for node in nodes)
@@ -38,6 +44,7 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
         and (name.endswith(SUFFIX) or any(node.op.startswith(NAMESPACE) for node in function.node_def))
     ]
     checked = []
+    validate_functions(file.title, file.library, file.library)
     for name in progress.over("verifying", sorted(rewritten)):
         fdef = file.library[name]
         shapes = {a.name: file_shape(fdef, a.name) for a in fdef.signature.input_arg}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
 
 from tfswap.files import write_whole
-from tfswap.report.markup import document, fields, format_seconds, fragment, ticks
+from tfswap.printable import printable
+from tfswap.report.markup import document, escaped, fields, format_seconds, fragment, ticks
 from tfswap.report.picture import new_figure, png
 from tfswap.sizes import format_bytes
 
@@ -147,7 +147,7 @@ class Curve:
                 f"  {figures[0]:>10}  {figures[1]:>10}  x{p.time_ratio:<5.2f} {figures[2]:>10}  {figures[3]:>10}  "
                 f"{workspace}{bar}{mark}"
             )
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     __repr__ = __str__
 
@@ -202,7 +202,7 @@ class Curve:
 
         def dot(limit_bytes: int, ratio: float, kind: str, text: str) -> str:
             x, y = at(limit_bytes, ratio)
-            return f"<circle class={kind} cx={x:.1f} cy={y:.1f} r=3><title>{html.escape(text)}</title></circle>"
+            return f"<circle class={kind} cx={x:.1f} cy={y:.1f} r=3><title>{escaped(text)}</title></circle>"
 
         parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' class=curve role=img>"]
         if self.memory_bytes is not None and self.memory_bytes < high:

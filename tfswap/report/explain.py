@@ -16,6 +16,7 @@ from tfswap.errors import TfswapError
 from tfswap.ir.permits import ANYTHING
 from tfswap.planner.plan import Inside, Plan
 from tfswap.planner.problem import Problem
+from tfswap.printable import printable
 from tfswap.report.markup import format_seconds
 from tfswap.sizes import format_bytes
 
@@ -96,7 +97,7 @@ class Explanation:
             ]
         if self.source:
             rows.append(("source", self.source))
-        return "\n".join([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)])
+        return printable("\n".join([self.tensor, *(f"  {label:<14} {text}" for label, text in rows)]))
 
 
 def why_unused(plan: Plan) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from tfswap.printable import printable
 from tfswap.sizes import format_bytes
 
 
@@ -63,4 +64,4 @@ class Fit:
             ("host memory", format_bytes(self.host_bytes)),
             ("predicted time", f"x{self.time_ratio:.2f} of an unoptimised step of that size"),
         ]
-        return "\n".join([self.step, *(f"  {label:<16} {text}" for label, text in rows)])
+        return printable("\n".join([self.step, *(f"  {label:<16} {text}" for label, text in rows)]))

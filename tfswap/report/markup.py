@@ -7,9 +7,16 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tfswap.printable import printable
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """Nothing is fetched, whatever a page has in it."""
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+
+
+def escaped(text: str) -> str:
+    """`text` as a page shows it."""
+    return html.escape(printable(text))
 
 
 def document(title: str, body: str, scripts: str = "") -> str:
@@ -20,7 +27,7 @@ def document(title: str, body: str, scripts: str = "") -> str:
         body: what follows the heading, as HTML.
         scripts: the page's script elements, as HTML.
     """
-    title = html.escape(title)
+    title = escaped(title)
     head = (
         "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f'<meta http-equiv=Content-Security-Policy content="{POLICY}"><title>{title}</title><style>{STYLE}</style>'
@@ -38,7 +45,7 @@ def fragment(body: str) -> str:
 
 def fields(rows: Iterable[tuple[str, str]]) -> str:
     """A list of labels and what they say."""
-    pairs = (f"<div><dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd></div>" for label, text in rows)
+    pairs = (f"<div><dt>{escaped(label)}</dt><dd>{escaped(text)}</dd></div>" for label, text in rows)
     return f"<dl class=facts>{''.join(pairs)}</dl>"
 
 

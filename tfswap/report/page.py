@@ -7,14 +7,13 @@ shows the most in it, and of tensors and kernels that are too small to be seen o
 
 from __future__ import annotations
 
-import html
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfswap.report.markup import document, fields, format_seconds, fragment, ticks
+from tfswap.report.markup import document, escaped, fields, format_seconds, fragment, ticks
 from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, MARGIN, OTHERS, Block, Run, Timeline
 from tfswap.sizes import format_bytes
 
@@ -98,8 +97,8 @@ def cell(report: Report, timeline: Timeline | None, rows: int) -> str:
     """What a notebook shows: the figures, the charts as they stand, and the first rows."""
     _, charts = _charts(report, timeline)
     body = "".join(
-        f"<tr><td class=n>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td class=name>{html.escape(r.name)}</td>"
-        f"<td class=why>{html.escape(r.reason)}</td></tr>"
+        f"<tr><td class=n>{format_bytes(r.nbytes)}</td><td>{r.tactic}</td><td class=name>{escaped(r.name)}</td>"
+        f"<td class=why>{escaped(r.reason)}</td></tr>"
         for r in report.rows[:rows]
     )
     heads = "<thead><tr><th class=n>bytes</th><th>tactic</th><th>tensor</th><th>why</th></tr></thead>"
@@ -137,15 +136,15 @@ def _top(report: Report) -> str:
         for label, text, more in cards
     )
     facts = fields(row for row in report.summary() if row[0] not in ON_CARDS)
-    return f"<p class=soft>{html.escape(report.headline())}</p><div class=cards>{shown}</div>{facts}"
+    return f"<p class=soft>{escaped(report.headline())}</p><div class=cards>{shown}</div>{facts}"
 
 
 def _notes(report: Report) -> str:
-    told = [f"<p class=soft>{html.escape(note)}</p>" for note in report.notes]
+    told = [f"<p class=soft>{escaped(note)}</p>" for note in report.notes]
     if report.unmodelled:
         told.append(
             f"<p class=soft>Of {len(report.unmodelled)} kernels the workspace is known by a bound only, such as "
-            f"{html.escape(report.unmodelled[0])}: the plan keeps the limit with it and without.</p>"
+            f"{escaped(report.unmodelled[0])}: the plan keeps the limit with it and without.</p>"
         )
     return "<h2>Notes</h2>" + "".join(told) if told else ""
 

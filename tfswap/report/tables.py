@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from tfswap.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -23,7 +25,7 @@ def figures(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in rows:
-        table.add_row(label, text)
+        table.add_row(printable(label), printable(text))
     return table
 
 
@@ -32,11 +34,11 @@ def listing(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(heads[0], justify="right", no_wrap=True)
+    table.add_column(printable(heads[0]), justify="right", no_wrap=True)
     for head in heads[1:]:
-        table.add_column(head, overflow="fold")
+        table.add_column(printable(head), overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 
@@ -44,7 +46,7 @@ def stacked(*parts: RenderableType) -> RenderableType:
     """One under the other."""
     from rich.console import Group
 
-    return Group(*parts)
+    return Group(*(printable(part) if isinstance(part, str) else part for part in parts))
 
 
 def as_text(shown: RenderableType) -> str:
@@ -57,7 +59,7 @@ def as_text(shown: RenderableType) -> str:
 def show(shown: RenderableType) -> None:
     """Print it: to a terminal in its width."""
     if isinstance(shown, str):
-        print(shown)
+        print(printable(shown))
     elif sys.stdout.isatty():
         _console(sys.stdout).print(shown)
     else:

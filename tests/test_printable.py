@@ -1,0 +1,65 @@
+"""Names with control characters reach no terminal, by whatever road."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import tfswap
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
+from tfswap.printable import printable
+from tfswap.report.fit import Fit
+from tfswap.report.markup import document, fields
+from tfswap.report.tables import as_text, figures, listing, show, stacked
+
+EVIL = "layer\x1b[2J\x07\r\x9b31m\u202e\x00"
+SHOWN = r"layer\x1b[2J\x07\r\x9b31m\u202e\x00"
+
+
+def test_text_of_people_stays() -> None:
+    text = "josé\t日本語\n─ µs 2"
+    assert printable(text) == text
+    assert printable(EVIL) == SHOWN
+
+
+def test_errors() -> None:
+    assert str(TfswapError(EVIL)) == SHOWN
+    assert str(InfeasibleMemoryLimit(EVIL, floor_bytes=1, limit_bytes=0)) == SHOWN
+    with pytest.raises(InvalidModel) as refused:
+        tfswap.Plan.load(f"/no/such/{EVIL[:-1]}")
+    assert printable(str(refused.value)) == str(refused.value)
+
+
+def test_tables_lines_and_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    table = stacked(EVIL, figures([(EVIL, EVIL)]), listing([EVIL, "name"], [(EVIL, EVIL)]))
+    show(EVIL)
+    show(table)
+    fit = Fit(EVIL, EVIL, 1, ((EVIL, (0,)),), 1, 1, 1, 1, 1.0, 0, False, None)
+    written = [as_text(table), capsys.readouterr().out, str(fit), document(EVIL, fields([(EVIL, EVIL)]))]
+    for text in written:
+        assert SHOWN.replace("\\u202e", "") in text.replace("\\u202e", "")
+        assert printable(text) == text
+
+
+def test_logs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tfswap"):
+        logging.getLogger("tfswap").info("of %s", EVIL)
+        logging.getLogger("tfswap").info("%d of %s", 1, "two")
+    assert [record.getMessage() for record in caplog.records] == [f"of {SHOWN}", "1 of two"]
+
+
+@pytest.mark.parametrize("option", ["spill_dir", "plan", "profile"])
+def test_a_path_that_no_file_can_have_is_refused(option: str) -> None:
+    with pytest.raises(TfswapError, match=r"(spill_dir is|can be read from) .*a\\x00b"):
+        tfswap.optimize(memory_limit="1GiB", **{option: "a\0b"})  # type: ignore[arg-type]
+
+
+def test_folders_that_no_file_system_can_have_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    with pytest.raises(TfswapError, match=r"'a\\x00b'"):
+        tfswap.optimize_graph("a\0b", str(tmp_path / "out"))
+    (tmp_path / "model").mkdir()
+    with pytest.raises(TfswapError, match=r"\\x00b"):
+        tfswap.optimize_graph(str(tmp_path / "model"), str(tmp_path / "a\0b"))

@@ -1,0 +1,265 @@
+"""Graphs from files are checked against the definitions of their ops before anything else reads them.
+
+Whatever a file holds, behind this border each node has the attributes that its op requires, of their kinds; reads
+tensors that there are, as many as its op takes; and runs functions that there are, which take and return what it passes
+on. So malformed files are one error, with the node in it, and the importers need not expect any.
+
+Handles: attributes, inputs, control edges, results, cycles, called functions, and loops' and conditionals' bodies. Not
+handled: whether shapes and the types of elements fit together, which TensorFlow checks when it builds the graph; ops
+that this process does not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfswap.errors import InvalidModel
+from tfswap.importers.library import functions_in, reachable
+from tfswap.ir.ops import control_flow, is_loop_frame
+
+KINDS = {
+    "string": "s",
+    "int": "i",
+    "float": "f",
+    "bool": "b",
+    "type": "type",
+    "shape": "shape",
+    "tensor": "tensor",
+    "func": "func",
+}
+"""The field of an AttrValue, and of its list, that has a value of each kind of attribute."""
+MAX_OUTPUTS = 1 << 20
+"""More than any node has: what is larger is damage, and would be counted through."""
+
+
+class _Argument(NamedTuple):
+    """An input or output of an op: its name, the attribute that says how many tensors it is, and how many these are
+    where a node leaves that attribute out.
+    """
+
+    name: str
+    number: str
+    types: str
+    usual: int
+
+    def count(self, attributes: Mapping[str, Any]) -> int:
+        attribute = self.number or self.types
+        if attribute not in attributes:  # looked up, it would be made
+            return self.usual
+        return attributes[attribute].i if self.number else len(attributes[attribute].list.type)
+
+
+class _Definition(NamedTuple):
+    """What an op requires of its nodes."""
+
+    attributes: tuple[tuple[str, str, bool], ...]
+    """Name, kind, and whether a node has to say it."""
+    inputs: tuple[_Argument, ...]
+    outputs: tuple[_Argument, ...]
+
+
+@functools.cache
+def _definition(op: str) -> _Definition | None:
+    """None for an op that this process does not know."""
+    from tensorflow.python.framework import op_def_registry
+
+    found = op_def_registry.get(op)
+    if found is None:
+        return None
+    attributes = tuple((a.name, a.type, not a.HasField("default_value")) for a in found.attr)
+
+    usual = {a.name: a.default_value.i or len(a.default_value.list.type) for a in found.attr}
+
+    def arguments(protos: Iterable[Any]) -> tuple[_Argument, ...]:
+        named = ((a.name, a.number_attr, a.type_list_attr) for a in protos)
+        return tuple(_Argument(n, number, types, usual.get(number or types, 1)) for n, number, types in named)
+
+    return _Definition(attributes, arguments(found.input_arg), arguments(found.output_arg))
+
+
+def validate_functions(what: str, library: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check functions of a library, and all that they run. Raises InvalidModel, which says `what` is damaged."""
+    roots = list(names)
+    nodes = [node for name in roots for node in library[name].node_def]
+    for name in sorted({*roots, *reachable(nodes, library)}):
+        where = f"{what} is damaged: its function {name!r}"
+        _Part(where, library[name].node_def, library).check_function(library[name])
+
+
+def validate_graph(what: str, nodes: Sequence[Any], library: Mapping[str, Any]) -> None:
+    """Check a graph, and all that it runs. Raises InvalidModel, which says `what` is damaged."""
+    _Part(f"{what} is damaged: it", nodes, library).check_graph()
+    validate_functions(what, library, reachable(nodes, library))
+
+
+class _Part:
+    """The nodes of one graph or function.
+
+    Args:
+        where: what messages begin with.
+    """
+
+    def __init__(self, where: str, nodes: Sequence[Any], library: Mapping[str, Any]):
+        self._where = where
+        self._nodes = {node.name: node for node in nodes}
+        self._library = library
+        self._outputs: dict[str, dict[str, int] | None] = {}
+        if len(self._nodes) < len(nodes) or "" in self._nodes:
+            names = [node.name for node in nodes]
+            self._fail(f"has more than one node called {next(n for n in names if not n or names.count(n) > 1)!r}")
+        for node in nodes:
+            self._check_attributes(node)
+
+    def check_function(self, fdef: Any) -> None:
+        arguments = [a.name for a in fdef.signature.input_arg]
+        if len(set(arguments)) < len(arguments) or not self._nodes.keys().isdisjoint(arguments):
+            self._fail("has an argument with a name that is taken")
+        for argument in (*fdef.signature.input_arg, *fdef.signature.output_arg):
+            if not is_type(argument.type):
+                self._fail(f"has {argument.name!r} of no type that there is ({argument.type})")
+        if any(index >= len(arguments) for index in fdef.arg_attr):
+            self._fail("describes arguments that it does not have")
+        given = set(arguments)
+        self._check_edges(lambda name: self._is_tensor(name, given), given)
+        for output in fdef.signature.output_arg:
+            if not self._is_tensor(fdef.ret.get(output.name, ""), given):
+                self._fail(f"returns {fdef.ret.get(output.name, '')!r} as {output.name!r}, which is not there")
+        for output in fdef.signature.control_output:
+            if fdef.control_ret.get(output, "") not in self._nodes:
+                self._fail(f"waits for {output!r}, which is not there")
+
+    def check_graph(self) -> None:
+        self._check_edges(self._is_numbered_tensor, ())
+
+    def _check_edges(self, is_tensor: Callable[[str], bool], given: Collection[str]) -> None:
+        """Inputs and control edges lead to what is there, and there are as many as the op takes; no node waits for
+        itself.
+        """
+        sources: dict[str, list[str]] = {}
+        for node in self._nodes.values():
+            data = [name for name in node.input if not name.startswith("^")]
+            controls = [name[1:] for name in node.input if name.startswith("^")]
+            for name in data:
+                if not is_tensor(name):
+                    self._fail(f"has the node {node.name!r}, which reads {name!r}, which is not there")
+            for name in controls:
+                if name not in self._nodes and name not in given:
+                    self._fail(f"has the node {node.name!r}, which waits for {name!r}, which is not there")
+            definition = _defined(node)
+            if definition is not None:
+                takes = sum(argument.count(node.attr) for argument in definition.inputs)
+                if len(data) != takes:
+                    self._fail(f"has the {node.op} node {node.name!r} with {len(data)} inputs, and it takes {takes}")
+            if not is_loop_frame(node.op):
+                named = (*(name.partition(":")[0] for name in data), *controls)
+                sources[node.name] = [name for name in named if name in self._nodes]
+        try:
+            graphlib.TopologicalSorter(sources).prepare()
+        except graphlib.CycleError as error:
+            self._fail(f"has the node {error.args[1][0]!r}, which waits for itself")
+
+    def _check_attributes(self, node: Any) -> None:
+        for key, value in node.attr.items():
+            for called in functions_in(value):
+                if called.name and called.name not in self._library and _definition(called.name) is None:
+                    self._fail(f"has the node {node.name!r}, which runs {called.name!r} ({key}), which is not there")
+        definition = _defined(node)
+        for name, kind, required in definition.attributes if definition is not None else ():
+            if name in node.attr:
+                if not _is_of_kind(node.attr[name], kind):
+                    self._fail(f"has the {node.op} node {node.name!r}, whose attribute {name!r} is no {kind}")
+            elif required:
+                self._fail(f"has the {node.op} node {node.name!r} without its attribute {name!r}")
+        if definition is None:
+            return
+        for argument in (*definition.inputs, *definition.outputs):
+            if not 0 <= argument.count(node.attr) <= MAX_OUTPUTS:
+                self._fail(f"has the {node.op} node {node.name!r} with a number of tensors that none has")
+        self._check_bodies(node)
+
+    def _check_bodies(self, node: Any) -> None:
+        """What loops and conditionals run takes and returns what they pass on."""
+        flow = control_flow(node.op)
+        if flow is None:
+            return
+        for attribute in flow.functions:
+            for called in functions_in(node.attr[attribute]):
+                body = self._library.get(called.name)
+                if body is None:
+                    self._fail(f"has the {node.op} node {node.name!r} without a function {attribute!r} to run")
+                    return
+                takes = len(node.attr["T" if flow.is_loop else "Tin"].list.type)
+                gives = 1 if attribute == "cond" else len(node.attr["T" if flow.is_loop else "Tout"].list.type)
+                found = len(body.signature.input_arg), len(body.signature.output_arg)
+                if found != (takes, gives):
+                    self._fail(
+                        f"has the {node.op} node {node.name!r}, which runs {called.name!r} with {takes} arguments for "
+                        f"{gives} results; it takes {found[0]} and returns {found[1]}"
+                    )
+
+    def _outputs_of(self, name: str) -> dict[str, int] | None:
+        """How many tensors a node makes, by output; None where nothing is known of its op, or where it calls a function
+        by the op's name.
+        """
+        if name not in self._outputs:
+            node = self._nodes[name]
+            definition = _defined(node)
+            self._outputs[name] = definition and {a.name: a.count(node.attr) for a in definition.outputs}
+        return self._outputs[name]
+
+    def _is_tensor(self, name: str, given: Collection[str]) -> bool:
+        """Of a function's: "argument" or "node:output:0"."""
+        if name in given:
+            return True
+        node, _, rest = name.partition(":")
+        output, _, index = rest.partition(":")
+        if node not in self._nodes or not _is_index(index or "0"):
+            return False
+        outputs = self._outputs_of(node)
+        return outputs is None or int(index or 0) < outputs.get(output, 0)
+
+    def _is_numbered_tensor(self, name: str) -> bool:
+        """Of a graph's: "node" or "node:0"."""
+        node, _, index = name.partition(":")
+        if node not in self._nodes or not _is_index(index or "0"):
+            return False
+        outputs = self._outputs_of(node)
+        return outputs is None or int(index or 0) < sum(outputs.values())
+
+    def _fail(self, what: str) -> None:
+        raise InvalidModel(f"{self._where} {what}. Save it anew.")
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if not kind.startswith("list("):
+        return value.WhichOneof("value") == KINDS.get(kind) and (kind != "type" or is_type(value.type))
+    # An empty list can have been left out, and one that is there has one kind of entries.
+    if value.WhichOneof("value") != "list":
+        return False
+    kept = KINDS.get(kind[len("list(") : -1])
+    return all(field.name == kept for field, _ in value.list.ListFields()) and all(map(is_type, value.list.type))
+
+
+def _defined(node: Any) -> _Definition | None:
+    """The definition of a node's op; None where it is not known, or where a function's caller says what it does."""
+    open_to_callers = any(value.WhichOneof("value") == "placeholder" for value in node.attr.values())
+    return None if open_to_callers else _definition(node.op)
+
+
+@functools.cache
+def is_type(number: int) -> bool:
+    """Whether TensorFlow knows an element type by this number; references are among them."""
+    from tensorflow.python.framework import dtypes
+
+    try:
+        dtypes.as_dtype(number)
+    except (TypeError, ValueError):
+        return False
+    return number != 0

@@ -20,7 +20,7 @@ from tfswap.passes.order import apply_order
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
-from tfswap.planner.beside import allocations, bring_together, can_run_beside, gains, side_by_side
+from tfswap.planner.beside import WINDOW, allocations, bring_together, can_run_beside, gains, side_by_side
 from tfswap.planner.plan import Plan
 from tfswap.planner.problem import Choice
 from tfswap.planner.schedule import Interval, build_schedule
@@ -273,6 +273,48 @@ def test_a_plan_keeps_apart_what_would_raise_its_peak():
     for text, count in ((roomy, 1), (tight, 0)):  # r has x and three more beside it; in tight q and k would, a held
         unmoved = Optimizer(parse_graph(text), TWO_CORES).planner.unmoved
         assert {len(judged.within.choice.beside) for judged in unmoved} == {count}
+
+
+def three_pairs() -> str:
+    """Pairs of gradients that take a column buffer each, of 36 to 192 MiB."""
+    lines: list[str] = []
+    results: list[str] = []
+    for height, width in ((128, 128), (192, 256), (256, 256)):
+        image = f"%x{height * width}"
+        lines.append(f"{image} = Placeholder() {{dtype=float32}} -> float32[1,{height},{width},64]")
+        for name, size in ((f"{height * width}_0", 3), (f"{height * width}_1", 4)):
+            lines.append(f"%f{name} = Const() -> int32[4] = ({size}, 3, 64, 64)")
+            inputs = f"({image}, %f{name}, {image}) {{strides=(1, 1, 1, 1), padding=b'SAME'}}"
+            lines.append(f"%g{name} = Conv2DBackpropFilter{inputs} -> float32[{size},3,64,64]")
+            lines.append(f"%n{name} = Neg(%g{name}) -> float32[{size},3,64,64]")
+            results.append(f"%n{name}")
+    feeds = "feeds %x16384, %x49152, %x65536"
+    return "\n".join([*lines, feeds, f"fetches {', '.join(results)}", ""])
+
+
+def test_a_limit_between_is_used_for_the_pairs_that_it_has_room_for():
+    planner = Optimizer(parse_graph(three_pairs()), TWO_CORES).planner
+    sizes = ("16384", "49152", "65536")
+    order = " ".join(f"g{n}_0 g{n}_1 n{n}_0 n{n}_1" for n in sizes)
+    judged = planner.judged(Choice(named(planner.flow, order), []))
+    all_peak_bytes = judged.fitting(float("inf")).peak_bytes
+    room = all_peak_bytes - judged.apart.peak_bytes
+    limits = [judged.apart.peak_bytes + room * n // 8 for n in range(9)]
+    found = [judged.fitting(limit) for limit in limits]
+    counts = [len(one.choice.beside) for one in found]
+    assert (counts[0], counts[-1]) == (1, 3)
+    assert 2 in counts
+    assert [one.timing.total_s for one in found] == sorted((one.timing.total_s for one in found), reverse=True)
+    assert [one.peak_bytes for one in found] == sorted(one.peak_bytes for one in found)
+    assert all(one.peak_bytes <= limit for one, limit in zip(found, limits, strict=True))
+
+
+def test_small_kernels_in_between_are_no_reason_to_find_no_partner():
+    chain = "".join(f"%n{i} = Neg(%{f'n{i - 1}' if i else 'v'}) -> float32[8]\n" for i in range(WINDOW))
+    text = HEADS.replace("%k = ", f"%v = Placeholder() {{dtype=float32}} -> float32[8]\n{chain}%k = ", 1)
+    flow = facts(text.replace("feeds %x", "feeds %x, %v").replace("fetches %r", f"fetches %r, %n{WINDOW - 1}"))
+    small = " ".join(f"n{i}" for i in range(WINDOW))
+    assert together(flow, f"a q s {small} k t r") == f"a q k s {small} t r"
 
 
 # --- graphs -------------------------------------------------------------------------------------------------

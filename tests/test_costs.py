@@ -164,6 +164,21 @@ def test_a_small_product_of_two_matrices_takes_one_core():
     assert cores("512,512", plain) == cores("256,256", onednn) == 4
 
 
+def test_kernels_that_tensorflow_runs_on_one_core():
+    text = """\
+%x = Placeholder() {dtype=float32} -> float32[2,48,48,48,16]
+%y = Placeholder() {dtype=float32} -> float32[2,24,24,24,16]
+%m = MaxPool3DGrad(%x, %y, %y) {ksize=(1, 2, 2, 2, 1), strides=(1, 2, 2, 2, 1)} -> float32[2,48,48,48,16]
+%r = Relu(%x) -> float32[2,48,48,48,16]
+feeds %x, %y
+fetches %m, %r
+"""
+    rates = default_rates(DeviceModel("cpu", False, 4, 4))
+    graph = parse_graph(text)
+    assert (spread_over(graph["m"], rates), spread_over(graph["r"], rates)) == (1, 4)
+    assert 30e-3 < kernel_seconds(graph["m"], rates) < 120e-3  # 62 to 70 ms were measured
+
+
 # --- profiles ----------------------------------------------------------------------------------------------------
 
 

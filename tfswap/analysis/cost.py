@@ -186,7 +186,8 @@ class Work(NamedTuple):
             memory traffic are not counted: 0 for most.
         passes: bytes that it moves, for each of its inputs and outputs.
         spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
-            four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two.
+            four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two, or
+            from the share of a kernel's CPU time that the thread takes which calls it (`benchmarks/one_core.py`).
         gathers: whether it touches no more of its first input than it gives: a table may be a thousand times as large.
     """
 
@@ -327,6 +328,8 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "ArgMin": Work(steps=2.5),
     "AssignAddVariableOp": Work(passes=3),  # the variable, read and written
     "AssignSubVariableOp": Work(passes=3),
+    "AvgPool": Work(spread=0.0),
+    "AvgPool3DGrad": Work(steps=7.5, spread=0.0),
     "BatchMatMul": _products,
     "BatchMatMulV2": _products,
     "BatchMatMulV3": _products,
@@ -358,24 +361,27 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "Log1p": Work(steps=5.5),
     "LogSoftmax": Work(steps=3),
     "MatMul": _product,
+    "MaxPool3DGrad": Work(steps=35, spread=0.0),
     "MaxPoolGrad": Work(steps=12),
     "Mean": Work(steps=1.5),
     "Pow": Work(steps=22),
     "RandomStandardNormal": Work(steps=24),
     "RandomUniform": Work(steps=9),
     "ReadVariableOp": _NOTHING,  # the variable's own buffer
-    "ResizeBilinear": Work(steps=5),
-    "ResizeBilinearGrad": Work(steps=7),
+    "ResizeBilinear": Work(steps=0.5, spread=0.0),
+    "ResizeBilinearGrad": Work(steps=3, spread=0.0),
     "ResizeNearestNeighbor": Work(steps=5),
+    "ResizeNearestNeighborGrad": Work(spread=0.0),
     "ResourceApplyAdam": Work(passes=7),  # the variable and two slots, read and written
     "ResourceApplyGradientDescent": Work(passes=3),
     "ResourceApplyKerasMomentum": Work(passes=5),
     "ResourceApplyMomentum": Work(passes=5),
-    "ScatterNd": Work(steps=9),
+    "ScatterNd": Work(steps=9, spread=0.0),
     "SelectV2": Work(steps=2),
     "Softmax": Work(steps=3.5),
     "SoftmaxCrossEntropyWithLogits": Work(steps=7),
     "Softplus": Work(steps=6),
+    "SpaceToDepth": Work(spread=0.0),
     "SparseSoftmaxCrossEntropyWithLogits": Work(steps=9),
     "StatelessRandomNormal": Work(steps=24),
     "StatelessRandomNormalV2": Work(steps=24),
@@ -389,12 +395,12 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "TensorListPopBack": _NOTHING,
     "TensorListPushBack": _NOTHING,
     "TensorListSetItem": _NOTHING,
-    "TensorScatterAdd": Work(steps=10),
+    "TensorScatterAdd": Work(steps=10, spread=0.0),
     "TopKV2": Work(steps=9),
     "Transpose": Work(steps=5),
     "TruncatedNormal": Work(steps=46),
     "UnsortedSegmentSum": Work(steps=9),
-    "Where": Work(steps=25),
+    "Where": Work(steps=25, spread=0.0),
     # tfswap's codecs; those of pooling as with windows of 2 x 2 and 3 x 3 that do not overlap much.
     "Tfswap>DecodeFloats": Work(steps=1.3),
     "Tfswap>DecodeGroups": Work(steps=1.5),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from tfswap.analysis.cost import beside_seconds, spread_over
 from tfswap.analysis.dataflow import Dataflow
@@ -68,11 +68,25 @@ def kept_beside(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int,
     Args:
         memory: of `choice`.
     """
-    return tuple(
-        position
-        for position, n in zip(choice.beside, _leads(choice), strict=True)
-        if max(memory.during_bytes[n : n + 2]) <= most_bytes
-    )
+    return tuple(p for p, held in zip(choice.beside, _held(choice, memory), strict=True) if held <= most_bytes)
+
+
+def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -> list[tuple[int, ...]]:
+    """Those side by side without the ones that hold most, then without more, until all others hold `least_bytes`.
+
+    Args:
+        memory: of `choice`.
+        count: so many sets at most, evenly spread.
+    """
+    held = _held(choice, memory)
+    levels = sorted({h for h in held if h > least_bytes}, reverse=True)[1:]  # up to the highest, all are kept
+    levels = [levels[len(levels) * n // count] for n in range(count)] if len(levels) > count else levels
+    return [kept_beside(choice, memory, level) for level in levels]
+
+
+def _held(choice: Choice, memory: Memory) -> list[int]:
+    """Bytes in use while each two run side by side."""
+    return [int(max(memory.during_bytes[n : n + 2])) for n in _leads(choice)]
 
 
 def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
@@ -203,9 +217,13 @@ def _paired(
         before: list[int] = []
         if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
             held_up = False  # whether a kernel in between needs `first`
-            for second in order[position + 1 : position + 1 + WINDOW]:
+            looked_at = 0
+            for second in islice(order, position + 1, None):
                 if second in ran:
                     continue
+                looked_at += cost_s[second] > LEAST_GAIN_S
+                if looked_at > WINDOW:
+                    break
                 needs = waits_for(second)
                 if cost_s[second] > least_s and second not in paired and first not in needs:
                     sooner_too = ahead(second, first)

@@ -29,7 +29,15 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.permits import TACTICS
 from tfswap.planner import classics, evict, exact, furthest, meng
-from tfswap.planner.beside import brought_together, gains, kept_beside, runs_beside, side_by_side, without_last
+from tfswap.planner.beside import (
+    brought_together,
+    ever_fewer,
+    gains,
+    kept_beside,
+    runs_beside,
+    side_by_side,
+    without_last,
+)
 from tfswap.planner.ordering import rank_orders
 from tfswap.planner.plan import Split
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
@@ -107,6 +115,9 @@ TWO_SOLVERS = 50_000
 rarely has the lowest floor, and on larger steps planning would take longer than TensorFlow's tracing."""
 BISECTIONS = 8
 BESIDE_TRIES = 8
+BESIDE_LEVELS = 6
+"""Of a choice so many are judged with some of its kernels side by side, between all and those that raise no peak: where
+a limit leaves room for some, the step takes no longer than it must."""
 ENDS_SHARE = 0.75
 """Of what the arena may grow to: a plan with tensors at the ends of chunks promises no lower peak, and so is not asked
 for where the limit is less."""
@@ -447,6 +458,10 @@ class Judged:
         if self.draft.choice.beside:
             yield from self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
         if self._candidate(self._one_by_one, self._alone, limit_bytes) is not None:
+            for choice, timing in self._fewer_beside:
+                found = self._candidate(choice, timing, limit_bytes)
+                if found is not None:
+                    yield dataclasses.replace(found, peak_bytes=max(found.peak_bytes, self.apart.peak_bytes))
             yield self.within
         for share, choice in self._split(self._one_by_one, limit_bytes):
             apart = self._candidate(choice, self._alone, limit_bytes)
@@ -496,6 +511,22 @@ class Judged:
         return found
 
     @cached_property
+    def _fewer_beside(self) -> list[tuple[Choice, Timing]]:
+        """With ever fewer side by side of those that raise the peak; each takes no less time than the one before."""
+        choice, least_s = self.draft.choice, self.seconds
+        if not choice.beside:
+            return []
+        memory = self._memory(choice, NEVER)
+        assert memory is not None, "any peak is within that"
+        found: list[tuple[Choice, Timing]] = []
+        for kept in ever_fewer(choice, memory, self.apart.memory.peak_bytes, BESIDE_LEVELS):
+            fewer = choice._replace(beside=kept)
+            timing = self._planner.timing(fewer).no_less_than(least_s)
+            found.append((fewer, timing))
+            least_s = timing.total_s
+        return found
+
+    @cached_property
     def within(self) -> Candidate:
         """With those side by side that don't raise the peak."""
         return self._beside(self.apart) or self.apart
@@ -512,7 +543,7 @@ class Judged:
             memory = self._memory(tried, NEVER)
             assert memory is not None, "any peak is within that"
             if memory.peak_bytes <= most_bytes:
-                least_s = self.seconds if share is None else self.within.timing.total_s
+                least_s = self._fewest_beside_s if share is None else self.within.timing.total_s
                 return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)
             kept = kept_beside(tried, memory, most_bytes)
             if len(kept) == len(choice.beside):
@@ -521,6 +552,10 @@ class Judged:
                 count *= 2
             choice = choice._replace(beside=kept)
         return None
+
+    @property
+    def _fewest_beside_s(self) -> float:
+        return self._fewer_beside[-1][1].total_s if self._fewer_beside else self.seconds
 
     def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
         """What the draft is with what `choice` has besides; None where that is not within a limit."""

@@ -20,7 +20,7 @@ from tfswap.passes.order import apply_order
 from tfswap.passes.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.planner.allocator import round_up
-from tfswap.planner.beside import WINDOW, allocations, bring_together, can_run_beside, gains, side_by_side
+from tfswap.planner.beside import allocations, bring_together, can_run_beside, gains, side_by_side
 from tfswap.planner.plan import Plan
 from tfswap.planner.problem import Choice
 from tfswap.planner.schedule import Interval, build_schedule
@@ -307,14 +307,6 @@ def test_a_limit_between_is_used_for_the_pairs_that_it_has_room_for():
     assert [one.timing.total_s for one in found] == sorted((one.timing.total_s for one in found), reverse=True)
     assert [one.peak_bytes for one in found] == sorted(one.peak_bytes for one in found)
     assert all(one.peak_bytes <= limit for one, limit in zip(found, limits, strict=True))
-
-
-def test_small_kernels_in_between_are_no_reason_to_find_no_partner():
-    chain = "".join(f"%n{i} = Neg(%{f'n{i - 1}' if i else 'v'}) -> float32[8]\n" for i in range(WINDOW))
-    text = HEADS.replace("%k = ", f"%v = Placeholder() {{dtype=float32}} -> float32[8]\n{chain}%k = ", 1)
-    flow = facts(text.replace("feeds %x", "feeds %x, %v").replace("fetches %r", f"fetches %r, %n{WINDOW - 1}"))
-    small = " ".join(f"n{i}" for i in range(WINDOW))
-    assert together(flow, f"a q s {small} k t r") == f"a q k s {small} t r"
 
 
 # --- graphs -------------------------------------------------------------------------------------------------

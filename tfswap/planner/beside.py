@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from tfswap.analysis.cost import beside_seconds, spread_over
 from tfswap.analysis.dataflow import Dataflow
@@ -217,13 +217,9 @@ def _paired(
         before: list[int] = []
         if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
             held_up = False  # whether a kernel in between needs `first`
-            looked_at = 0
-            for second in islice(order, position + 1, None):
+            for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
                     continue
-                looked_at += cost_s[second] > LEAST_GAIN_S
-                if looked_at > WINDOW:
-                    break
                 needs = waits_for(second)
                 if cost_s[second] > least_s and second not in paired and first not in needs:
                     sooner_too = ahead(second, first)

@@ -66,15 +66,15 @@ if child == 0:
     signal.alarm(60)
     try:
         swap_out(tensor)
-    except tf.errors.FailedPreconditionError as error:
+    except tfswap.TfswapError as error:
         told = str(error)
     del step  # as at its end, which is not the file's
     gc.collect()
     try:
         ops.claim(7, None, {str(tmp_path)!r})
-    except OSError as error:
+    except tfswap.TfswapError as error:
         told += str(error)
-    os._exit(0 if told.count("was forked when tfswap's copies had begun") == 2 else 1)
+    os._exit(0 if told.count("it was forked from one in which TensorFlow had started") == 2 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert os.stat(spilled).st_blocks == blocks, (os.stat(spilled), blocks)
 for n in (1, 2):

@@ -116,7 +116,7 @@ class ConditionalOp : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     size_t chosen = 0;
     OP_REQUIRES_OK_ASYNC(ctx, Choose(ctx, &chosen), done);
-    FunctionLibraryRuntime::Handle branch;
+    FunctionLibraryRuntime::Handle branch = 0;
     OP_REQUIRES_OK_ASYNC(ctx, GetBranch(ctx, chosen, &branch), done);
     Branch::Start(ctx, branch, relocated_, std::move(done));
   }

@@ -2,7 +2,7 @@
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met; a command that a signal ends dies of it, and leaves nothing half-written. With --json stdout carries one JSON
-value and nothing else, errors included; messages go to stderr, and so does progress where that is a terminal. An
+value and nothing else, errors included; messages go to stderr, and so does progress. An
 error of the user's never shows a traceback.
 """
 

@@ -48,6 +48,7 @@ from tfswap.oplib import names
 from tfswap.passes.devices import units
 from tfswap.passes.join import FILTER, FUSED_3D, KERNEL_LABEL, any_size
 from tfswap.passes.nodes import PRESERVE
+from tfswap.passes.split_views import CUSTOM_GRADIENT
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -231,6 +232,7 @@ def _optimized(
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
+    _number_gradients(graph_def)
     made = _made_of(graph_def, [*results, *targets, *kept], options, device)
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
     for node in made.node:
@@ -300,6 +302,20 @@ def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
         for k, (body, twin) in enumerate(zip(bodies, twins, strict=False)):
             found |= {f"{inside(node.name, k)}{name}": kind for name, kind in _only_traced(body, twin).items()}
     return found
+
+
+def _number_gradients(graph_def: graph_pb2.GraphDef) -> None:
+    """Name custom gradients by their order in the graph, in place.
+
+    TensorFlow names them by a counter of the process, so that the same step would have another key in another process.
+    The graph holds no names that TensorFlow looks up: what is planned has its gradients taken, and passes ask only
+    whether a node has one.
+    """
+    numbers: dict[bytes, int] = {}
+    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
+        if CUSTOM_GRADIENT in node.attr:
+            name = node.attr[CUSTOM_GRADIENT]
+            name.s = b"CustomGradient-%d" % numbers.setdefault(name.s, len(numbers))
 
 
 def _made_of(

@@ -91,12 +91,12 @@ def _how_to_tell(graph: Graph, first: Output) -> str:
         )
     if any(t.type.dtype == "variant" for t in node.inputs):
         return (
-            "The inputs' sizes are known, but how many elements this list gets hangs on what the step computes. Give "
+            "The inputs' sizes are known, but how many elements this list gets depends on what the step computes. Give "
             "the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a number of iterations that "
             "follows from shapes."
         )
     return (
-        "The inputs' sizes are known, but this one hangs on what the step computes, or TensorFlow can't infer what "
+        "The inputs' sizes are known, but this one depends on what the step computes, or TensorFlow can't infer what "
         "the op returns. Where it has one size in every step, say it of what that line gives: "
         "y = tf.ensure_shape(y, [...]), or y.set_shape([...]). Else pad or cut to a size: "
         "ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in place of tf.range(n), or what is needed "

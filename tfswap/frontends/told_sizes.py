@@ -1,4 +1,4 @@
-"""Sizes that hang on what a step's arguments hold, told before it runs.
+"""Sizes that depend on what a step's arguments hold, told before it runs.
 
 How long the rows of a ragged batch are when they are padded (`ragged.to_tensor()`), how far `tf.range(n)` goes or a
 mask of lengths: shapes do not say it. Where such a size follows from arguments alone it is computed before each call,
@@ -7,9 +7,9 @@ by those few nodes of the step, and planned for as the arguments' own sizes are.
 What is computed to tell a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
 made to tell how large it is where a rule tells it (size_rules.py).
 
-Not handled: sizes that hang on variables, on random numbers or on what a loop computes; steps whose gradients are taken
-outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known for is
-made to tell its size, before the step and whatever the limit is.
+Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
+taken outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known
+for is made to tell its size, before the step and whatever the limit is.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _located(error: Any, locate: SourceLines) -> Exception:
     line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
     said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
     where = f" It is made at {line}." if line else ""
-    return type(error)(None, None, f"{said}\nA size in the step hangs on it.{where}")
+    return type(error)(None, None, f"{said}\nA size in the step depends on it.{where}")
 
 
 def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
@@ -227,9 +227,9 @@ def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: Sourc
     return InfeasibleMemoryLimit(
         f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to tell the size of "
         f"{told[0].name!r}{made_at(told[0].node.name, locate)}{others}, before the step runs takes at least "
-        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it hangs on what the arguments hold. Say the "
-        f"size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, or make the batch "
-        "smaller.",
+        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on what the arguments hold. "
+        f"Say the size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, "
+        "or make the batch smaller.",
         floor_bytes=error.floor_bytes,
         limit_bytes=error.limit_bytes,
     )

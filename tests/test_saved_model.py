@@ -524,7 +524,7 @@ def test_an_existing_folder_is_left_alone(models: dict[str, Path], tmp_path: Pat
         optimize(models["plain"], models["plain"] / "out")
     with pytest.raises(TfswapError, match="can't be written.*Nothing was left"):
         optimize(models["plain"], Path("/proc/out"))
-    with pytest.raises(TfswapError, match="can't be written.*null byte"):
+    with pytest.raises(TfswapError, match="can't be written: a path can hold no NUL. Nothing was left"):
         optimize(models["plain"], tmp_path / "o\0ut")
     with pytest.raises(TfswapError, match="can't be written: its path is not UTF-8"):
         optimize(models["plain"], tmp_path / os.fsdecode(b"o\xffut"))

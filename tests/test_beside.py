@@ -122,8 +122,7 @@ def test_on_one_core_there_is_no_beside():
 @pytest.mark.parametrize(
     "first",
     [
-        "%q = Relu(%a)",  # takes its input over, which the other may read
-        "%q = MaxPoolGrad(%a, %a, %a) {ksize=(1, 2, 2, 1), strides=(1, 2, 2, 1), padding=b'SAME'}",  # frees in between
+        "%q = AddN(%a, %x, %x)",  # which terms it adds first depends on what it can write over
         "%q = RandomUniform(%a)",  # stateful
     ],
 )
@@ -190,6 +189,42 @@ def test_what_the_two_read_is_held_until_both_have_ended():
     )
     assert list(apart.during_bytes[:4]) == [2 * BYTES, 3 * BYTES, 3 * BYTES, 3 * BYTES]  # k takes the place of a
     assert list(side.during_bytes[:4]) == [2 * BYTES, 3 * BYTES, 4 * BYTES, 3 * BYTES]
+
+
+def test_in_a_pair_no_buffer_is_forwarded():
+    """Neither of the last reader of a tensor alone, nor of what the other one reads as well."""
+    flow = facts(
+        HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", "%q = Neg(%a)").replace(
+            "%a, %x", "%x, %x"
+        )
+    )
+    apart, side = (
+        simulate_memory(flow, build_schedule(named(flow, "a q k s t r"), (), at), live=True) for at in ((), (2,))
+    )
+    assert list(apart.during_bytes[:3]) == [2 * BYTES, 2 * BYTES, 3 * BYTES]
+    assert list(side.during_bytes[:3]) == [2 * BYTES, 3 * BYTES, 4 * BYTES]
+
+
+READS_MORE = """\
+%x = Placeholder() {dtype=float32} -> float32[16,256,256]
+%c = Placeholder() {dtype=float32} -> float32[16,256,256]
+%a = Exp(%x) -> float32[16,256,256]
+%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false} -> float32[16,256,256]
+%s = Relu(%q) -> float32[16,256,256]
+%n = Neg(%c) -> float32[16,256,256]
+%k = BatchMatMulV2(%a, %n) {adj_x=false, adj_y=false} -> float32[16,256,256]
+%r = BatchMatMulV2(%s, %k) {adj_x=false, adj_y=false} -> float32[16,256,256]
+feeds %x, %c
+fetches %r
+"""
+
+
+@pytest.mark.parametrize(("seconds", "order"), [(1e-6, "a n q k s r"), (1.0, "a q n s k r")])
+def test_what_a_partner_reads_comes_sooner_where_it_is_small(seconds: float, order: str):
+    flow = facts(READS_MORE)
+    cost_s = costs(flow)
+    cost_s[flow.place["n"]] = seconds
+    assert words(flow, bring_together(flow, named(flow, "a q s n k r"), cost_s, RATES)[0]) == order
 
 
 def test_two_kernels_of_one_core_take_as_long_as_one():

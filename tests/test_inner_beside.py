@@ -8,7 +8,7 @@ import pytest
 from processes import on_arena
 from test_beside import TWO_THREADS
 
-from tfswap.analysis.bodies import Record, record
+from tfswap.analysis.bodies import STEADY_TRIPS, Record, record
 from tfswap.analysis.cost import Costs, beside_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
@@ -96,6 +96,35 @@ def test_neighbours_of_one_core_run_side_by_side():
     assert paired(body_of(ordered(portable=True))) == {}
     assert paired(body_of(ordered(device=TWO_CORES._replace(inter_op_threads=1)))) == {}
     assert paired(body_of(ordered(device=TWO_CORES._replace(onednn=True)))) == {}
+
+
+SMALL = "%a = Exp(%h) -> float32[4,256,256]\n  %b = Exp(%w) -> float32[4,256,256]"
+PRODUCTS = """\
+%a = BatchMatMulV2(%h, %w) -> float32[4,256,256]
+  %b = BatchMatMulV2(%w, %h) -> float32[4,256,256]"""
+
+
+def test_small_kernels_that_share_well_run_side_by_side_in_loops():
+    """By themselves they would be shared among threads, for which they are too small."""
+    body = body_of(ordered(LOOP.replace(PRODUCTS, SMALL)))
+    assert paired(body) == {"a": "b"}
+    large = LOOP.replace(PRODUCTS, SMALL).replace("[4,", "[64,")
+    assert paired(body_of(ordered(large))) == {}
+
+
+def test_in_a_pair_of_a_body_no_buffer_is_forwarded():
+    """From the second iteration on the state is the body's own, and its last reader could write over it."""
+    graph = ordered(LOOP.replace(PRODUCTS, "%a = Neg(%h) -> float32[4,256,256]\n  %b = Neg(%w) -> float32[4,256,256]"))
+    body = body_of(graph)
+    together = recorded(graph)
+    assert paired(body) == {"a": "b"}
+    body.beside.clear()
+    apart = recorded(graph)
+
+    def large(made: Record) -> int:
+        return sum(event in (("temp", MIB), ("out", 1)) for event in made.events)
+
+    assert large(together) - large(apart) == STEADY_TRIPS - 1
 
 
 def test_what_a_body_returns_may_be_of_a_pair():
@@ -215,6 +244,39 @@ print(json.dumps({"pairs": pairs, "planned": plan.planned_peak_bytes,
                   "measured": measured, "lists": len(plan.accumulators),
                   "same": losses == expected and all(np.array_equal(a, b) for a, b in zip(variables, mine))}))
 """
+
+
+ATTENTION = PROGRAM.replace(
+    PROGRAM[PROGRAM.index("def made():") : PROGRAM.index("xs = tf.random")],
+    """
+def made():
+    sizes = (128, 128), (128, 128), (128, 128), (128,)
+    w = [tf.Variable(tf.random.stateless_normal(size, seed=(i, 7)) * 0.1) for i, size in enumerate(sizes)]
+
+    def step(xs):
+        def cell(i, h):
+            scores = tf.reduce_sum(w[3] * tf.tanh(keys + (h @ w[1])[:, None]), -1)
+            context = tf.reduce_sum(tf.nn.softmax(scores)[:, :, None] * keys, 1)
+            return i + 1, tf.tanh(context + h @ w[2])
+        with tf.GradientTape() as tape:
+            keys = tf.reshape(tf.reshape(xs, [-1, 128]) @ w[0], [64, -1, 128])
+            h = tf.while_loop(lambda i, *_: i < 12, cell, (0, tf.ones([64, 128])), maximum_iterations=12)[1]
+            loss = tf.reduce_mean(h * h)
+        for v, g in zip(w, tape.gradient(loss, w)):
+            v.assign_sub(0.1 * tf.convert_to_tensor(g))
+        return loss
+    return w, step
+
+""",
+)
+
+
+@pytest.mark.parametrize("limit", ["100%", "50%"])
+def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_values(limit: str):
+    found = on_arena(ATTENTION.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
+    assert found["pairs"] >= 3, found
+    assert found["same"]
+    assert set(found["measured"]) == {found["planned"]}
 
 
 @pytest.mark.parametrize("limit", ["100%", "60%"])

@@ -441,7 +441,7 @@ class Machine:
 
     def is_dying(self, buffer: Buffer) -> bool:
         """Whether nobody but the running kernel holds it."""
-        return buffer.refs == 1 and buffer.number is not None
+        return buffer.refs == 1 and buffer.number is not None and self._kept is None
 
     def split(self, sizes: Iterable[int]) -> None:
         """The next requests get no larger chunks than they need."""

@@ -45,8 +45,9 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         order = choose_order(flow, cost_s)
         if runs_beside(device) and not portable:
             unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
-            order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow)
-            at = side_by_side(unnamed, Choice(order, []), cost_s, gains(flow, cost_s, costs.rates))
+            order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)
+            gain = gains(flow, cost_s, costs.rates, looped=True)
+            at = side_by_side(unnamed, Choice(order, []), cost_s, gain, looped=True)
             body.beside = {flow.nodes[order[p - 1]]: flow.nodes[order[p]] for p in at}
         chain = [flow.nodes[i] for i in order]
         if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels

@@ -18,7 +18,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import is_pure
+from tfswap.ir.ops import is_pure, uses_tensor_list
 from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.plan import Absence
 from tfswap.planner.problem import Choice
@@ -30,6 +30,13 @@ LEAST_GAIN_S = 150e-6
 GOOD_SHARES = (1.8, 0.6)
 """And so much of the time for which either leaves cores idle alone: it may meet a better partner, and those that match
 are paired first."""
+LOOPED_S = 1e-3
+"""In a loop a kernel that takes no longer gains little by being shared among threads, which wait for each other at its
+end: the large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
+LEAST_LOOPED_GAIN_S = 30e-6
+"""What two of these must save: the threads of a loop are awake."""
+MOST_AHEAD = 4
+"""So many kernels may come sooner for what a partner reads, each of which takes less than a pair must save."""
 WINDOW = 32
 """So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
 ORDERS_TRIED = 6
@@ -94,12 +101,19 @@ def _leads(choice: Choice) -> list[int]:
 
 
 def brought_together(
-    flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates, whole: Dataflow | None = None
+    flow: Dataflow,
+    order: list[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    whole: Dataflow | None = None,
+    *,
+    looped: bool = False,
 ) -> list[int]:
     """`order`, with kernels next to each other that gain side by side, but for those by which it holds more.
 
     Args:
         whole: of the same nodes, what memory is told of; by default `flow`.
+        looped: as of `gains`.
     """
     place = {i: position for position, i in enumerate(order)}
     apart: set[tuple[int, int]] = set()
@@ -109,7 +123,7 @@ def brought_together(
         return simulate_memory(whole or flow, build_schedule(order, ()), live=True)
 
     for _ in range(ORDERS_TRIED):
-        made, pairs = bring_together(flow, order, cost_s, rates, apart)
+        made, pairs = bring_together(flow, order, cost_s, rates, apart, looped=looped)
         if made == order:
             break
         most_bytes = most_bytes or live(order).peak_bytes * PEAK_TIE
@@ -132,11 +146,14 @@ def bring_together(
     cost_s: Sequence[float],
     rates: Rates,
     apart: Collection[tuple[int, int]] = (),
+    *,
+    looped: bool = False,
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later.
 
     Args:
         apart: those that stay where they are.
+        looped: as of `gains`.
 
     Returns:
         The order, and who is next to whom; the one that came first first.
@@ -149,12 +166,12 @@ def bring_together(
     made = list(order)
     pairs: list[tuple[int, int]] = []
     for share in GOOD_SHARES:
-        gain = gains(flow, cost_s, rates, share)
+        gain = gains(flow, cost_s, rates, share, looped=looped)
 
         def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
             return 0.0 if (first, second) in apart else gain(first, second)
 
-        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs)
+        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs, least_gain_s(looped))
     return made, pairs
 
 
@@ -165,6 +182,7 @@ def _paired(
     gain: Callable[[int, int], float],
     waits_for: Callable[[int], frozenset[int]],
     pairs: list[tuple[int, int]],
+    least_s: float,
 ) -> list[int]:
     """`order`, with more kernels next to each other, which join `pairs`."""
     paired = {i for pair in pairs for i in pair}
@@ -172,6 +190,22 @@ def _paired(
     ran: set[int] = set()
     later: dict[int, int] = {}  # by kernel, the one that waits to run with it
     waiting: set[int] = set()
+
+    def ahead(second: int, first: int) -> list[int] | None:
+        """What has to run before `second`, if that may run before `first` too: a few small kernels."""
+        found: dict[int, None] = {}
+        pending = [k for k in waits_for(second) if k not in ran]
+        while pending:
+            k = pending.pop()
+            fixed = k == first or k in waiting or k in later or k in paired
+            if fixed or cost_s[k] > least_s or len(found) == MOST_AHEAD:
+                return None
+            if k not in found:
+                found[k] = None
+                pending += [d for d in waits_for(k) if d not in ran]
+        return sorted(found, key=place.__getitem__)
+
+    place = {i: position for position, i in enumerate(order)}
     for position, first in enumerate(order):
         if first in ran or first in waiting:
             continue
@@ -180,17 +214,19 @@ def _paired(
             ran.update((later[first], first))
             continue
         best, gain_s, sooner = -1, 0.0, True
-        if cost_s[first] > LEAST_GAIN_S and first not in paired and _stands_alone(flow, first):
+        before: list[int] = []
+        if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
             held_up = False  # whether a kernel in between needs `first`
             for second in order[position + 1 : position + 1 + WINDOW]:
                 if second in ran:
                     continue
                 needs = waits_for(second)
-                if cost_s[second] > LEAST_GAIN_S and second not in paired and first not in needs:
-                    ready = ran.issuperset(needs)
-                    saved_s = gain(first, second) if ready or not held_up else 0.0
+                if cost_s[second] > least_s and second not in paired and first not in needs:
+                    sooner_too = ahead(second, first)
+                    saved_s = gain(first, second) if sooner_too is not None or not held_up else 0.0
                     if saved_s > gain_s and _stands_alone(flow, second) and _share_device(flow, first, second):
-                        best, gain_s, sooner = second, saved_s, ready
+                        best, gain_s, sooner = second, saved_s, sooner_too is not None
+                        before = sooner_too or []
                 held_up = held_up or first in needs
         if best >= 0:
             paired.update((first, best))
@@ -199,21 +235,31 @@ def _paired(
             later[best] = first
             waiting.add(first)
             continue
-        together = (first,) if best < 0 else (first, best)
+        together = (first,) if best < 0 else (*before, first, best)
         made += together
         ran.update(together)
     return made
 
 
 def side_by_side(
-    flow: Dataflow, choice: Choice, cost_s: Sequence[float], gain: Callable[[int, int], float]
+    flow: Dataflow,
+    choice: Choice,
+    cost_s: Sequence[float],
+    gain: Callable[[int, int], float],
+    *,
+    looped: bool = False,
 ) -> tuple[int, ...]:
-    """Positions in the choice's order whose kernels can run beside the one before, and gain by it."""
+    """Positions in the choice's order whose kernels can run beside the one before, and gain by it.
+
+    Args:
+        looped: as of `gains`.
+    """
+    least_s = least_gain_s(looped)
     can_overlap = overlaps(flow, choice.order, choice.intervals)
     found: list[int] = []
     for position, (first, second) in enumerate(pairwise(choice.order), 1):
         if (
-            cost_s[first] > LEAST_GAIN_S < cost_s[second]  # what rules out most comes first
+            cost_s[first] > least_s < cost_s[second]  # what rules out most comes first
             and (not found or found[-1] < position - 1)
             and gain(first, second)
             and can_overlap(position)
@@ -257,15 +303,17 @@ def allocations(flow: Dataflow, i: int) -> int:
 def _stands_alone(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
 
-    What it asks for is new, and stays until it has ended. It is not fetched, which is done by name.
+    What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded: the order of a sum of
+    three terms or more depends on that. It is not fetched, which is done by name.
     """
-    given = any(candidates for _, candidates in flow.forwards[i]) or i in flow.temp_forwards
+    reordered = any(len(candidates) > 2 for _, candidates in flow.forwards[i])
     return (
         is_pure(flow.nodes[i].op)
+        and not uses_tensor_list(flow.nodes[i].op)  # which change a list in place where nobody else holds it
         and not flow.updates[i]
         and i not in flow.inexact_kernels
         and i not in flow.runs
-        and not given
+        and not reordered
         and all(event in ("out", "temp") for event, _ in flow.events[i])
         and allocations(flow, i) > 0
         and flow.fetched.isdisjoint(v for _, v in flow.makes[i])
@@ -277,12 +325,19 @@ def _share_device(flow: Dataflow, first: int, second: int) -> bool:
 
 
 def gains(
-    flow: Dataflow, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1]
+    flow: Dataflow, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1], *, looped: bool = False
 ) -> Callable[[int, int], float]:
-    """How many seconds two kernels save; 0 where a kernel on one core would be given away for little."""
+    """How many seconds two kernels save; 0 where a kernel on one core would be given away for little.
+
+    Args:
+        looped: whether they are of a loop's body or a branch.
+    """
 
     @functools.cache
     def gain(first: int, second: int) -> float:
+        if looped and first != second and max(cost_s[first], cost_s[second]) <= LOOPED_S:
+            shorter_s, longer_s = sorted(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
+            return shorter_s if shorter_s > max(LEAST_LOOPED_GAIN_S, share * (longer_s - shorter_s)) else 0.0
         idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
         if first == second or not idle_s:
             return 0.0
@@ -291,6 +346,11 @@ def gains(
         return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
 
     return gain
+
+
+def least_gain_s(looped: bool) -> float:
+    """What two kernels must save, and each take, to be a pair. `looped` as of `gains`."""
+    return LEAST_LOOPED_GAIN_S if looped else LEAST_GAIN_S
 
 
 def _waits_for(flow: Dataflow, i: int) -> Iterator[int]:

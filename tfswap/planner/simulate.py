@@ -292,7 +292,8 @@ class Replay:
                     for _, v in flow.makes[subject]:
                         self.renewed.setdefault(v, 0)
                         del buffers[v]
-                running.append((subject, self.begin(subject, buffers)))
+                alone = kind != LEAD and not running
+                running.append((subject, self.begin(subject, buffers, takes_over=alone)))
                 if kind != LEAD:
                     for i, temps in running:
                         self.finish(i, buffers, temps)
@@ -369,8 +370,12 @@ class Replay:
         """The buffer that a copy back of `value` gets."""
         return Buffer(self.arena.allocate(self.flow.values[value].nbytes), self._next_reads(value))
 
-    def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
-        """A kernel starts: what it allocates. Returns its temporaries."""
+    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+        """A kernel starts: what it allocates. Returns its temporaries.
+
+        Args:
+            takes_over: whether buffers that it reads last can be forwarded to its outputs.
+        """
         flow, refs, late = self.flow, self.refs, self.late
         allocate = self.arena.allocate
         temps: list[int] = []
@@ -406,7 +411,7 @@ class Replay:
                 for rest in rests.pop() if rests else ():  # in a body by itself splits are nodes: nothing was parted
                     self.arena.free(rest)
                 continue
-            for c in candidates:
+            for c in candidates if takes_over else ():
                 source = buffers[c]
                 if source.refs == 1 and not source.pins and source.address >= 0:  # nobody but this kernel holds it
                     address, source.address = source.address, -1

@@ -96,8 +96,8 @@ class _Watch(Replay, Generic[Seen]):
     def look(self, kernel: int, before: Seen | None) -> Seen:
         """What there is for a kernel now, if that is less than `before`."""
 
-    def begin(self, i: int, buffers: dict[int, Buffer]) -> list[int]:
-        temps = super().begin(i, buffers)
+    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+        temps = super().begin(i, buffers, takes_over=takes_over)
         if is_convolution(self.flow.nodes[i]):
             self._running[i] = None
         for kernel, before in self._running.items():

@@ -30,6 +30,7 @@
 #include "absl/types/span.h"
 #include "decision.h"
 #include "faster_way.h"
+#include "inline_threads.h"
 #include "lane.h"
 #include "loop_condition.h"
 #include "op_support.h"
@@ -42,7 +43,6 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/graph/graph.h"
-#include "tensorflow/core/platform/threadpool_interface.h"
 
 namespace tfswap {
 namespace {
@@ -113,21 +113,6 @@ std::vector<int> UnreadArguments(const FunctionBody* function) {
   return unread;
 }
 
-// Runs all parts of what a kernel shares out on the kernel's own thread.
-class OneThread : public tensorflow::thread::ThreadPoolInterface {
- public:
-  // Args:
-  //   parts: into how many threads' parts kernels divide their work.
-  explicit OneThread(int parts) : parts_(parts) {}
-
-  void Schedule(std::function<void()> part) override { part(); }
-  int NumThreads() const override { return parts_; }
-  int CurrentThreadId() const override { return -1; }
-
- private:
-  const int parts_;
-};
-
 // Whether the kernels of a loop's body are shared among threads, iteration by iteration.
 class Sharing {
  public:
@@ -151,7 +136,7 @@ class Sharing {
   enum Way { kShared, kAlone };
 
   const int parts_;
-  OneThread one_thread_;
+  InlineThreads one_thread_;
   FasterWay faster_;
 };
 

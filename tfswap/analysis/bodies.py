@@ -41,6 +41,7 @@ from tfswap.ir.ops import (
     uses_tensor_list,
     writes_variable,
 )
+from tfswap.ir.types import TensorType
 from tfswap.oplib.names import RELOCATED
 from tfswap.planner.allocator import round_up
 from tfswap.planner.executor import Executor, Program
@@ -372,7 +373,7 @@ class Machine:
     def inputs(self, node: Node, contents: Sequence[Contents | None]) -> list[Buffer]:
         """A node's inputs, of which its lists' contents may be known."""
         known = [c if t.type.dtype == "variant" else () for t, c in zip(node.inputs, contents, strict=True)]
-        return [self.given(i, t.type.nbytes or 0, known[i]) for i, t in enumerate(node.inputs)]
+        return [self.given(i, tensor_bytes(t.type), known[i]) for i, t in enumerate(node.inputs)]
 
     def given(self, source: int, nbytes: int, contents: Contents | None) -> Buffer:
         """What the node is given: it is there, and stays."""
@@ -859,7 +860,11 @@ def _deciding(node: Node, branch: int) -> Values:
 
 def output_bytes(node: Node, index: int) -> int:
     """What an output asks for."""
-    kind = node.outputs[index]
+    return tensor_bytes(node.outputs[index])
+
+
+def tensor_bytes(kind: TensorType) -> int:
+    """What a tensor of this type takes in the arena; what lists in it keep is counted by itself."""
     return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0
 
 

@@ -18,6 +18,7 @@ tf = pytest.importorskip("tensorflow")
 from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
+from tfswap.frontends.function import stand_ins  # noqa: E402 needs TensorFlow too
 from tfswap.frontends.pipeline import Optimizer  # noqa: E402 needs TensorFlow too
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
@@ -350,6 +351,16 @@ def test_a_concrete_function_covers_the_sizes_that_it_is_asked_for():
         assert step.get_concrete_function(*spec) is large, "open: the one for the largest"
     step.get_concrete_function(tf.TensorSpec([4096, WIDTH]))
     assert step.experimental_get_tracing_count() == 1
+
+
+def test_stand_ins_follow_the_order_of_keyword_only_arguments():
+    def spec(rows, width):
+        return tf.TensorSpec([rows, width])
+
+    function = tf.function(lambda x, *, b, a: tf.reduce_sum(x) + tf.reduce_sum(b) * tf.reduce_sum(a))
+    concrete = function.get_concrete_function(spec(None, 2), b=spec(None, 3), a=spec(None, 4))
+    inputs = stand_ins(function, concrete, (spec(5, 2),), {"b": spec(6, 3), "a": spec(7, 4)})
+    assert [each.shape for each in inputs] == [[5, 2], [7, 4], [6, 3]]
 
 
 def test_a_limit_that_is_kept_is_not_below_the_floor(monkeypatch):

@@ -595,8 +595,10 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
     full = function.function_type.bind(*args, **kwargs)
     full.apply_defaults()
     bound = concrete.function_type.bind(*full.args, **full.kwargs).arguments
-    names = [p.name for p in concrete.function_type._sorted_parameters]
-    flat = [t for name in names for t in trace_type.from_value(bound[name], specs).flatten()]
+    parameters = concrete.function_type.parameters.values()
+    # In the order of FunctionType.unpack_inputs: what is keyword-only comes last, by name.
+    ordered = sorted(parameters, key=lambda p: p.name if p.kind is p.KEYWORD_ONLY else "")
+    flat = [t for p in ordered for t in trace_type.from_value(bound[p.name], specs).flatten()]
     if len(flat) != len(traced):
         return traced
     with tf.Graph().as_default():

@@ -2,24 +2,32 @@
 #
 #   make demo    trains ResNet-50 under a memory cap that it otherwise exceeds, and shows before and after
 #   make test    runs the tests
+#   make test-oldest  runs a part of them with the oldest TensorFlow that is supported
 #   make lint    ruff and pyright
 #   make docs    builds the documentation into site/, strictly
 #   make wheels  a release's wheels into dist/; VERSIONS="2.20.0 2.21.0" says for which TensorFlows
 #   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
-# (cpu by default; see the extras in pyproject.toml), PYTEST_ARGS="-k swap" what is tested; "-m long" tests what takes
-# minutes and is left out by default. Two files of tests run at a time; PYTEST_ARGS="-n 0" has one.
+# (cpu by default; see the extras in pyproject.toml), VERSION=2.19.1 a release other than the newest (give it an
+# environment of its own: VENV=.venv-2.19.1), PYTEST_ARGS="-k swap" what is tested; "-m long" tests what takes minutes and
+# is left out by default. Two files of tests run at a time; PYTEST_ARGS="-n 0" has one.
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
+VERSION ?=
 PYTEST_ARGS ?=
 VENV := .venv
 SITE := $(CURDIR)/site
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensorflow)==$(VERSION))
 
-.PHONY: demo test lint docs wheels sanitize format clean
+# TensorFlow 2.18 is the oldest in pyproject.toml's range. The files are those that use most of its internals.
+OLDEST := 2.18.1
+OLDEST_TESTS := test_optimize test_loop_ops
+
+.PHONY: demo test test-oldest lint docs wheels sanitize format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -28,6 +36,9 @@ demo: $(VENV)/plot
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-oldest:
+	$(MAKE) test VENV=$(VENV)-oldest VERSION=$(OLDEST) PYTEST_ARGS="$(OLDEST_TESTS:%=tests/%.py) $(PYTEST_ARGS)"
 
 lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
@@ -47,12 +58,12 @@ format: $(VENV)/lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info train_under_cap.png
+	rm -rf $(VENV) $(VENV)-oldest build dist site *.egg-info train_under_cap.png
 
 # An empty file stands for each installed extra. Editable, so that a changed source needs no new install.
 $(VENV)/plot $(VENV)/test $(VENV)/lint $(VENV)/docs $(VENV)/release: $(VENV)/%: $(VENV)/base
 	@echo "installing what '$*' needs ..."
-	$(PIP) --editable ".[$(TENSORFLOW),$*]"
+	$(PIP) --editable ".[$(TENSORFLOW),$*]" $(PINNED)
 	@touch $@
 
 $(VENV)/base: pyproject.toml
@@ -60,5 +71,5 @@ $(VENV)/base: pyproject.toml
 	    f"tfswap needs Python 3.10 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11")'
 	@echo "making $(VENV) with TensorFlow ($(TENSORFLOW)): a minute or so, once ..."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable ".[$(TENSORFLOW)]"
+	$(PIP) --editable ".[$(TENSORFLOW)]" $(PINNED)
 	@touch $@

@@ -248,7 +248,8 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
     lines = [line for line in err.getvalue().splitlines() if line.startswith("tfswap: ")]
     if status not in (0, 1, 2, 3):
         return f"exit status {status}"
-    if "Traceback" in err.getvalue() or (status in (1, 2) and not (lines or out.getvalue())):
+    has_error = len(lines) == 1 or (not lines and status == 1 and bool(out.getvalue()))  # `verify` prints what differs
+    if "Traceback" in err.getvalue() or (status in (1, 2) and not has_error):
         return f"status {status} with {err.getvalue()!r}"
     if as_json:
         try:

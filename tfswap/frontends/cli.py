@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from absl import flags
 from absl.flags import argparse_flags
 
 from tfswap import progress
@@ -86,7 +87,7 @@ def _status() -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run one command; returns its exit status."""
     try:
-        options = _parser().parse_args(["tfswap", *arguments][1:])
+        options = _parsed(arguments)
     except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else USAGE
     except UsageError as error:
@@ -109,6 +110,14 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show(shown)
     return content.get("exit_status", OK)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Raises UsageError for what is not understood, of absl's own flags and the files that they name as well."""
+    try:
+        return _parser().parse_args(list(arguments))
+    except (flags.Error, OSError, ValueError) as error:
+        raise UsageError(str(error), "tfswap") from error
 
 
 def _fail(as_json: bool, error: TfswapError) -> int:
@@ -450,7 +459,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, command: Callable[..., Result], help_text: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
+    made = commands.add_parser(name, help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
     made.add_argument("--json", action="store_true", help="print one JSON value on stdout")
     made.set_defaults(command=command)
     return made

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 Edit = tuple[str, int, int]
-WORDS = "", "x", "x:0", "x:y:99", "^x", "inputs", "\x1b[31m", "é" * 40, "Const", "MatMul", "Tfswap>SwapOut", ":", "a/b"
+WORDS = "", "x", "x:0", "x:y:99", "^x", "inputs", "\x1b[31m", "\x9b2J\u202e", "é" * 40, "Const", "MatMul", "Tfswap>SwapOut", ":", "a/b"
 NUMBERS = 0, 1, 2, -1, 7, 99, 2**31 - 1, -(2**31), 2**40, 10**12
 VALUES: tuple[Any, ...] = (None, True, -1, 10**400, 2**63, 0.5, "", "x\x1b[2J", [], {}, [[]], {"a": 1}, [None], [-1])
 
@@ -238,6 +238,7 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
     import traceback
 
     from tfswap.frontends import cli
+    from tfswap.printable import printable
 
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -257,7 +258,7 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
         except ValueError:
             return f"no JSON: {out.getvalue()!r}"
     written = out.getvalue() + err.getvalue()
-    return f"control characters: {written!r}" if any(ord(c) < 32 and c not in "\n\t" for c in written) else None
+    return f"control characters: {written!r}" if printable(written) != written else None
 
 
 def save_models(folder: Path) -> tuple[Path, Path]:

@@ -7,7 +7,7 @@ import json
 from tests.processes import run_python
 
 PRELUDE = """
-import json, os, signal
+import json, os, signal, tempfile
 import numpy as np
 import keras
 import tensorflow as tf
@@ -66,7 +66,33 @@ def fitted(trained):
         model.fit(*data, verbose=0)
     return lambda: model.fit(*data, verbose=0)
 
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable(tf.ones([32, 32]))
+
+    @tf.function(input_signature=[tf.TensorSpec([4096, 32])])
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in range(4):
+                h = tf.nn.relu(h @ self.w)
+            loss = tf.reduce_mean(h)
+        self.w.assign_sub(tape.gradient(loss, self.w))
+        return loss
+
+with tempfile.TemporaryDirectory() as made:
+    tf.saved_model.save(Model(), f"{made}/plain")
+    tfswap.optimize_graph(f"{made}/plain", f"{made}/rewritten", memory_limit="70%")
+    loaded, by_tensorflow = tfswap.load(f"{made}/rewritten"), tf.saved_model.load(f"{made}/rewritten")
+rows = tf.ones([4096, 32])
+signature = by_tensorflow.signatures["serving_default"]
+calls_file = tf.function(lambda x: by_tensorflow.train_step(x) + 1.0)
+loaded.train_step(rows), calls_file(rows)
+
 said = in_child(
+    lambda: loaded.train_step(rows), lambda: by_tensorflow.train_step(rows), lambda: signature(x=rows),
+    lambda: calls_file(rows),
     lambda: planned(x), lambda: ordered(x), lambda: never(x), lambda: concrete(x),
     lambda: around(x), lambda: within(x), lambda: twice(x),
     lambda: never.get_concrete_function(x), lambda: tape.gradient(loss, x), lambda: tfswap.ops.swap_out(x),

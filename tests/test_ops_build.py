@@ -533,12 +533,13 @@ def test_a_quote_without_an_end_in_cxx_is_named(monkeypatch):
     "says", ["fatal error: error writing to /tmp/x.s: No space left on device", "Disk quota exceeded"]
 )
 def test_a_full_disk_is_told(tmp_path, monkeypatch, says):
-    full = script(tmp_path / "full++", f'#!/bin/sh\n[ "$1" = --version ] || {{ echo "{says}" >&2; exit 1; }}\n')
+    more = "code\n 18 | }\n | ^\ncompilation terminated."
+    full = script(tmp_path / "full++", f'#!/bin/sh\n[ "$1" = --version ] || {{ echo "{says}\n{more}" >&2; exit 1; }}\n')
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(full))
     with pytest.raises(OpLibraryError, match="no more can be written to disk") as told:
         build.ensure_built(build.CORE, build.tensorflow_facts())
-    assert says in str(told.value)
+    assert f"the compiler says: {says}\nIt takes" in str(told.value)
     assert f"in {tmp_path / 'cache'}" in str(told.value)
     assert " free) and in " in str(told.value)
     assert "set TFSWAP_CACHE_DIR and TMPDIR" in str(told.value)
@@ -551,7 +552,7 @@ def test_a_full_disk_of_our_own_files_is_told(tmp_path, monkeypatch, quick_compi
 
     monkeypatch.setenv("TFSWAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(quick_compiler))
-    monkeypatch.setattr(build.shutil, "copytree", full)
+    monkeypatch.setattr(build.shutil, "copyfile", full)
     with pytest.raises(OpLibraryError, match=f"no more can be written to disk.*{os.strerror(number)}"):
         build.ensure_built(build.CORE, build.tensorflow_facts())
     assert not list((tmp_path / "cache").rglob("build-*"))

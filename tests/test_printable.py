@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tfswap
+from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.printable import printable
 from tfswap.report.fit import Fit
@@ -33,6 +34,8 @@ def test_errors() -> None:
 
 
 def test_tables_lines_and_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.announce(EVIL)
+    assert capsys.readouterr().err == f"tfswap: {SHOWN}\n"
     table = stacked(EVIL, figures([(EVIL, EVIL)]), listing([EVIL, "name"], [(EVIL, EVIL)]))
     show(EVIL)
     show(table)

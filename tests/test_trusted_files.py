@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
@@ -75,6 +76,27 @@ def test_a_group_of_the_user_s_own_is_the_user(own: Path, monkeypatch: pytest.Mo
         else:
             with pytest.raises(UntrustedPath, match=f"the group {name}"):
                 read(own)
+
+
+def _access_list(uid: int) -> bytes:
+    """A list that lets the user `uid` write, as Linux keeps it: tag, permissions and id of each entry."""
+    nobody = 2**32 - 1
+    entries = (0x01, 7, nobody), (0x02, 7, uid), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody)
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize("writable", ["..", ".", "file"])
+def test_users_of_an_access_control_list_are_others(own: Path, monkeypatch: pytest.MonkeyPatch, writable: str) -> None:
+    monkeypatch.setattr(trusted_files, "_is_own_group", lambda gid: True)
+    path = (own / writable).resolve()
+    path.chmod(0o775)
+    assert read(own) == b"content"
+    try:
+        os.setxattr(path, "system.posix_acl_access", _access_list(STRANGER))
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    with pytest.raises(UntrustedPath, match="access control list"):
+        read(own)
 
 
 @root_only

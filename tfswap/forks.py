@@ -3,16 +3,18 @@
 A process that is forked after its parent has initialised TensorFlow (by its first op or trace) refuses whatever would
 run an optimized step, before TensorFlow is asked for anything. One that is forked before has a TensorFlow of its own.
 
-Not handled: what TensorFlow runs there without tfswap, which hangs.
+Not handled: what TensorFlow runs there without tfswap, which hangs; so do portable rewritten files.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tfswap.errors import TfswapError
+from tfswap.oplib.names import NAMESPACE
 
 REFUSAL = (
     "{what} can't run in this process: it was forked from one in which TensorFlow had started, whose threads do not "
@@ -51,7 +53,10 @@ def _guard_callers() -> None:
     run = AtomicFunction.call_flat
 
     def call_flat(self: Any, *args: Any) -> Any:
-        if (step := _step_in(self)) is not None:
+        step = _step_in(self)
+        if step is None and _has_own_ops(self):
+            step = f"The rewritten function {self.name.decode()!r}"  # of a file that TensorFlow itself has loaded
+        if step is not None:
             refuse_in_late_child(step)
         return run(self, *args)
 
@@ -65,16 +70,25 @@ def calls_steps(function: Any) -> bool:
 
 def _step_in(function: Any, outer: Any = None) -> str | None:
     """The name of an optimized step, other than `outer`, that an AtomicFunction is or calls."""
+    return next((_steps[f.name] for f in _with_children(function) if f.name in _steps and f is not outer), None)
+
+
+def _with_children(function: Any) -> Iterator[Any]:
+    """An AtomicFunction, and those that it calls."""
     seen: set[int] = set()
     pending = [function]
     while pending:
         each = pending.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            if each.name in _steps and each is not outer:
-                return _steps[each.name]
+            yield each
             pending += getattr(each, "children", ())  # what loops run may be of another class
-    return None
+
+
+def _has_own_ops(function: Any) -> bool:
+    """Whether an AtomicFunction, or one that it calls, runs ops of tfswap's."""
+    definitions = (getattr(each, "cached_definition", None) for each in _with_children(function))
+    return any(node.op.startswith(NAMESPACE) for made in definitions if made is not None for node in made.node_def)
 
 
 os.register_at_fork(after_in_child=_notice)

@@ -85,6 +85,7 @@ def over(what: str, parts: Collection[T]) -> Iterator[T]:
 
 def announce(text: str) -> None:
     """Write one line to standard error; on a terminal it appears above the bars."""
+    text = printable(text)
     with _opened_stderr() as stream:
         # A line that is not empty is erased first: a bar may stand there.
         _write(stream, f"\r\x1b[2Ktfswap: {text}" if _on_terminal() else f"tfswap: {text}")

@@ -2,8 +2,8 @@
 
 The rules are those of OpenSSH's StrictModes. They hold for a folder, for all folders above it, and for each file in it:
 the owner is this user or root, and nobody else may write there. Group members count as others, unless the group is the
-user's own (of the user's name, with no other member), as distributions with a umask of 002 have it. Anyone may write to
-a folder with the sticky bit, since nobody can replace another's files there; its files are judged one by one.
+user's own (of the user's name, with no other member), as distributions with a umask of 002 have it; where there is an
+access control list, the group's bits speak of all whom it names, and count as others'. Anyone may write to a folder with the sticky bit, since nobody can replace another's files there; its files are judged one by one.
 
 Invariant: folders are opened from the root down, each relative to the one above it and without following links, and
 judged by their descriptors. Once a folder has passed, only this user or root can change what its name leads to, so
@@ -15,6 +15,7 @@ Not handled: owners that a user namespace does not map. A folder above that has 
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -59,10 +60,9 @@ class TrustedFolder:
         # O_NONBLOCK: a pipe of that name would wait for its other end.
         opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, PRIVATE_FILE, dir_fd=self.descriptor)
         try:
-            found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
                 raise UntrustedPath(f"{str(self.path / name)!r} is no regular file")
-            _require_trusted(found, self.path / name)
+            _require_trusted(opened, self.path / name)
         except BaseException:
             os.close(opened)
             raise
@@ -98,7 +98,7 @@ def trusted_folder(path: str | os.PathLike[str], *, create: bool = False) -> Ite
             if folder.name:
                 above, opened = opened, _open_folder(folder.name, opened, create)
                 os.close(above)
-            _require_trusted(os.fstat(opened), folder, is_above=folder != real)
+            _require_trusted(opened, folder, is_above=folder != real)
         yield TrustedFolder(real, opened)
     finally:
         os.close(opened)
@@ -121,8 +121,8 @@ def is_own(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _require_trusted(found: os.stat_result, path: Path, *, is_above: bool = False) -> None:
-    shown = repr(str(path))
+def _require_trusted(descriptor: int, path: Path, *, is_above: bool = False) -> None:
+    found, shown = os.fstat(descriptor), repr(str(path))
     owned = found.st_uid in (ROOT, os.geteuid()) or (is_above and _is_unmapped(found.st_uid))
     if not owned:
         raise UntrustedPath(f"{shown} belongs to {_user(found.st_uid)}, who could have put anything there")
@@ -130,10 +130,21 @@ def _require_trusted(found: os.stat_result, path: Path, *, is_above: bool = Fals
         return
     if found.st_mode & stat.S_IWOTH:
         raise UntrustedPath(f"every user may write to {shown}, and could have put anything there")
+    if found.st_mode & stat.S_IWGRP and _has_access_list(descriptor):
+        raise UntrustedPath(f"users of an access control list may write to {shown}, and could have put anything there")
     if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
         raise UntrustedPath(
             f"the group {_group(found.st_gid)} may write to {shown}, and its members could have put anything there"
         )
+
+
+def _has_access_list(descriptor: int) -> bool:
+    """Whether the group's bits are the mask of a list of users and groups; also where that can't be found out."""
+    try:
+        os.getxattr(f"/proc/self/fd/{descriptor}", "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+    return True
 
 
 def _is_own_group(gid: int) -> bool:

@@ -424,7 +424,7 @@ def _compile(
             "install it anew, from a clone of tfswap: pip install --force-reinstall --no-deps ."
         )
     for sources in used:
-        shutil.copytree(sources.folder, work / sources.name)
+        _copy_files(sources.folder, work / sources.name)
     for name, files in units.items():
         (work / f"{name}.cc").write_text("".join(f'#include "{library.sources.name}/{file}"\n' for file in files))
     stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
@@ -448,6 +448,13 @@ def _compile(
     return work / built
 
 
+def _copy_files(folder: Path, copy: Path) -> None:
+    """Unlike `shutil.copytree`, with the first error as it is: a full disk has a message of its own."""
+    copy.mkdir()
+    for file in sorted(folder.iterdir()):
+        shutil.copyfile(file, copy / file.name)
+
+
 def _units(folder: Path) -> dict[str, list[str]]:
     """By name of each file that is compiled, the files that it includes; of about one size each."""
     files = sorted(folder.glob("*.cc"))
@@ -462,8 +469,9 @@ def _run(work: Path, command: Sequence[str]) -> None:
     if run.returncode == 0 and os.path.exists(work / command[command.index("-o") + 1]):
         return
     output = (run.stderr + run.stdout).strip()
-    if run.returncode == -signal.SIGXFSZ or any(text in output for text in _FULL_DISK):
-        raise _full(work.parent, f"the compiler says: {_tail(output, 3)}")
+    full = [line.strip() for line in output.splitlines() if any(text in line for text in _FULL_DISK)]
+    if full or run.returncode == -signal.SIGXFSZ:
+        raise _full(work.parent, f"the compiler says: {full[0] if full else _tail(output, 3)}")
     if run.returncode < 0 or "Killed" in output:
         remedy = "The compiler was killed, most often for lack of memory: free 1 GiB per core."
     elif "No such file or directory" in output and "tensorflow/" in output:
@@ -535,7 +543,8 @@ def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
 def _full(folder: Path, said: str) -> OpLibraryError:
     """What is said where no more can be written. The compiler writes to the folder for temporary files too."""
     places = []
-    for place in (folder, Path(tempfile.gettempdir())):
+    # Of TMPDIR, Python takes no folder that is full.
+    for place in (folder, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             there = next(p for p in (place, *place.parents) if p.exists())
             places.append(f"{place} ({format_bytes(shutil.disk_usage(there).free)} free)")

@@ -21,7 +21,22 @@ from pathlib import Path
 from typing import Any
 
 Edit = tuple[str, int, int]
-WORDS = "", "x", "x:0", "x:y:99", "^x", "inputs", "\x1b[31m", "\x9b2J\u202e", "é" * 40, "Const", "MatMul", "Tfswap>SwapOut", ":", "a/b"
+WORDS = (
+    "",
+    "x",
+    "x:0",
+    "x:y:99",
+    "^x",
+    "inputs",
+    "\x1b[31m",
+    "\x9b2J\u202e",
+    "é" * 40,
+    "Const",
+    "MatMul",
+    "Tfswap>SwapOut",
+    ":",
+    "a/b",
+)
 NUMBERS = 0, 1, 2, -1, 7, 99, 2**31 - 1, -(2**31), 2**40, 10**12
 VALUES: tuple[Any, ...] = (None, True, -1, 10**400, 2**63, 0.5, "", "x\x1b[2J", [], {}, [[]], {"a": 1}, [None], [-1])
 

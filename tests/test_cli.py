@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,10 @@ def test_verify_tells_a_rewritten_model_from_a_damaged_one(
     status, _, err = run(capsys, "verify", str(out))
     assert status == 1
     assert "Grappler" in err
+    shutil.rmtree(out / "variables")
+    status, _, err = run(capsys, "verify", str(out))
+    assert status == 1
+    assert "variables" in err
 
 
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,56 @@ from hypothesis import strategies as st
 from tfswap.frontends import cli
 
 EXAMPLES = int(os.environ.get("TFSWAP_FUZZ_ARGUMENTS", "60"))
-SIZES = "", " ", "-1", "0", "1", "nan", "-inf", "1e309", "9" * 23, "NaN%", "-5%", "0%", "50%", "60 %", "1KiB", "12XB", "٣", "²"
+SIZES = (
+    "",
+    " ",
+    "-1",
+    "0",
+    "1",
+    "nan",
+    "-inf",
+    "1e309",
+    "9" * 23,
+    "NaN%",
+    "-5%",
+    "0%",
+    "50%",
+    "60 %",
+    "1KiB",
+    "12XB",
+    "٣",
+    "²",
+)
 SHAPES = "x=1", "x=", "=1", "x=-1", "x=0", "x=64,32", "x=256,32", "x=1;x=2", "y=1", "x:0", "x:5", "y:0", ":", ";", "x:²"
-NAMES = "/", ".", "/dev/null", "/nonexistent/x.html", "x.html", "x.trace.json", "a" * 5000, "\x1b[31m", "x\x00y", "\ud800"
-WORDS = "train_step", "swap,,", "fp8", "=fp8", "*=", "a100", "this", "--", "-", "@", "%s", "a\nb", "MODEL", "PLAN", "PROFILE"
+NAMES = (
+    "/",
+    ".",
+    "/dev/null",
+    "/nonexistent/x.html",
+    "x.html",
+    "x.trace.json",
+    "a" * 5000,
+    "\x1b[31m",
+    "x\x00y",
+    "\ud800",
+)
+WORDS = (
+    "train_step",
+    "swap,,",
+    "fp8",
+    "=fp8",
+    "*=",
+    "a100",
+    "this",
+    "--",
+    "-",
+    "@",
+    "%s",
+    "a\nb",
+    "MODEL",
+    "PLAN",
+    "PROFILE",
+)
 PLACES = {"saved_model_dir": "MODEL", "other_dir": "MODEL", "output_dir": "OUT", "trace_file": "OUT.trace.json"}
 # absl's own, which an unlike reader of values has.
 OF_ABSL = "--flagfile", "--undefok", "--verbosity", "--stderrthreshold"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ import pytest
 pytest.importorskip("tensorflow")
 
 import fuzz_files
+import tensorflow as tf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tfswap.errors import InvalidModel
 from tfswap.frontends.verify_model import verify_model
+from tfswap.importers.damage import named_as_damage
+from tfswap.importers.shapes import shape_of
 
 EXAMPLES = int(os.environ.get("TFSWAP_FUZZ_FILES", "25"))
 
@@ -72,3 +76,12 @@ def test_the_border_names_what_is_wrong(models: tuple[Path, Path], tmp_path: Pat
             found.append(str(error))
     assert any(re.search(says, message) for message in found), found
     assert all("\n" not in message for message in found)
+
+
+def test_a_damaged_file_is_named_for_what_python_s_own_code_raises_under_tensorflow() -> None:
+    with pytest.raises(InvalidModel, match="the file is damaged: .* TypeError"), named_as_damage("the file"):
+        tf.nest.map_structure(weakref.WeakSet, 1)  # raises in a module of Python's own
+    with pytest.raises(TypeError), named_as_damage("the file"):
+        weakref.WeakSet(1)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError), named_as_damage("the file"):
+        tf.nest.map_structure(shape_of, 1)  # which is tfswap's

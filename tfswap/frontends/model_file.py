@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfswap import progress
 from tfswap.errors import InvalidModel
 from tfswap.files import require_new_folder, unwritable_folder
 from tfswap.frontends.backward import is_training
@@ -231,12 +232,13 @@ class ModelFile:
 
         try:
             reader = tf.train.load_checkpoint(str(self.path / "variables" / "variables"))
-            for name in reader.get_variable_to_shape_map():
+            for name in progress.over("reading variables", sorted(reader.get_variable_to_shape_map())):
                 reader.get_tensor(name)  # checks its length and checksum
         # The reader hands on the library's status in either guise.
         except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:
+            reason = " ".join(str(error).split())  # one line
             raise InvalidModel(
-                f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {error}. It takes the "
+                f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {reason}. It takes the "
                 "whole of its variables folder; copy that again, or save the model anew."
             ) from error
 

@@ -22,10 +22,13 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """Every rewritten function of the SavedModel at `path`, with the number of its swap nodes.
 
     Raises:
-        InvalidModel: there is no SavedModel at `path`, or it is damaged, or what `tfswap.load` plans from is.
+        InvalidModel: there is no SavedModel at `path`, or it or its variables are damaged, or what `tfswap.load` plans
+            from is.
         VerificationError: a rewritten function would not run as planned.
     """
     file = ModelFile.load(path)
+    file.check_variables()
+    file.check_assets()
     with file.named():
         if (file.path / REQUEST_NAME).is_file():
             Origin.read(file.path).require(file)

@@ -14,6 +14,7 @@ from tfswap.errors import InvalidModel, TfswapError
 
 FOREIGN = frozenset(("google", "keras", "numpy", "tensorflow"))
 """The packages whose errors are about the file."""
+OWN = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -39,7 +40,10 @@ def named_as_damage(what: str) -> Iterator[None]:
 
 
 def _is_foreign(trace: TracebackType | None) -> bool:
-    """Whether the code that raised an error is TensorFlow's, or of what it is made of."""
-    while trace is not None and trace.tb_next is not None:
+    """Whether the code that raised an error is TensorFlow's, or of what it is made of. Python's own is its caller's."""
+    foreign = False
+    while trace is not None:
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        foreign = package in FOREIGN or (foreign and package != OWN)
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in FOREIGN
+    return foreign

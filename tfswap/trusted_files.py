@@ -3,7 +3,8 @@
 The rules are those of OpenSSH's StrictModes. They hold for a folder, for all folders above it, and for each file in it:
 the owner is this user or root, and nobody else may write there. Group members count as others, unless the group is the
 user's own (of the user's name, with no other member), as distributions with a umask of 002 have it; where there is an
-access control list, the group's bits speak of all whom it names, and count as others'. Anyone may write to a folder with the sticky bit, since nobody can replace another's files there; its files are judged one by one.
+access control list, the group's bits speak of all whom it names, and count as others'. Anyone may write to a folder
+with the sticky bit, since nobody can replace another's files there; its files are judged one by one.
 
 Invariant: folders are opened from the root down, each relative to the one above it and without following links, and
 judged by their descriptors. Once a folder has passed, only this user or root can change what its name leads to, so

@@ -118,6 +118,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_await, {"tensor": tensor, "ticket": ticket}),
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
+        (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
         (
             core.tfswap_beside,

@@ -118,7 +118,7 @@ class Dataflow:
         events: per node, as `KernelMemory.events`, or as `Record.events`.
         temp_forwards: by node where there are any, (number of the temporary, candidate values read).
         updates: per node, its writes to variables.
-        written: the handles, as values, of the variables that these are.
+        written: by handle, as a value, of each variable that these are, its first version.
         values: all values.
         fetched: values that the caller gets, held until the step has ended.
         value_of: the value that a (node, output index) holds; missing where it holds none.
@@ -146,7 +146,7 @@ class Dataflow:
     events: list[tuple[kernels.Event, ...]] = field(default_factory=list[tuple[kernels.Event, ...]])
     temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict[int, dict[int, tuple[int, ...]]])
     updates: list[tuple[Update, ...]] = field(default_factory=list[tuple[Update, ...]])
-    written: set[int] = field(default_factory=set[int])
+    written: dict[int, int] = field(default_factory=dict[int, int])
     values: list[Value] = field(default_factory=list[Value])
     fetched: frozenset[int] = frozenset()
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
@@ -273,6 +273,12 @@ class Dataflow:
             events[i] = usual.get(i) or tuple(event for event in events[i] if event[0] == "out")
             rest.pop(i, None)
         return replace(self, events=events, temp_forwards=rest, bounded=[], usual={})
+
+    def first_versions(self, feeds: Iterable[str]) -> frozenset[int]:
+        """The values that those of the step's variables have before it whose handles are fed by these names."""
+        nodes = (self.nodes[self.place[name]] for name in feeds if name in self.place)
+        versions = (self.written.get(self.value_of.get((node, 0), -1)) for node in nodes)
+        return frozenset(v for v in versions if v is not None)
 
     @cached_property
     def persistent(self) -> list[int]:
@@ -626,7 +632,6 @@ class _Builder:
         for resource, adopted in writes:
             if resource < 0:
                 continue
-            self.flow.written.add(resource)
             old = self.version.get(resource)
             if old is None and node in self.used:
                 size = self.used[node].nbytes.get(inputs.index(resource), 0)
@@ -634,6 +639,7 @@ class _Builder:
                 self.readers[old] = []
             if old is None:  # written and never read: as large as the largest of what it is updated with
                 old = self._variable_version(resource, max(node.inputs, key=lambda t: t.type.nbytes or 0))
+            self.flow.written.setdefault(resource, old)
             new = self._value(self.flow.values[old].tensor, self.flow.values[old].nbytes, PERSISTENT)
             self.version[resource] = new
             self.readers[new] = []

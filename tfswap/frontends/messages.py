@@ -91,6 +91,22 @@ def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence
     )
 
 
+def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
+    """Of a step that has no plan in the arena that it finds, and runs with the one that it has.
+
+    Args:
+        copied_bytes: of variables whose buffers tensors hold too.
+    """
+    told = f"{step}: the limit will not hold any more: {refusal}"
+    if not copied_bytes:
+        return told
+    return (
+        f"{told} {format_bytes(copied_bytes)} of its variables share their buffers with tensors that are still held "
+        "(tf.identity(w), w.read_value(), another variable that w was assigned to), and an update takes as much again: "
+        "delete those before the step, or keep w.numpy(), which lies in host memory."
+    )
+
+
 def no_room(step: str, enough_bytes: int) -> str:
     """Of a step that passed its limit, and will again should the same come again."""
     return f"{step}: no plan leaves room for that, should it come again; memory_limit={enough_bytes} does."

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tfswap import progress
 from tfswap.analysis.bodies import UnboundedLoop, overlapping_bytes
@@ -578,9 +578,17 @@ class Optimizer:
         """Which feeds, by position, are variables that the step writes. Other handles that a writer is given, such as
         the iterator or the table that a loop takes, are not.
         """
+        return [p for p, feed in enumerate(self.graph.feeds) if self.flow.first_versions([feed.name])]
+
+    def written_in_bodies(self) -> frozenset[str]:
+        """The names of those feeds that are variables which bodies of loops and conditionals write."""
         flow = self.flow
-        feeds = ((p, flow.place.get(feed.name)) for p, feed in enumerate(self.graph.feeds))
-        return [p for p, i in feeds if i is not None and flow.value_of.get((flow.nodes[i], 0)) in flow.written]
+        inner = {u.old for i in flow.runs for u in flow.updates[i]}
+        return frozenset(feed.name for feed in self.graph.feeds if flow.first_versions([feed.name]) & inner)
+
+    def copied_bytes(self, shared: Collection[str]) -> int:
+        """The bytes of the variables behind these feeds, which an update copies where something else holds them."""
+        return sum(round_up(self.flow.values[v].nbytes) for v in self.flow.first_versions(shared))
 
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""

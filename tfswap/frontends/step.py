@@ -37,6 +37,7 @@ from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.frontends.told_sizes import ToldSizes
+from tfswap.frontends.variable_buffers import WrittenVariables
 from tfswap.frontends.variants import MOST_VARIANTS
 from tfswap.frontends.workers import Meeting, digest, highest, meeting
 from tfswap.importers.shapes import HANDLES
@@ -148,8 +149,11 @@ class Step:
         self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
-        self._requests: Requests | None = None
-        self._peaks: dict[int, int] = {}  # by layout of the arena, the plan's peak, where it fits
+        self._variables: WrittenVariables | None = None
+        self._shared: frozenset[str] = frozenset()  # feeds of variables whose buffers tensors hold too, at this call
+        self._requests: dict[frozenset[str], Requests] = {}  # by what is shared; of a plan that changes nothing none
+        # By layout of the arena, and what is shared, the plan's peak, where it fits.
+        self._peaks: dict[tuple[int, frozenset[str]], int] = {}
         self._holders = Holders()
         self._expected_bytes = 0  # the latest step's peak
         self._seen_bytes = 0  # the arena's peak after the latest step
@@ -213,11 +217,11 @@ class Step:
         outer = turn.held()
         try:
             ticket = turn.begin(self._waits)
-            before = look(before=True)
+            before = self._look_before()
             if turn.alone(ticket) and not self._fits(before):
                 with progress.task(f"planning {self.name} again"):
                     self._plan_again(inputs)
-                before = look(before=True)
+                before = self._look_before()
             if self._calls_steps:
                 turn.end(outer)  # each of them takes its own
             return self._watched(inputs, plain, asked, before, ticket)
@@ -252,7 +256,7 @@ class Step:
 
     def fits(self) -> bool:
         """Whether the step, as it is planned, stays within its limit in the arena as it is now."""
-        return not has_arena() or self._fits(look(before=True))
+        return not has_arena() or self._fits(self._look_before())
 
     @property
     def elements(self) -> float:
@@ -335,7 +339,8 @@ class Step:
             self._complain(complaint)
         report = optimizer.report(plan, resident)
         self.report = dataclasses.replace(report, step=self.name, _floor=self._floor_bytes)
-        self.plan, self.function, self._gate, self._requests = plan, function, gate, requests
+        self.plan, self.function, self._gate = plan, function, gate
+        self._requests = {} if requests is None else {self._shared: requests}
         self._live, self._resident_bytes, self._peaks, self._expected_bytes = live, resident.total_bytes, {}, peak
         self._calls_steps = gate is None and calls_steps(self._concrete)
         self.planned = True
@@ -344,7 +349,7 @@ class Step:
         if live and gate is not None:
             optimizer.suppose_made(plan, resident)  # the floor that the report names is one in this arena
             if layout := look(before=True).layout:
-                self._peaks[layout] = peak
+                self._peaks[layout, self._shared] = peak
                 self._holders.remember(layout, self._resident())
         log.info("tfswap: %s: %s", self.name, self.report.headline())
         if given is None and self.limit_bytes is not None and self._making_bytes > self.limit_bytes:
@@ -394,13 +399,15 @@ class Step:
     def _unplan(self) -> None:
         """As if there had been no plan: nothing of it stays in the arena."""
         self.planned = False
-        self.function = self._gate = self._requests = None
+        self.function = self._gate = None
+        self._requests = {}
         free_functions()
 
     def _optimizer_now(self, inputs: Sequence[Any], live: bool) -> tuple[Optimizer, Resident]:
         """The optimizer, which is made once, for the arena as it is or may be when the step runs, and what is there."""
         optimizer = self._optimizer or self._new_optimizer(inputs)
-        self._own_buffers(optimizer, inputs)
+        if not self.planned:
+            self._own_buffers(optimizer, inputs)
         free_functions()
         if live and self._batches and not self._niches and not self._runs_unchanged(optimizer):
             largest = self._make_niches(optimizer, 2 * self._batches)  # and as many that wait
@@ -458,20 +465,20 @@ class Step:
 
         One that was assigned a NumPy array may have that array's, outside of the arena, and replicas' variables are
         assigned one buffer: the first update takes another. Also where the step is traced into a function around it,
-        as far as variables are known there.
+        as far as variables are known there. Before later steps these are looked at again (`_look_before`).
         """
         import tensorflow as tf
-
-        import tfswap.ops
 
         if self._request.changes_nothing or not has_arena():
             return
         captures = without_asking(self._concrete)
-        handles = [captures[p - len(inputs)] for p in optimizer.written_variables() if p >= len(inputs)]
-        with tf.init_scope():
-            for handle in handles:
-                if not tf.is_symbolic_tensor(handle):
-                    tfswap.ops.own_buffer(handle)
+        feeds = optimizer.graph.feeds
+        handles = {feeds[p].name: captures[p - len(inputs)] for p in optimizer.written_variables() if p >= len(inputs)}
+        known = {name: handle for name, handle in handles.items() if not tf.is_symbolic_tensor(handle)}
+        if known:
+            with tf.init_scope():
+                self._variables = WrittenVariables(known, optimizer.written_in_bodies())
+                self._variables.own()
 
     def _make_niches(self, optimizer: Optimizer, beside: Sequence[int] = ()) -> int:
         """Make places for small tensors in the arena; the bytes of the largest, or 0 where the step has no use for any,
@@ -666,33 +673,54 @@ class Step:
 
     # --- the arena as it is -------------------------------------------------------------------------------
 
+    def _look_before(self) -> CLook:
+        """What the step that comes next finds."""
+        self._shared = frozenset() if self._variables is None else self._variables.shared()
+        return look(before=True)
+
     def _fits(self, now: CLook) -> bool:
         """Whether the step stays within its limit in the arena as it is now, as far as can be told."""
-        if now.layout in self._peaks and not self._measured_bytes:
-            self._expected_bytes = self._peaks[now.layout]
+        found = (now.layout or -now.current_bytes, self._shared)  # of an allocator without layout by its bytes
+        if found in self._peaks and not self._measured_bytes:
+            self._expected_bytes = self._peaks[found]
             return True
         if self._request.plan is not None or self.limit_bytes is None:
             return True
         if self._hopeless_bytes is not None and now.current_bytes >= self._hopeless_bytes:
+            if self._requests:
+                self._expected_bytes = self._peak_in(self._resident(instantiated=True))
             return True
         if not self._live or self._measured_bytes:
             return False
-        if self._gate is None or self._requests is None:  # a plan that changes nothing
+        if self._gate is None or not self._requests:  # a plan that changes nothing
             assert self._optimizer is not None
-            grown = now.current_bytes - self._resident_bytes
+            grown = now.current_bytes - self._resident_bytes + self._copied_bytes
             return self._optimizer.unchanged_bytes + grown <= self.limit_bytes
-        layout = now.layout or -now.current_bytes  # of an allocator without layout
-        if layout not in self._peaks:
+        if found not in self._peaks:
             resident = self._resident(instantiated=True)
-            self._holders.remember(layout, resident)
-            peak = self._requests.peak_bytes(resident)
+            self._holders.remember(found[0], resident)
+            peak = self._peak_in(resident)
             if not self._within(peak):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
                 self._peaks.clear()
-            self._peaks[layout] = peak
-        self._expected_bytes = self._peaks[layout]
+            self._peaks[found] = peak
+        self._expected_bytes = self._peaks[found]
         return True
+
+    @property
+    def _copied_bytes(self) -> int:
+        """Of variables whose buffers tensors hold too, which this step's updates therefore copy."""
+        return self._optimizer.copied_bytes(self._shared) if self._optimizer is not None and self._shared else 0
+
+    def _peak_in(self, resident: Resident) -> int:
+        """The plan's peak where this is in the arena, its constants among it."""
+        assert self._optimizer is not None, "it has made the plan"
+        if resident.shared not in self._requests:
+            if len(self._requests) >= MAX_LAYOUTS:
+                self._requests.clear()
+            self._requests[resident.shared] = self._optimizer.requests(self.plan, resident)
+        return self._requests[resident.shared].peak_bytes(resident)
 
     def _resident(self, *, instantiated: bool = False) -> Resident:
         """What is in the arena now.
@@ -701,7 +729,7 @@ class Step:
             instantiated: whether the step's constants are.
         """
         found = machine.resident(live_device()[0])
-        return dataclasses.replace(found, instantiated=instantiated)
+        return dataclasses.replace(found, instantiated=instantiated, shared=self._shared)
 
     def _plan_again(self, inputs: Sequence[Any]) -> None:
         """Plan for the arena as it is, before the step runs; where no plan fits, stay with the one that there is.
@@ -711,13 +739,13 @@ class Step:
         before, margin_bytes = self.plan, self._margin_bytes
         margins = [margin_bytes]
         self._note_shift()
-        if self._measured_bytes and self._requests is not None:
+        if self._measured_bytes and self._requests:
             # What is in the arena now is no surprise any more: room is left for the rest.
-            known = max(self._expected_bytes, self._requests.peak_bytes(self._resident(instantiated=True)))
+            known = max(self._expected_bytes, self._peak_in(self._resident(instantiated=True)))
             if self._measured_bytes - known > margin_bytes:
                 margins.insert(0, self._measured_bytes - known)
         self._measured_bytes = 0
-        self.function = self._requests = None
+        self.function, self._requests = None, {}
         refusals: list[InfeasibleMemoryLimit] = []
         for margin in margins:
             self._margin_bytes = margin
@@ -735,15 +763,15 @@ class Step:
         self._hopeless_bytes = self._resident_bytes
         if self._on_exceeded == "raise":
             raise refusals[-1]
-        log.warning("tfswap: %s: the limit will not hold any more: %s", self.name, refusals[-1])
+        log.warning("tfswap: %s", messages.not_kept(self.name, refusals[-1], self._copied_bytes))
 
     def _note_shift(self) -> None:
         """Take note if a plan does not fit into an arena that lies otherwise: later ones are to depend on it less."""
-        if not self._live or self._measured_bytes or self._requests is None or self.limit_bytes is None:
+        if not self._live or self._measured_bytes or not self._requests or self.limit_bytes is None:
             return
         self._shifts += 1
         if self._shifts > ONE_SHIFT:
-            peak = self._requests.peak_bytes(self._resident(instantiated=True))
+            peak = self._peak_in(self._resident(instantiated=True))
             lacked = max(0, promised(peak) + self._margin_bytes - self.limit_bytes)
             self._shift_bytes = min(self._shift_bytes + lacked, int(self.limit_bytes * MOST_SHIFT))
 
@@ -794,7 +822,8 @@ class Step:
     def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
         """What is in the arena now, was not before the step, and is not the step's; "" where there is nothing."""
         assert self._optimizer is not None
-        strange = after.current_bytes - before.current_bytes - self._optimizer.fetched_bytes()
+        own = self._optimizer.fetched_bytes() + self._copied_bytes
+        strange = after.current_bytes - before.current_bytes - own
         if strange <= promised(0):
             return ""
         return messages.what_came(strange, self._holders.of_what_came(before.layout, self._resident(), result))

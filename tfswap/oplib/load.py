@@ -299,6 +299,8 @@ def _declare_core(c: ctypes.CDLL) -> None:
     for of_owner in (c.tfswap_forget_owner, c.tfswap_keep_states, c.tfswap_drop_states):
         of_owner.argtypes = [ctypes.c_int64]
         of_owner.restype = None
+    c.tfswap_forget_variables.argtypes = [ctypes.c_int64]
+    c.tfswap_forget_variables.restype = None
     c.tfswap_stats.argtypes = [ctypes.POINTER(CStats)]
     c.tfswap_stats.restype = None
     c.tfswap_reset_stats.restype = None

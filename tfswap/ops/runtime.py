@@ -364,11 +364,6 @@ def onednn_dtypes() -> tuple[str, ...]:
     return tuple(dtype.name for dtype in asked if load().c.tfswap_onednn_takes(dtype.as_datatype_enum))
 
 
-def own_buffer(resource: object) -> None:
-    """Gives the variable behind a handle a buffer that nothing else holds."""
-    load().ops.tfswap_own_buffer(resource=resource)
-
-
 def new_gate() -> int:
     """A gate for a step, by its number. Random: a function that another process saved may bring its own gate here."""
     gate = secrets.randbits(62)

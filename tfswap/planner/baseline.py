@@ -146,7 +146,7 @@ class _Run(Executor):
         self.buffers: dict[int, Buffer] = {}
 
     def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
-        return Replay(flow, steps, *filled(flow, resident))
+        return Replay(flow, steps, *filled(flow, resident), resident)
 
     def peak_bytes(self) -> int:
         for _ in range(STEPS):
@@ -170,7 +170,7 @@ class _ForwardingRun(_Run):
     """A step, or a body, of which it is noted what takes over whose buffer; where buffers lie does not matter."""
 
     def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
-        return Replay(flow, steps, *filled(flow, resident, live=True))
+        return Replay(flow, steps, *filled(flow, resident, live=True), resident)
 
     def forwarded(self, own: Collection[int], is_body: bool) -> list[tuple[int, int]]:
         """Pairs of a value made and the value whose buffer it has."""

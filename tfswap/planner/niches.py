@@ -42,7 +42,8 @@ def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, bes
     """
     ledger = _Counts(max((LARGEST_BYTES, *map(round_up, beside))))
     resident.enter(ledger)
-    Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident)).repeat(array("q"), array("q"))
+    there = fill(ledger, added_bytes(flow, resident), resident)
+    Replay(flow, steps, ledger, there, resident).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
     ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
     return sorted(ledger.most.elements())

@@ -196,7 +196,7 @@ class Watched(Replay):
 
     def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident, spans: Sequence[Span] = ()):
         self._inner, addresses = filled(flow, resident)
-        super().__init__(flow, steps, self._inner, addresses)
+        super().__init__(flow, steps, self._inner, addresses, resident)
         self.now_s = 0.0
         self._spans = spans
         self._ending = False

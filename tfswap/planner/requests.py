@@ -114,6 +114,6 @@ def requests_of_one(flow: Dataflow, steps: Sequence[Step]) -> tuple[tuple[int, .
     recorded: list[_Recorder] = []
     for extreme, its in at_extremes(flow, steps):
         recorder = _Recorder(IN_PLACE.total_bytes)
-        Replay(extreme, its, recorder, fill(recorder, added_bytes(extreme, IN_PLACE), IN_PLACE)).repeat()
+        Replay(extreme, its, recorder, fill(recorder, added_bytes(extreme, IN_PLACE), IN_PLACE), IN_PLACE).repeat()
         recorded.append(recorder)
     return tuple(tuple(recorder.events) for recorder in recorded)

@@ -111,6 +111,8 @@ class Resident:
         instantiated: whether the step's constants are among them too.
         limit_bytes: what the arena may grow to; None where unknown: then it is taken to have no end.
         collects: whether the arena gives up regions that nothing uses, to make room for a larger one.
+        shared: feeds of the step that are handles of variables whose buffers tensors hold too: the first update of
+            each requests another buffer, and the first stays.
     """
 
     total_bytes: int = 0
@@ -118,6 +120,7 @@ class Resident:
     instantiated: bool = False
     limit_bytes: int | None = None
     collects: bool = False
+    shared: frozenset[str] = frozenset()
 
     def unseen(self) -> Resident:
         """What may be there by the time that a step runs which is planned now.
@@ -220,14 +223,19 @@ class Replay:
     Args:
         arena: with what is there before the step, as `fill` does it.
         addresses: of the persistent values, in order.
+        resident: what that is.
     """
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int]):
+    def __init__(
+        self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int], resident: Resident
+    ):
         self.flow = flow
         self.steps = steps
         self.arena = arena
         self._count_reads()
         self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
+        for v in flow.first_versions(resident.shared):
+            self.persistent[v].pins += 1
         self.forwarded: list[tuple[int, int]] | None = None  # a list to get what takes over what
         self.step = -1  # number of the one that runs
         self.renewed: dict[int, int] = {}  # by value: how many buffers have come after its original
@@ -383,7 +391,7 @@ class Replay:
         parted: list[int] = []
         for update in flow.updates[i]:
             old = buffers[update.old]
-            held = update.copies or old.refs > flow.reads[i].count(update.old)
+            held = update.copies or old.pins > 1 or old.refs > flow.reads[i].count(update.old)
             if update.adopted is None and held:
                 buffers[update.new] = Buffer(allocate(flow.values[update.new].nbytes), refs[update.new], 1)
                 old.pins -= 1
@@ -500,16 +508,17 @@ def memory_within(
 ) -> Memory | None:
     """As `simulate_memory`; None where the peak is above `most_bytes`, which takes no longer than to get there."""
     if arena is None:
-        replay = Replay(flow, steps, *filled(flow, resident, live))
+        replay = Replay(flow, steps, *filled(flow, resident, live), resident)
     else:
-        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, resident), resident))
+        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, resident), resident), resident)
     forwarded: list[tuple[int, int]] = []
     replay.forwarded = forwarded if detail else None
     before, during = array("q"), array("q")
     peak_step = replay.repeat(before, during, most_bytes)
     replay.forwarded = None
     peak = replay.peak
-    for _ in range(MAX_REPEATS - 1):
+    # Where buffers are shared the first step leaves another arena, which is looked at before the next one.
+    for _ in range(0 if resident.shared else MAX_REPEATS - 1):
         if not replay.changed or peak > most_bytes:
             break
         step = replay.repeat(most_bytes=most_bytes)

@@ -89,7 +89,7 @@ def _replayed(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tupl
     """A schedule without chunks: what it asks for, and the most that is live in each step."""
     ledger = _Lives()
     resident.enter(ledger)
-    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident))
+    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident), resident)
     ledger.replay = replay
     during = array("q")
     replay.repeat(array("q"), during)

@@ -88,7 +88,7 @@ class _Watch(Replay, Generic[Seen]):
     def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident):
         arena, addresses = filled(flow, resident)
         assert isinstance(arena, Arena)
-        super().__init__(flow, steps, arena, addresses)
+        super().__init__(flow, steps, arena, addresses, resident)
         self.found: list[Seen] = []
         self._running: dict[int, Seen | None] = {}
 

@@ -2,12 +2,6 @@
 //
 //   ArenaMap       tells the layout of the device's arena, so that a plan is made for
 //                  the arena that there is
-//   AssignInPlace  AssignVariableOp that keeps the variable's buffer where it is.
-//                  TensorFlow's own adopts the value's buffer: variables then wander
-//                  through the arena from step to step, and fragment it differently
-//                  each time.
-//   OwnBuffer      a variable that shares its buffer (with a cached zero, say) gets one of
-//                  its own, so that AssignInPlace finds it so
 //   HandOver       moves a small result out of the way of the next step, whose caller may
 //                  hold it for as long as he likes
 //   Defer          keeps TensorFlow from computing, when it makes the step, what is too large
@@ -25,14 +19,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "arena.h"
+#include "device_copy.h"
 #include "export.h"
 #include "runtime.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -45,7 +38,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::Var;
 
 REGISTER_OP("Tfswap>ArenaMap")
     .Output("chunks: int64")
@@ -65,27 +57,6 @@ chunks: Per chunk its address, its size in bytes, and whether it is in use; no r
   where the device's memory does not come from a BFC allocator.
 limit: The bytes that the arena's regions may have together.
 allocator: The device's allocator, of whatever kind, as tfswap_look takes it.
-)doc");
-
-REGISTER_OP("Tfswap>OwnBuffer")
-    .Input("resource: resource")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Gives a variable a buffer that nothing else holds, with the same content.
-)doc");
-
-REGISTER_OP("Tfswap>AssignInPlace")
-    .Input("resource: resource")
-    .Input("value: T")
-    .Attr("T: type")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc(R"doc(
-Assigns to a variable as AssignVariableOp does, copying into the buffer that it has.
-
-Where that can't be done (another shape, not initialized, or a read of the variable is
-still alive) the variable adopts the value's buffer.
 )doc");
 
 REGISTER_OP("Tfswap>HandOver")
@@ -162,86 +133,6 @@ class ArenaMapOp : public OpKernel {
   template <typename T>
   static Tensor Outside(const TensorShape& shape) {
     return Tensor(tensorflow::cpu_allocator_base(), tensorflow::DataTypeToEnum<T>::value, shape);
-  }
-};
-
-// Copies `from` into `to`, an allocated tensor of the same type and shape, in the order of
-// the device's own kernels.
-void CopyOnDevice(OpKernelContext* ctx, const Tensor& from, Tensor* to) {
-  auto* const device = ctx->op_device_context();
-  if (device == nullptr) {
-    std::memcpy(to->data(), from.data(), from.TotalBytes());
-    return;
-  }
-  device->CopyTensorInSameDevice(&from, static_cast<tensorflow::Device*>(ctx->device()), to,
-                                 [](const absl::Status&) {});
-}
-
-// The variable's handle, of an input that may be any tensor of resources.
-absl::Status GetHandleInput(OpKernelContext* ctx, const tensorflow::ResourceHandle** handle) {
-  if (ctx->input(0).NumElements() != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Input 0 of '", ctx->op_kernel().name(), "' must be the handle of one variable."));
-  }
-  *handle = &tensorflow::HandleFromInput(ctx, 0);
-  return absl::OkStatus();
-}
-
-class OwnBufferOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const tensorflow::ResourceHandle* handle;
-    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, &handle));
-    tensorflow::core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupResource<Var>(ctx, *handle, &variable));
-    tensorflow::mutex_lock lock(*variable->mu());
-    Tensor* const held = variable->tensor();
-    if (!variable->is_initialized || held->RefCountIsOne() ||
-        !tensorflow::DataTypeCanUseMemcpy(held->dtype())) {
-      return;
-    }
-    Tensor own;
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(held->dtype(), held->shape(), &own));
-    CopyOnDevice(ctx, *held, &own);
-    *held = own;
-  }
-};
-
-class AssignInPlaceOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& value = ctx->input(1);
-    const tensorflow::ResourceHandle* handle;
-    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, &handle));
-    tensorflow::core::RefCountPtr<Var> variable;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Var>(
-                            ctx, *handle, &variable,
-                            [&value](Var** created) {
-                              *created = new Var(value.dtype());
-                              return absl::OkStatus();
-                            }));
-    tensorflow::mutex_lock lock(*variable->mu());
-    OP_REQUIRES(
-        ctx, variable->tensor()->dtype() == value.dtype(),
-        absl::InvalidArgumentError(absl::StrCat(
-            "'", name(), "' assigns ", tensorflow::DataTypeString(value.dtype()),
-            " to a variable of type ",
-            tensorflow::DataTypeString(variable->tensor()->dtype()), ".")));
-    Tensor* const held = variable->tensor();
-    const bool in_place = variable->is_initialized && held->RefCountIsOne() &&
-                          held->shape() == value.shape() &&
-                          !held->SharesBufferWith(value) &&
-                          tensorflow::DataTypeCanUseMemcpy(value.dtype());
-    variable->is_initialized = true;
-    if (!in_place) {
-      *held = value;
-      return;
-    }
-    CopyOnDevice(ctx, value, held);
   }
 };
 
@@ -382,17 +273,6 @@ REGISTER_KERNEL_BUILDER(
         .HostMemory("limit")
         .HostMemory("allocator"),
     ArenaMapOp);
-REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_CPU),
-                        AssignInPlaceOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
-    AssignInPlaceOp);
-
-REGISTER_KERNEL_BUILDER(Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_CPU), OwnBufferOp);
-REGISTER_KERNEL_BUILDER(
-    Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
-    OwnBufferOp);
-
 REGISTER_KERNEL_BUILDER(Name("Tfswap>HandOver").Device(tensorflow::DEVICE_CPU), HandOverOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>HandOver")
                             .Device(tensorflow::DEVICE_GPU)

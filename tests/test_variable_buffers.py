@@ -1,0 +1,125 @@
+"""Between steps a caller changes who holds the buffers of variables: limits hold all the same."""
+
+from __future__ import annotations
+
+import pytest
+from processes import on_arena
+
+PROGRAM = """
+import json
+import logging
+import numpy as np
+import tensorflow as tf
+import tfswap
+
+ROWS, WIDTH = 128, 256
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("tfswap").addHandler(handler)
+weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.06) for n in range(5)]
+slots = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
+x = tf.random.stateless_normal([ROWS, WIDTH], (2, 2))
+
+@tf.function
+def train(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for weight in weights:
+            h = tf.nn.relu(h @ weight)
+        loss = tf.reduce_mean(tf.square(h))
+    for weight, slot, gradient in zip(weights, slots, tape.gradient(loss, weights)):
+        slot.assign(0.9 * slot + gradient)
+        weight.assign_sub(0.1 * slot)
+    return loss
+
+def at(offset, array):
+    room = np.empty(array.nbytes + 128, np.uint8)
+    begin = -room.ctypes.data % 64 + offset
+    made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+held = []
+def between(call):
+    if HOW == "held":
+        held.clear()
+    for n, variable in enumerate((*weights, *slots)):
+        if HOW == "held":
+            held.append(tf.identity(variable))
+        elif HOW == "from NumPy":  # which TensorFlow adopts, or copies to memory outside of the arena
+            variable.assign(at(4 * ((n + call) % 2), variable.numpy()))
+        elif HOW == "some" and (n + call) % 3 == 0:
+            variable.assign(at(0, variable.numpy()))
+        elif HOW == "from tensors":
+            variable.assign(variable * 0.99)
+        elif HOW == "one for all" and n < 5:
+            variable.assign(weights[0])
+
+step = tfswap.optimize(train, memory_limit=LIMIT)
+measured, planned = [], []
+for call in range(6):
+    if call:
+        between(call)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    step(x)
+    measured.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    planned.append(step.report().planned_peak_bytes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "limit"),
+    [("held", "100%"), ("from NumPy", "75%"), ("some", "75%"), ("from tensors", "80%"), ("one for all", "80%")],
+)
+def test_variables_may_be_assigned_and_held_between_steps(how: str, limit: str) -> None:
+    measured, planned, kept, messages = on_arena(
+        f"HOW, LIMIT = {how!r}, {limit!r}\n{PROGRAM}\n"
+        "print(json.dumps([measured, planned, step.report().memory_limit_bytes, messages]))"
+    )
+    assert max(measured) <= kept
+    assert measured == planned
+    assert not messages
+
+
+def test_where_copies_have_no_room_that_is_said_before_the_step() -> None:
+    messages = on_arena(
+        f"""HOW, LIMIT = "held", "90%"
+{PROGRAM}
+print(json.dumps(messages))"""
+    )
+    assert messages
+    for message in messages:
+        assert "will not hold any more" in message
+        assert "share their buffers with tensors that are still held" in message
+
+
+def test_a_variable_that_is_shared_is_copied_by_its_first_update_only() -> None:
+    before, sums, own = on_arena("""
+import json
+import numpy as np
+import tensorflow as tf
+import tfswap
+from tfswap.frontends.variable_buffers import WrittenVariables
+
+a, b, inner = (tf.Variable(tf.zeros([1000]) + n) for n in range(3))
+variables = WrittenVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})
+variables.own()
+found = [sorted(variables.shared())]
+held = [tf.identity(a), tf.identity(inner)]
+found.append(sorted(variables.shared()))  # from then on `inner` has its own
+array = np.ones(1000 + 16, np.float32)
+array = array[-array.ctypes.data % 64 // 4 :][:1000]
+b.assign(array)
+found.append(sorted(variables.shared()))
+b.assign_add(tf.ones([1000]))
+a.assign_add(tf.ones([1000]))
+found.append(sorted(variables.shared()))
+del b  # which nobody is asked about any more
+found.append(sorted(variables.shared()))
+print(json.dumps([found, [float(tf.reduce_sum(t)) for t in (*held, a)], float(array.sum())]))
+""")
+    assert before == [[], ["a"], ["a"], [], []]
+    assert sums == [0, 2000, 1000]
+    assert own == 1000

@@ -1,0 +1,271 @@
+// The buffers of the variables that a step writes, so that its requests repeat from step to step.
+//
+//   AssignInPlace    AssignVariableOp that keeps the variable's buffer where it is. TensorFlow's own
+//                    adopts the value's buffer: variables then wander through the arena from step
+//                    to step, and fragment it differently each time.
+//   WatchVariables   keeps weak references to the variables that a step writes
+//   OwnBuffer        gives a variable a buffer that nothing else holds
+//
+// An update writes in place where nothing else holds the variable's buffer; otherwise it requests
+// another one, AssignInPlace as well as TensorFlow's own kernels. So before each step it must be known
+// which variables share their buffer with a tensor, or have memory of NumPy's, which TensorFlow adopts
+// where it is aligned: tfswap_variable_buffers, at the end of this file.
+//
+// Not handled: variables of types that can't be copied bytewise (strings); these are not in the arena.
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "device_copy.h"
+#include "export.h"
+#include "tensorflow/core/common_runtime/dma_helper.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::Var;
+
+REGISTER_OP("Tfswap>AssignInPlace")
+    .Input("resource: resource")
+    .Input("value: T")
+    .Attr("T: type")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Assigns to a variable as AssignVariableOp does, copying into the buffer that it has.
+
+Where something else holds that buffer (a read of the variable that is still alive, a tensor
+that was assigned) it copies into a new one. A variable that is not initialized, or has
+another shape, adopts the value's buffer.
+)doc");
+
+REGISTER_OP("Tfswap>WatchVariables")
+    .Input("resources: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("step: int")
+    .Attr("begin: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Keeps weak references to variables, in their order, for tfswap_variable_buffers.
+
+step: The number of the step that writes them.
+begin: How many of its variables come before these, which are on another device.
+)doc");
+
+REGISTER_OP("Tfswap>OwnBuffer")
+    .Input("resource: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Gives a variable a buffer that nothing else holds, with the same content.
+)doc");
+
+// The variable's handle, of an input that may be any tensor of resources.
+absl::Status GetHandleInput(OpKernelContext* ctx, int index, const tensorflow::ResourceHandle** handle) {
+  if (ctx->input(index).NumElements() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("Input ", index, " of '", ctx->op_kernel().name(),
+                                                   "' must be the handle of one variable."));
+  }
+  *handle = &tensorflow::HandleFromInput(ctx, index);
+  return absl::OkStatus();
+}
+
+absl::Status GetVariable(OpKernelContext* ctx, int index, tensorflow::core::RefCountPtr<Var>* variable) {
+  const tensorflow::ResourceHandle* handle;
+  TF_RETURN_IF_ERROR(GetHandleInput(ctx, index, &handle));
+  return tensorflow::LookupResource<Var>(ctx, *handle, variable);
+}
+
+// As in frontends/variable_buffers.py.
+enum BufferState : uint8_t {
+  kOwn = 0,      // nothing else holds it
+  kShared = 1,   // a tensor holds it too
+  kForeign = 2,  // it is no allocator's
+};
+
+// The variable's lock is held.
+BufferState StateOf(Var* variable) {
+  const Tensor& held = *variable->tensor();
+  if (!variable->is_initialized || held.RefCountIsOne() || !tensorflow::DataTypeCanUseMemcpy(held.dtype())) {
+    return kOwn;
+  }
+  const tensorflow::TensorBuffer* const buffer = tensorflow::DMAHelper::buffer(&held);
+  if (buffer == nullptr) return kOwn;
+  return buffer->OwnsMemory() ? kShared : kForeign;
+}
+
+absl::Status CopyToOwn(OpKernelContext* ctx, const Tensor& from, Tensor* held) {
+  Tensor own;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(from.dtype(), from.shape(), &own));
+  CopyOnDevice(ctx, from, &own);
+  *held = own;
+  return absl::OkStatus();
+}
+
+class AssignInPlaceOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& value = ctx->input(1);
+    const tensorflow::ResourceHandle* handle;
+    OP_REQUIRES_OK(ctx, GetHandleInput(ctx, 0, &handle));
+    tensorflow::core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Var>(
+                            ctx, *handle, &variable,
+                            [&value](Var** created) {
+                              *created = new Var(value.dtype());
+                              return absl::OkStatus();
+                            }));
+    tensorflow::mutex_lock lock(*variable->mu());
+    OP_REQUIRES(
+        ctx, variable->tensor()->dtype() == value.dtype(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "'", name(), "' assigns ", tensorflow::DataTypeString(value.dtype()),
+            " to a variable of type ",
+            tensorflow::DataTypeString(variable->tensor()->dtype()), ".")));
+    Tensor* const held = variable->tensor();
+    const bool keeps_size = variable->is_initialized && held->shape() == value.shape() &&
+                            !held->SharesBufferWith(value) &&
+                            tensorflow::DataTypeCanUseMemcpy(value.dtype());
+    variable->is_initialized = true;
+    if (!keeps_size) {
+      *held = value;
+    } else if (held->RefCountIsOne()) {
+      CopyOnDevice(ctx, value, held);
+    } else {
+      OP_REQUIRES_OK(ctx, CopyToOwn(ctx, value, held));
+    }
+  }
+};
+
+class OwnBufferOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::core::RefCountPtr<Var> variable;
+    OP_REQUIRES_OK(ctx, GetVariable(ctx, 0, &variable));
+    tensorflow::mutex_lock lock(*variable->mu());
+    if (StateOf(variable.get()) == kOwn) return;
+    const Tensor shared = *variable->tensor();
+    OP_REQUIRES_OK(ctx, CopyToOwn(ctx, shared, variable->tensor()));
+  }
+};
+
+// The variables of each step.
+class Watched {
+ public:
+  using Variables = std::vector<tensorflow::core::WeakPtr<Var>>;
+
+  static Watched& Get() {
+    static Watched* const all = new Watched;
+    return *all;
+  }
+
+  void Set(int64_t step, size_t begin, Variables variables) {
+    std::lock_guard<std::mutex> lock(mu_);
+    Variables& all = steps_[step];
+    all.resize(begin);
+    std::move(variables.begin(), variables.end(), std::back_inserter(all));
+  }
+
+  void Forget(int64_t step) {
+    std::lock_guard<std::mutex> lock(mu_);
+    steps_.erase(step);
+  }
+
+  uint64_t Look(int64_t step, uint8_t* states, uint64_t room) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = steps_.find(step);
+    if (found == steps_.end()) return 0;
+    uint64_t others = 0;
+    for (uint64_t i = 0; i < found->second.size() && i < room; ++i) {
+      const tensorflow::core::RefCountPtr<Var> variable = found->second[i].GetNewRef();
+      states[i] = kOwn;
+      if (variable == nullptr) continue;
+      tensorflow::tf_shared_lock variable_lock(*variable->mu());
+      states[i] = StateOf(variable.get());
+      others += states[i] != kOwn;
+    }
+    return others;
+  }
+
+ private:
+  std::mutex mu_;
+  std::map<int64_t, Variables> steps_;
+};
+
+class WatchVariablesOp : public OpKernel {
+ public:
+  explicit WatchVariablesOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("step", &step_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("begin", &begin_));
+    OP_REQUIRES(ctx, begin_ <= kMostVariables,
+                absl::InvalidArgumentError(absl::StrCat("'", name(), "' begins after ", begin_, " variables.")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Watched::Variables variables;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      tensorflow::core::RefCountPtr<Var> variable;
+      OP_REQUIRES_OK(ctx, GetVariable(ctx, i, &variable));
+      variables.emplace_back(variable.get());
+    }
+    Watched::Get().Set(step_, static_cast<size_t>(begin_), std::move(variables));
+  }
+
+ private:
+  static constexpr int64_t kMostVariables = 1 << 20;
+
+  int64_t step_, begin_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_CPU),
+                        AssignInPlaceOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>AssignInPlace").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+    AssignInPlaceOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>WatchVariables").Device(tensorflow::DEVICE_CPU), WatchVariablesOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>WatchVariables").Device(tensorflow::DEVICE_GPU).HostMemory("resources"),
+    WatchVariablesOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_CPU), OwnBufferOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Tfswap>OwnBuffer").Device(tensorflow::DEVICE_GPU).HostMemory("resource"),
+    OwnBufferOp);
+
+}  // namespace
+}  // namespace tfswap
+
+// What buffer each variable has that a step writes, in the order of WatchVariables, as a BufferState. Every call of
+// every step asks.
+//
+// room: how many states there is room for.
+//
+// Returns how many are not kOwn.
+TFSWAP_C_API uint64_t tfswap_variable_buffers(int64_t step, uint8_t* states, uint64_t room) {
+  return tfswap::Watched::Get().Look(step, states, room);
+}
+
+// Nobody asks for this step's variables any more.
+TFSWAP_C_API void tfswap_forget_variables(int64_t step) { tfswap::Watched::Get().Forget(step); }

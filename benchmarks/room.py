@@ -1,9 +1,10 @@
-"""Do steps with loops use the memory that they may have? Peak over limit, and time over the unoptimised step's.
+"""Do steps of many small kernels use the memory that they may have? Peak over limit, time over the unoptimised step's.
 
-    python benchmarks/room.py                                   # all, about ten minutes on two cores
+    python benchmarks/room.py                                   # all, about twenty minutes on two cores
     python benchmarks/room.py seq2seq lstm_decoder --limit 65 --steps 20
 
-Gradients of micro-batches accumulated in a `tf.range` loop, and looped decoders with attention. Each runs in a process
+Gradients of micro-batches accumulated in a `tf.range` loop, looped decoders with attention, a 3-D U-Net, and bottleneck
+ResNets of hundreds of convolutions. Each runs in a process
 of its own, on TensorFlow's BFC allocator. The limit is a share of the measured unoptimised peak, the median of five
 steps. The unoptimised and the optimised step take turns; ratios are of the medians: of elapsed time, of CPU time, and
 of the time that each would take on an idle machine (`idle_time.py`).
@@ -147,6 +148,81 @@ def decoder(batch: int, length: int, width: int, cell: str, *, additive: bool, w
     return step, (source, target)
 
 
+def unet_3d(batch: int = 2, size: int = 48) -> Made:
+    """A U-Net of three levels of 3-D convolutions, whose skip connections are concatenated."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+
+    def block(h: Any, width: int) -> Any:
+        for _ in range(2):
+            h = layers.Conv3D(width, 3, padding="same", activation="relu")(h)
+        return h
+
+    h = inputs = keras.Input((size, size, size, 1))
+    skips = []
+    for width in (16, 32):
+        h = block(h, width)
+        skips.append(h)
+        h = layers.MaxPooling3D()(h)
+    h = block(h, 64)
+    for width in (32, 16):
+        h = layers.Conv3DTranspose(width, 2, strides=2)(h)
+        h = block(layers.Concatenate()([h, skips.pop()]), width)
+    model = keras.Model(inputs, layers.Conv3D(2, 1)(h))
+    x = tf.random.stateless_normal([batch, size, size, size, 1], seed=(1, 2))
+    y = tf.random.stateless_uniform([batch, size, size, size], seed=(3, 4), maxval=2, dtype=tf.int32)
+    return trained(model, x, y)
+
+
+def bottleneck(blocks: int, batch: int = 16, size: int = 32, width: int = 16) -> Made:
+    """A ResNet of three stages of bottleneck blocks with batch normalisation, three convolutions each."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+
+    def convolved(h: Any, width: int, kernel: int, strides: int = 1) -> Any:
+        h = layers.Conv2D(width, kernel, strides, padding="same", use_bias=False)(h)
+        return layers.BatchNormalization()(h)
+
+    inputs = keras.Input((size, size, 3))
+    h = layers.ReLU()(convolved(inputs, 4 * width, 3))
+    for stage in range(3):
+        for number in range(blocks // 3):
+            strides = 2 if stage and not number else 1
+            made = layers.ReLU()(convolved(h, width << stage, 1, strides))
+            made = layers.ReLU()(convolved(made, width << stage, 3))
+            made = convolved(made, 4 * width << stage, 1)
+            short = h if number else convolved(h, 4 * width << stage, 1, strides)
+            h = layers.ReLU()(layers.Add()([short, made]))
+    model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(h)))
+    x = tf.random.stateless_uniform([batch, size, size, 3], seed=(1, 2))
+    return trained(model, x, tf.random.stateless_uniform([batch], seed=(3, 4), maxval=10, dtype=tf.int32))
+
+
+def trained(model: Any, x: Any, y: Any) -> Made:
+    """A training step with momentum."""
+    import keras
+    import tensorflow as tf
+
+    variables = model.trainable_variables
+    optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
+    optimizer.build(variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return step, (x, y)
+
+
 CASES: dict[str, tuple[int, Callable[[], Made]]] = {
     "convolutions": (80, convolutions),
     "transformer": (80, transformer),
@@ -154,6 +230,9 @@ CASES: dict[str, tuple[int, Callable[[], Made]]] = {
     "seq2seq_lstm": (65, lambda: seq2seq(32, 100, cell="LSTMCell")),
     "lstm_decoder": (65, lambda: decoder(32, 60, 256, "LSTM", additive=True)),
     "gru_decoder_dot": (65, lambda: decoder(64, 100, 256, "GRU", additive=False)),
+    "unet_3d": (70, unet_3d),
+    "resnet_200": (25, lambda: bottleneck(66)),
+    "resnet_1000": (25, lambda: bottleneck(333)),
 }
 """Each with its limit, per cent of the unoptimised peak."""
 

@@ -13,6 +13,7 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
+from tfswap.analysis.columns import conv3d_columns, most_columns
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.types import ELEMENT_BYTES, HALVES, TensorType
 
@@ -197,9 +198,6 @@ def joint_gradients(facts: Facts) -> Events:
     return (OUT0, ("out", 1), *onednn(facts)[0][1:]), False
 
 
-_MOST_COLUMNS = 25  # conv_grad_ops_3d.cc, kMaxTempAllocationOverhead: times what the kernel reads and makes
-
-
 def conv3d_backprop_input(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropInputOp: a column buffer for a shard of images."""
     return _conv3d_backprop(facts, facts.outputs[0], facts.inputs[1], one_by_one=True)
@@ -222,19 +220,13 @@ def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_b
     if gradient is None or window is None or volume.num_elements is None:
         return _UNKNOWN
     size = _element_bytes(facts.outputs[0])
-    pixels, under, channels = prod(gradient[1:4]), prod(window[:4]), window[4]
-    work = pixels * channels + under * channels + pixels * under
-    columns = pixels * under
-    most = (_MOST_COLUMNS + 1) * (volume.num_elements + prod(window) + prod(gradient)) - 1
-    if not work or columns > most:
-        return (OUT0,), True
-    if one_by_one and gradient[0] == 1:
-        return _temporaries_after_output([columns * size])
     cache = facts.device.l3_cache_bytes
-    if cache is None:
+    columns = conv3d_columns(gradient, window, volume.num_elements, (cache or 1) // size, one_by_one=one_by_one)
+    if cache is None and columns and not (one_by_one and gradient[0] == 1):
+        # However many images a cache holds, they are of no use above this.
+        most = most_columns(gradient, window, volume.num_elements)
         return _temporaries_after_output([most // columns * columns * size], exact=False)
-    columns *= _ceil_div(cache // size, work)
-    return _temporaries_after_output([columns * size] if columns <= most else [])
+    return _temporaries_after_output([columns * size] if columns else [])
 
 
 def _gpu_convolution(image: TensorType, kernel: TensorType, result: TensorType) -> Events:

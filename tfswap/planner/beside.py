@@ -39,7 +39,9 @@ MOST_AHEAD = 4
 """So many kernels may come sooner for what a partner reads, each of which takes less than a pair must save."""
 WINDOW = 32
 """So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
-ORDERS_TRIED = 6
+ROOM_SHARES, ROOM_WINDOW = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0), 96
+"""Live bytes of orders with room, over those of kernels one by one, and how far ahead a partner is looked for."""
+ORDERS_TRIED = 12
 """Of those whose pairs hold more some are taken apart in each."""
 
 
@@ -115,19 +117,56 @@ def brought_together(
         whole: of the same nodes, what memory is told of; by default `flow`.
         looped: as of `gains`.
     """
+
+    def live(made: list[int], _: Collection[int] = ()) -> Memory:
+        return simulate_memory(whole or flow, build_schedule(made, ()), live=True)
+
+    return _within(flow, order, cost_s, rates, live, live(order).peak_bytes * PEAK_TIE, looped=looped)
+
+
+def orders_with_room(flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates) -> list[list[int]]:
+    """Orders in which more kernels gain side by side, and which hold ever more while they do.
+
+    Where two hold more than a limit allows, each of them has another partner in one of these orders.
+    """
+
+    def live(made: list[int], at: Collection[int] = ()) -> Memory:
+        return simulate_memory(flow, build_schedule(made, (), at), live=True)
+
+    lowest_bytes = live(order).peak_bytes
+    found: list[list[int]] = []
+    for share in ROOM_SHARES:
+        made = _within(flow, order, cost_s, rates, live, lowest_bytes * share, ROOM_WINDOW)
+        if made != order and made not in found:
+            found.append(made)
+    return found
+
+
+def _within(
+    flow: Dataflow,
+    order: list[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    live: Callable[[list[int], Collection[int]], Memory],
+    most_bytes: float,
+    window: int = WINDOW,
+    *,
+    looped: bool = False,
+) -> list[int]:
+    """`order`, with kernels next to each other that gain side by side, but for those by which too much is live.
+
+    Args:
+        live: what an order holds, given the positions of those that have been brought together.
+        looped: as of `gains`.
+    """
     place = {i: position for position, i in enumerate(order)}
     apart: set[tuple[int, int]] = set()
-    most_bytes = 0.0
-
-    def live(order: list[int]) -> Memory:
-        return simulate_memory(whole or flow, build_schedule(order, ()), live=True)
-
     for _ in range(ORDERS_TRIED):
-        made, pairs = bring_together(flow, order, cost_s, rates, apart, looped=looped)
+        made, pairs = bring_together(flow, order, cost_s, rates, apart, window, looped=looped)
         if made == order:
             break
-        most_bytes = most_bytes or live(order).peak_bytes * PEAK_TIE
-        memory = live(made)
+        at = {i: position for position, i in enumerate(made)}
+        memory = live(made, [max(at[i] for i in pair) for pair in pairs])
         if memory.peak_bytes <= most_bytes:
             return made
         # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
@@ -146,6 +185,7 @@ def bring_together(
     cost_s: Sequence[float],
     rates: Rates,
     apart: Collection[tuple[int, int]] = (),
+    window: int = WINDOW,
     *,
     looped: bool = False,
 ) -> tuple[list[int], list[tuple[int, int]]]:
@@ -171,7 +211,7 @@ def bring_together(
         def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
             return 0.0 if (first, second) in apart else gain(first, second)
 
-        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs, least_gain_s(looped))
+        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs, least_gain_s(looped), window)
     return made, pairs
 
 
@@ -183,21 +223,23 @@ def _paired(
     waits_for: Callable[[int], frozenset[int]],
     pairs: list[tuple[int, int]],
     least_s: float,
+    window: int,
 ) -> list[int]:
     """`order`, with more kernels next to each other, which join `pairs`."""
     paired = {i for pair in pairs for i in pair}
     made: list[int] = []
     ran: set[int] = set()
-    later: dict[int, int] = {}  # by kernel, the one that waits to run with it
     waiting: set[int] = set()
+    later: dict[int, list[int]] = {}  # by kernel, the one that waits to run with it, and those that wait for that one
+    place = {i: position for position, i in enumerate(order)}
 
-    def ahead(second: int, first: int) -> list[int] | None:
-        """What has to run before `second`, if that may run before `first` too: a few small kernels."""
+    def ahead(second: int) -> list[int] | None:
+        """What has to run before `second`, if that may run at once: a few small kernels."""
         found: dict[int, None] = {}
         pending = [k for k in waits_for(second) if k not in ran]
         while pending:
             k = pending.pop()
-            fixed = k == first or k in waiting or k in later or k in paired
+            fixed = k in waiting or k in later or k in paired
             if fixed or cost_s[k] > least_s or len(found) == MOST_AHEAD:
                 return None
             if k not in found:
@@ -205,35 +247,45 @@ def _paired(
                 pending += [d for d in waits_for(k) if d not in ran]
         return sorted(found, key=place.__getitem__)
 
-    place = {i: position for position, i in enumerate(order)}
     for position, first in enumerate(order):
         if first in ran or first in waiting:
             continue
         if first in later:
-            made += (later[first], first)
-            ran.update((later[first], first))
+            lead, *behind = later[first]
+            together = (lead, first, *behind)
+            made += together
+            ran.update(together)
+            waiting.difference_update(together)
             continue
-        best, gain_s, sooner = -1, 0.0, True
-        before: list[int] = []
+        best, gain_s = -1, 0.0
+        before: list[int] | None = []
+        held_up = [first]  # with the kernels that have to wait where it does
+        count = 1
         if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
-            held_up = False  # whether a kernel in between needs `first`
-            for second in order[position + 1 : position + 1 + WINDOW]:
+            for second in order[position + 1 : position + 1 + window]:
                 if second in ran:
                     continue
                 needs = waits_for(second)
-                if cost_s[second] > least_s and second not in paired and first not in needs:
-                    sooner_too = ahead(second, first)
-                    saved_s = gain(first, second) if sooner_too is not None or not held_up else 0.0
-                    if saved_s > gain_s and _stands_alone(flow, second) and _share_device(flow, first, second):
-                        best, gain_s, sooner = second, saved_s, sooner_too is not None
-                        before = sooner_too or []
-                held_up = held_up or first in needs
+                if not needs.isdisjoint(held_up):
+                    if second in paired or second in waiting:
+                        break  # it can't wait longer
+                    held_up.append(second)
+                elif (
+                    cost_s[second] > least_s
+                    and second not in paired
+                    and second not in waiting
+                    and needs.isdisjoint(waiting)
+                    and (saved_s := gain(first, second)) > gain_s
+                    and _stands_alone(flow, second)
+                    and _share_device(flow, first, second)
+                ):
+                    best, gain_s, before, count = second, saved_s, ahead(second), len(held_up)
         if best >= 0:
             paired.update((first, best))
             pairs.append((first, best))
-        if best >= 0 and not sooner:
-            later[best] = first
-            waiting.add(first)
+        if before is None:
+            later[best] = held_up[:count]
+            waiting.update(held_up[:count])
             continue
         together = (first,) if best < 0 else (*before, first, best)
         made += together

@@ -34,6 +34,7 @@ from tfswap.planner.beside import (
     ever_fewer,
     gains,
     kept_beside,
+    orders_with_room,
     runs_beside,
     side_by_side,
     without_last,
@@ -112,7 +113,8 @@ REQUESTS_OF_A_KERNEL = 3
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 TWO_SOLVERS = 50_000
 """Kernels of steps, at most, for which two solvers at least are asked: the first of those that both swap and recompute
-rarely has the lowest floor, and on larger steps planning would take longer than TensorFlow's tracing."""
+rarely has the lowest floor, and for which orders with room are looked for; on larger steps planning would take longer
+than TensorFlow's tracing."""
 BISECTIONS = 8
 BESIDE_TRIES = 8
 BESIDE_LEVELS = 6
@@ -266,7 +268,10 @@ class Planner:
         climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
         del orders[max(climb.orders for climb in climbs) :]
         if self._runs_beside:
+            first_order = orders[0]
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
+            if kernels <= TWO_SOLVERS:
+                orders += orders_with_room(flow, first_order, self.cost_s, self.rates)
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
         ]

@@ -286,14 +286,18 @@ def _volume_gradient(node: Node, rates: Rates) -> Work:
 def _of_volume(node: Node, rates: Rates, volume: TensorType, kernel: TensorType, *, one_by_one: bool) -> Work:
     """Of a gradient of a 3-D convolution: of its filter, or of its image, which can be made `one_by_one`."""
     gradient, window = (tuple(d or 1 for d in kind.shape or (1,) * 5) for kind in (node.inputs[2].type, kernel))
-    if rates.cudnn:
-        return Work(lambda _: 2.0 * _third_input(node) * _window(kernel))
     has_columns = conv3d_columns(gradient, window, _elements(volume), COLUMNS_CACHE, one_by_one=one_by_one)
-    if one_by_one:
+    if rates.cudnn:
+        element = 0.0
+    elif one_by_one:
         element = COLUMN_FLOPS if has_columns else 0.0
     else:
         element = FILTER_COLUMN_FLOPS if has_columns else EIGEN_FILTER_FLOPS
-    return Work(lambda _: (2.0 * _third_input(node) + element * _pixels(node)) * _window(kernel))
+
+    def flops(node: Node) -> float:
+        return (2.0 * _third_input(node) + element * _pixels(node)) * _window(kernel)
+
+    return Work(flops)
 
 
 def _depthwise(maps: Count, window: int | None) -> Count:

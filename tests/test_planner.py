@@ -20,7 +20,7 @@ from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, default_rates
-from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph, Node
@@ -1011,6 +1011,14 @@ SUMMED = """\
 feeds %x
 fetches %d
 """
+
+
+def test_sizes_that_no_device_has_are_refused():
+    huge = SUMMED.replace("25600", str(2**47))
+    with pytest.raises(UnsupportedGraph, match="more than any device has"):
+        optimizer_of(parse_graph(huge))
+    with pytest.raises(UnsupportedGraph, match="more than any device has"):
+        Optimizer(parse_graph(SUMMED), CPU, resident=Resident(2**50))
 
 
 def test_a_refusal_names_the_kernel_that_needs_as_much():

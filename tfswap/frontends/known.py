@@ -20,6 +20,7 @@ from tfswap.ir.ops import (
     sized_by_value,
     takes_from_pipeline,
 )
+from tfswap.planner.allocator import UNBOUNDED_BYTES
 from tfswap.sizes import format_bytes
 
 SMALL = 1024
@@ -65,6 +66,15 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
             f"{others}. {_how_to_tell(graph, first)}"
+        )
+
+
+def require_countable(total_bytes: int) -> None:
+    """Refuse a step whose tensors take more in all than the allocator's replay counts. Raises UnsupportedGraph."""
+    if total_bytes >= UNBOUNDED_BYTES // 2:
+        raise UnsupportedGraph(
+            f"the step's tensors and variables take {format_bytes(total_bytes)} in all, more than any device has: check "
+            "batch_size=, input_shapes= and the shapes of variables"
         )
 
 

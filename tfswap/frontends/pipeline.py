@@ -21,7 +21,7 @@ from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.frontends.backward import trains
 from tfswap.frontends.grappler import MOST_NODES, as_executed
-from tfswap.frontends.known import require_functional, require_sight, require_sizes
+from tfswap.frontends.known import require_countable, require_functional, require_sight, require_sizes
 from tfswap.frontends.options import Options
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
 from tfswap.frontends.policy import allowed_everywhere, note_permits
@@ -154,6 +154,7 @@ class Optimizer:
         self.search = Search(settled, self._facts, device, self.options, self.costs, resident)
         self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
         self._suppose_bytes(resident)
+        require_countable(self.resident_bytes + sum(value.nbytes for value in self.flow.values))
         self._first_resident = self._baseline_resident = resident
         self._first_bytes = self.resident_bytes
         self._baseline_known = False

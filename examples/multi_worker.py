@@ -4,7 +4,7 @@
     python examples/multi_worker.py --limit 60% --workers 3
 
 Each worker of `MultiWorkerMirroredStrategy` is a process, here on one machine over its loopback; on several, each gets
-the same `TF_CONFIG` but for its own number. tfswap is told a limit for each worker's device, and nothing of the others:
+the same `TF_CONFIG` but for its own number. tfswap gets a limit for each worker's device, and nothing of the others:
 all carry out one plan, and if one of them can't keep its limit, all say so.
 
 The CPU's memory is managed as TensorFlow manages a GPU's, so that the peak is what the allocator says. Under a minute

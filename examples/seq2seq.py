@@ -4,7 +4,7 @@
     python examples/seq2seq.py --limit 15% --length 200
 
 The decoder adds its state to the keys of all letters for each letter that it writes: most of what the step keeps for
-its gradients. tfswap finds that this can be made again in the loop that goes back, and swaps what else the loops keep.
+its gradients. tfswap finds that this can be recomputed in the backward loop, and swaps what else the loops keep.
 Under a minute on two cores.
 """
 

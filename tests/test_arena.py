@@ -515,7 +515,7 @@ print(json.dumps([peaks, limit, messages, swaps]))
     assert max(peaks[1:]) <= limit
     assert len(messages) == 1, "planned again once, for one tensor"
     assert (
-        "over its limit: 20.0 MiB that are not the step's came while it ran, and are still there; the largest of it "
+        "over its limit: others allocated 20.0 MiB during the step and still hold them; the largest of it "
         "that Python holds is a tensor, uint8 (20971520,). The next" in messages[0]
     )
     assert swaps[1] > swaps[0]
@@ -535,7 +535,7 @@ print(json.dumps([peaks, limit, messages]))
     assert peaks[0] > limit
     assert max(peaks[1:]) <= limit
     assert len(messages) == 1
-    assert "took memory of the device while it ran, and has let it go again" in messages[0]
+    assert "took memory of the device while it ran, and has freed it again" in messages[0]
 
 
 def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
@@ -569,7 +569,7 @@ print(json.dumps([peaks, limit, messages]))
 """)
     assert peaks[0] > limit
     assert max(peaks[1:]) <= limit
-    assert ["has let it go again" in messages[0], "no plan leaves room for that" in messages[1]] == [True, True]
+    assert ["has freed it again" in messages[0], "no plan leaves room for that" in messages[1]] == [True, True]
     assert len(messages) == 2
 
 
@@ -639,7 +639,7 @@ print(json.dumps([messages, passed]))
 """)
     assert all(passed)
     assert len(messages) == 1
-    assert "will not hold any more" in messages[0]
+    assert "can no longer be kept" in messages[0]
 
 
 def test_the_old_function_is_gone_before_the_step_is_planned_again():

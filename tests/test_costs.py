@@ -242,7 +242,11 @@ def test_profiles_are_saved_and_read(tmp_path: Path):
     path = tmp_path / "profile.json"
     profile.save(path)
     assert Profile.load(path) == profile
-    for text, says in (("{}", "not a profile"), ("[]", "not a profile"), ('{"format": 9}', "profile anew")):
+    for text, says in (
+        ("{}", "not a profile"),
+        ("[]", "not a profile"),
+        ('{"format": 9}', "measure it again"),
+    ):
         path.write_text(text)
         with pytest.raises(InvalidModel, match=says):
             Profile.load(path)

@@ -53,15 +53,15 @@ def test_a_command_on_a_damaged_file_ends_with_one_error(
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        ("drop node", "is not there|without"),
-        ("rename node", "not there|taken|more than one"),
+        ("drop node", "does not exist|without"),
+        ("rename node", "not exist|taken|more than one"),
         ("drop attribute", "without its attribute"),
-        ("rewire", "is not there"),
+        ("rewire", "does not exist"),
         ("drop input", "inputs, and it takes"),
         ("drop result", "returns ''"),
         ("control result", "waits for"),
         ("move argument attributes", "describes arguments"),
-        ("drop argument", "is not there|arguments"),
+        ("drop argument", "does not exist|arguments"),
     ],
 )
 def test_the_border_names_what_is_wrong(models: tuple[Path, Path], tmp_path: Path, edit: str, says: str) -> None:

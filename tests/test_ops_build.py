@@ -258,7 +258,7 @@ EXAMINE = """
 import json
 from tfswap.frontends.doctor import examine
 content, text = examine()
-print(json.dumps([content["ok"], content["advice"], "All is there." in text]))
+print(json.dumps([content["ok"], content["advice"], "All found." in text]))
 """
 
 
@@ -498,7 +498,7 @@ def test_a_cache_that_others_may_write_to_is_refused_and_left_alone(tmp_path, qu
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(before | stat.S_IWOTH)
         said = run_forked(FAIL_TO_IMPORT, **env).stdout
-        assert f"takes no ops from the cache {library.parent}: every user may write to {str(path)!r}" in said
+        assert f"loads no ops from the cache {library.parent}: every user may write to {str(path)!r}" in said
         assert "Set TFSWAP_CACHE_DIR" in said
         assert stat.S_IMODE(path.stat().st_mode) == before | stat.S_IWOTH
         path.chmod(before)

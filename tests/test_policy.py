@@ -407,7 +407,7 @@ def test_baselines_take_none() -> None:
 def test_a_refused_limit_says_that_a_policy_forbids_something() -> None:
     for policy, says in (
         (None, "its largest kernels need"),
-        (lambda _: (), "it holds at once with tactics=.* and policy"),
+        (lambda _: (), "it holds at the same time with tactics=.* and policy"),
     ):
         made = optimizer(policy=policy)
         with pytest.raises(InfeasibleMemoryLimit, match=says) as refused:

@@ -91,7 +91,7 @@ print(json.dumps(messages))"""
     )
     assert messages
     for message in messages:
-        assert "will not hold any more" in message
+        assert "can no longer be kept" in message
         assert "share their buffers with tensors that are still held" in message
 
 

@@ -229,7 +229,7 @@ def test_what_tensors_that_are_away_save_is_told_by_itself():
     assert low.swapped and low.reuse.between_layers_bytes > 0
     assert none.reuse.between_layers_bytes == 0
     assert json.loads(low.to_json())["reuse"]["between_layers_bytes"] == low.reuse.between_layers_bytes
-    assert "by tensors that are away" in str(low)
+    assert "by eviction" in str(low)
 
 
 def test_at_the_floor_one_kernels_working_set_is_alive_at_a_time():

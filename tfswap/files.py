@@ -79,7 +79,7 @@ def require_new_folder(path: str | os.PathLike[str], source: str | os.PathLike[s
 
 
 def unwritable_folder(path: str | os.PathLike[str], why: str) -> TfswapError:
-    return TfswapError(f"the output folder {os.fspath(path)!r} can't be written: {why}. Nothing was left there.")
+    return TfswapError(f"the output folder {os.fspath(path)!r} can't be written: {why}. Nothing was left behind.")
 
 
 def _unwritable(path: str | os.PathLike[str], why: str | Exception) -> TfswapError:

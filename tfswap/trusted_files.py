@@ -126,16 +126,18 @@ def _require_trusted(descriptor: int, path: Path, *, is_above: bool = False) -> 
     found, shown = os.fstat(descriptor), repr(str(path))
     owned = found.st_uid in (ROOT, os.geteuid()) or (is_above and _is_unmapped(found.st_uid))
     if not owned:
-        raise UntrustedPath(f"{shown} belongs to {_user(found.st_uid)}, who could have put anything there")
+        raise UntrustedPath(f"{shown} belongs to {_user(found.st_uid)}, who could have put anything into it")
     if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
         return
     if found.st_mode & stat.S_IWOTH:
-        raise UntrustedPath(f"every user may write to {shown}, and could have put anything there")
+        raise UntrustedPath(f"every user may write to {shown}, and could have put anything into it")
     if found.st_mode & stat.S_IWGRP and _has_access_list(descriptor):
-        raise UntrustedPath(f"users of an access control list may write to {shown}, and could have put anything there")
+        raise UntrustedPath(
+            f"users of an access control list may write to {shown}, and could have put anything into it"
+        )
     if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
         raise UntrustedPath(
-            f"the group {_group(found.st_gid)} may write to {shown}, and its members could have put anything there"
+            f"the group {_group(found.st_gid)} may write to {shown}, and its members could have put anything into it"
         )
 
 

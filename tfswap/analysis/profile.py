@@ -133,13 +133,13 @@ class Profile:
         version = fields.pop("format")
         if version != FORMAT_VERSION:
             raise InvalidModel(
-                f"this profile has format {version!r}, and this tfswap reads {FORMAT_VERSION}: profile anew"
+                f"this profile has format {version!r}, and this tfswap reads {FORMAT_VERSION}: measure it again"
             )
         try:
             made = decode(cls, fields, "profile")
             _check_values(made)
         except InvalidModel as error:
-            raise InvalidModel(f"this profile is damaged: {error}. Profile anew.") from error
+            raise InvalidModel(f"this profile is damaged: {error}. Measure the profile again.") from error
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -206,7 +206,9 @@ def _optimize(options: argparse.Namespace) -> Result:
     changed = "" if report.kernels else " (nothing had to be changed: the limit is above what the step takes)"
     text = f"Written to {options.output_dir}{changed}."
     if report.kernels and not options.portable:
-        text += f" Load it with tfswap.load({options.output_dir!r}), which keeps the limit beside what else is there."
+        text += (
+            f" Load it with tfswap.load({options.output_dir!r}), which keeps the limit in the process that loads it."
+        )
     return content, stacked(_title(options.function, report), report, text, *_saved(report, options.save))
 
 

@@ -109,7 +109,7 @@ def _render(content: dict[str, Any]) -> str:
     lines = [f"{name:<12}{text}" for name, text in rows]
     if content["advice"]:
         lines += ["", *(f"- {a}" for a in content["advice"])]
-    return "\n".join([*lines, "", "All is there." if content["ok"] else "Something is missing: see above."])
+    return "\n".join([*lines, "", "All found." if content["ok"] else "Something is missing: see above."])
 
 
 def _library_state(library: dict[str, Any]) -> str:

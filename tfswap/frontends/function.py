@@ -65,11 +65,11 @@ GROWTH = 1.5
 
 
 UNTOLD_OUTSIDE = (
-    "(Sizes that depend on what the arguments hold are told before each call, but not for a call whose gradients are "
-    "taken outside of the function: take them inside.)"
+    "(Sizes that depend on what the arguments hold are computed before each call, but not for a call whose gradients "
+    "are taken outside of the function: take them inside.)"
 )
 UNTOLD_WITHIN = (
-    "(Sizes that depend on what the arguments hold are told before each call, but not where the arguments have no "
+    "(Sizes that depend on what the arguments hold are computed before each call, but not where the arguments have no "
     "values: inside of another tf.function, or traced for specs. Call it from Python, with the arguments themselves.)"
 )
 

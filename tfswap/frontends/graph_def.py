@@ -145,7 +145,7 @@ class _Step:
             strange = next((source for source in self._sources(name) if source not in self.nodes), None)
             if strange is not None:
                 raise InvalidModel(
-                    f"the graph is damaged: {name!r} reads {strange!r}, which is not there. Export it anew."
+                    f"the graph is damaged: {name!r} reads {strange!r}, which does not exist. Export it again."
                 )
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
         twice = [f for f, node in zip(feeds, self.feeds, strict=True) if self.feeds.count(node) > 1]

@@ -70,10 +70,10 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
 
 
 def require_countable(total_bytes: int) -> None:
-    """Refuse a step whose tensors take more in all than the allocator's replay counts. Raises UnsupportedGraph."""
+    """Refuse a step whose bytes exceed what the allocator's replay can count. Raises UnsupportedGraph."""
     if total_bytes >= UNBOUNDED_BYTES // 2:
         raise UnsupportedGraph(
-            f"the step's tensors and variables take {format_bytes(total_bytes)} in all, more than any device has: check "
+            f"the step's tensors and variables take {format_bytes(total_bytes)}, more than any device has: check "
             "batch_size=, input_shapes= and the shapes of variables"
         )
 
@@ -152,7 +152,7 @@ def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
     try:
         body = import_library_function(library, name, {a.name: t.type.shape for a, t in passed})
     except (UnsupportedGraph, InvalidModel) as error:
-        return f"what can't be told ({error})"
+        return f"what can't be inspected ({error})"
     parts = (body, *body.all_bodies())
     if unknown := _sizeless(body, body.feeds):
         return f"tensors whose size is not known before the step runs ({unknown[0].name!r}, {unknown[0].type})"

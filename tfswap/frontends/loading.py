@@ -1,13 +1,13 @@
 """`tfswap.load`: a SavedModel that `optimize_graph` has written, with steps that keep their limit in this process.
 
-A file's plan was made for an arena that nobody knew. Here each rewritten step is a trace like that of a decorated
+A file's plan was made without knowledge of the arena. Here each rewritten step is a trace like that of a decorated
 function: at its first call the arena is looked at, the file's plan is simulated in it, and where it does not keep the
 limit the step is planned again, from the function that it was rewritten from (`frontends/origin.py`). So it has a gate,
 an audit, a report, and is planned again when the arena changes.
 
 Invariant: values are those of the original function with Grappler off, whichever plan runs.
 
-Not handled: functions that call a rewritten step besides other things run the file's own plan, which the gate in the
+Not handled: functions that call a rewritten step and do more run the file's own plan, which the gate in the
 file checks; so does a process that loads with `tf.saved_model.load`.
 """
 
@@ -63,9 +63,9 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
         model.train_step(x, y)
         print(model.train_step.report())
 
-    At a step's first call the device's arena is looked at. The file's plan runs where it keeps the file's limit there;
-    else the step is planned again, for what is there, under that limit. Where the arena can still grow, and holds next
-    to nothing, it gets one region of the limit's size.
+    A step's first call reads the state of the device's arena. The file's plan runs where it keeps the limit there;
+    otherwise the step is planned again for this arena, under the same limit. An arena that can still grow and is almost
+    empty gets one region of the limit's size.
 
     Args:
         model: the folder.
@@ -99,7 +99,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     if not loaded.found:
         raise InvalidModel(
             f"nothing in the SavedModel at {str(file.path)!r} calls the step {origin.steps[0].name!r}, which was "
-            "planned: its folder is put together from several. Rewrite the original model anew."
+            "planned: its folder is put together from several. Rewrite the original model again."
         )
     return made
 

@@ -1,4 +1,4 @@
-"""What is said where a step's limit can't hold, or has not: by how much, by whose doing, and what to do."""
+"""Messages on a limit that can't be kept, or was exceeded: by how much, the cause, and what to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_byte
     if refusal.floor_bytes > arena_bytes:
         told += (
             f", in {regions} regions so far, and tensors do not fit across regions. One region holds more: allocate "
-            "one tensor of about that size when the program starts, and let it go"
+            "one tensor of about that size when the program starts, and free it"
         )
     return f"{told}."
 
@@ -56,26 +56,26 @@ def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
     """Of a step that has not run yet."""
     return (
         f"{step} peaked at {format_bytes(peak_bytes)} while TensorFlow made it, "
-        f"{format_bytes(peak_bytes - limit_bytes)} over its limit. No step takes as much: what follows from constants "
-        "alone is computed then, all at once. Make large constants outside of the function."
+        f"{format_bytes(peak_bytes - limit_bytes)} over its limit. TensorFlow evaluates constant subgraphs while it "
+        "builds the step. Move large constants outside the function."
     )
 
 
 def what_came(nbytes: int, held: str) -> str:
-    """The cause where what came while the step ran is still there.
+    """The cause where bytes that others allocated during the step are still in use.
 
     Args:
         held: as of `Holders.of_what_came`.
     """
-    return f"{format_bytes(nbytes)} that are not the step's came while it ran, and are still there{held}."
+    return f"others allocated {format_bytes(nbytes)} during the step and still hold them{held}."
 
 
 def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence[str]) -> str:
-    """The cause where nothing is there any more.
+    """The cause where all such bytes have been freed.
 
     Args:
         tightest: the convolution to whose workspace the plan leaves least, where cuDNN chooses that.
-        unmodelled: what is not known to take no more than was planned, worst first.
+        unmodelled: kernels whose memory is known by a bound only, worst first.
     """
     suspect = ""
     if tightest is not None:
@@ -86,8 +86,8 @@ def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence
     elif unmodelled:
         suspect = f", such as {unmodelled[0]}"
     return (
-        "something else took memory of the device while it ran, and has let it go again, or a kernel took more than "
-        f"is known of it{suspect}."
+        "something else took memory of the device while it ran, and has freed it again, or a kernel took more than "
+        f"is modelled{suspect}."
     )
 
 
@@ -97,7 +97,7 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
     Args:
         copied_bytes: of variables whose buffers tensors hold too.
     """
-    told = f"{step}: the limit will not hold any more: {refusal}"
+    told = f"{step}: the limit can no longer be kept: {refusal}"
     if not copied_bytes:
         return told
     return (
@@ -108,5 +108,5 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
 
 
 def no_room(step: str, enough_bytes: int) -> str:
-    """Of a step that passed its limit, and will again should the same come again."""
-    return f"{step}: no plan leaves room for that, should it come again; memory_limit={enough_bytes} does."
+    """Of a step that exceeded its limit, and will again if others allocate as much again."""
+    return f"{step}: no plan leaves room for that; if it happens again, memory_limit={enough_bytes} is enough."

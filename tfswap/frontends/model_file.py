@@ -72,9 +72,9 @@ class ModelFile:
                     f"{where!r} holds no saved_model.pb: give the folder that tf.saved_model.save wrote"
                 ) from error
             reason = str(error).rstrip(".")
-            raise InvalidModel(f"the SavedModel at {where!r} can't be read: {reason}. Save it anew.") from error
+            raise InvalidModel(f"the SavedModel at {where!r} can't be read: {reason}. Save it again.") from error
         if not proto.meta_graphs:
-            raise InvalidModel(f"the SavedModel at {where!r} is empty: it has no graph. Save it anew.")
+            raise InvalidModel(f"the SavedModel at {where!r} is empty: it has no graph. Save it again.")
         meta_graph = next((m for m in proto.meta_graphs if "serve" in m.meta_info_def.tags), proto.meta_graphs[0])
         made = cls(Path(where), proto, meta_graph)
         made.library = {f.signature.name: f for f in meta_graph.graph_def.library.function}
@@ -95,10 +95,10 @@ class ModelFile:
             raise self._damaged(f"it refers to an object {min(wrong)} of {len(there)}")
         for node in graph.nodes:
             if node.WhichOneof("kind") == "variable" and not is_type(node.variable.dtype):
-                raise self._damaged(f"a variable is of no type that there is ({node.variable.dtype})")
+                raise self._damaged(f"a variable is of an unknown element type ({node.variable.dtype})")
 
     def _damaged(self, why: str) -> InvalidModel:
-        return InvalidModel(f"{self.title} is damaged: {why}. Save it anew.")
+        return InvalidModel(f"{self.title} is damaged: {why}. Save it again.")
 
     def loaded(self) -> Any:
         """The model, as TensorFlow loads it. Raises InvalidModel where it can't be."""
@@ -149,7 +149,7 @@ class ModelFile:
                 if traced not in self.library:
                     raise InvalidModel(
                         f"{function!r} of {str(self.path)!r} is {traced!r}, which the file's library does not have: "
-                        "the SavedModel is damaged. Save it anew."
+                        "the SavedModel is damaged. Save it again."
                     )
                 step = self._resolve(traced)
                 steps.setdefault(step.name, step)
@@ -178,7 +178,7 @@ class ModelFile:
                 f"the SavedModel at {str(self.path)!r}{of_version} has signatures but no object graph that names "
                 "functions, as tf.saved_model.save writes one: it was saved in TensorFlow 1's way, or has lost it. "
                 "Load its MetaGraphDef and call "
-                "optimize_graph(meta_graph_def, signature=..., fetches=[train op]), or save the model anew."
+                "optimize_graph(meta_graph_def, signature=..., fetches=[train op]), or save the model again."
             )
         shown = sorted(names)[:NAMES_SHOWN]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
@@ -239,7 +239,7 @@ class ModelFile:
             reason = " ".join(str(error).split())  # one line
             raise InvalidModel(
                 f"the variables of the SavedModel at {str(self.path)!r} are missing or damaged: {reason}. It takes the "
-                "whole of its variables folder; copy that again, or save the model anew."
+                "whole of its variables folder; copy that again, or save the model again."
             ) from error
 
     def check_assets(self) -> None:
@@ -251,7 +251,7 @@ class ModelFile:
         if missing:
             raise InvalidModel(
                 f"the SavedModel at {str(self.path)!r} names the asset {missing[0]!r}, which is missing: it takes the "
-                "whole of its assets folder; copy that again, or save the model anew."
+                "whole of its assets folder; copy that again, or save the model again."
             )
 
     def replace_function(self, fdef: Any) -> None:

@@ -27,9 +27,9 @@ from tfswap.report.report import Report
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
-    "by side in a free one, and nothing else to be there. What else a process keeps on the device comes on top, and "
+    "by side in an otherwise empty one. What else a process keeps on the device comes on top, and "
     "so can a tensor's worth of holes between them; tfswap.load, or tfswap.optimize on the function itself, plans for "
-    "what is there."
+    "the arena as it is."
 )
 PORTABLE_NOTE = (
     "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "

@@ -95,7 +95,7 @@ class Options:
             takes = "; or ".join(" and ".join(map(repr, sorted(moves))) for moves in chosen)
             raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
         if self.policy is not None and self.solver != "default":
-            raise TfswapError(f"solver={self.solver!r} takes no policy: it is there to be compared with")
+            raise TfswapError(f"solver={self.solver!r} takes no policy: it is a baseline for comparisons")
         strange = [p for _, p in self.precision if p not in PRECISIONS]
         if strange:
             raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")

@@ -1,7 +1,7 @@
 """What a rewritten SavedModel keeps of the one that it was made from: enough to plan its steps again when loaded.
 
-Two files beside `saved_model.pb`: the request, as JSON, and the functions that were replaced, as a compressed function
-library. All that they call is in the model's own library. `tf.saved_model.load` does not read either of them.
+Two files in the folder of `saved_model.pb`: the request, as JSON, and the functions that were replaced, as a compressed
+function library. All that they call is in the model's own library. `tf.saved_model.load` does not read either of them.
 
 Not kept: a profile, whose times are those of one machine; a policy, of which only the answers are.
 """
@@ -74,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Origin:
-    """What was asked for when a SavedModel was rewritten, and what came of it.
+    """The request by which a SavedModel was rewritten, and its results.
 
     Attributes:
         format: FORMAT.
@@ -148,7 +148,7 @@ class Origin:
         if not (folder / REQUEST_NAME).is_file():
             raise InvalidModel(
                 f"the SavedModel at {str(folder)!r} has no {REQUEST_NAME}: it is not one that this version of "
-                "tfswap.optimize_graph has written, or a part of its folder is missing. Write it anew from the "
+                "tfswap.optimize_graph has written, or a part of its folder is missing. Write it again from the "
                 "original model; tf.saved_model.load loads others."
             )
         return read_saved(folder / REQUEST_NAME, "request", _parse)
@@ -190,7 +190,7 @@ class Origin:
         return found
 
 
-_AGAIN = "Copy the whole folder again, or rewrite the original model anew."
+_AGAIN = "Copy the whole folder again, or rewrite the original model again."
 
 
 def _parse(text: str) -> Origin:

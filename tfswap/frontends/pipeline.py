@@ -77,7 +77,7 @@ to 1.26 of what was predicted."""
 
 RECALLED_NOTE = (
     "this plan was made before, for the same step and limit, and comes from the plan cache on disk. It was simulated "
-    "again in the arena that is there now, and its peak is of that. TFSWAP_PLAN_CACHE=off plans anew"
+    "again in the present arena, and its peak is the one there. TFSWAP_PLAN_CACHE=off plans again"
 )
 
 
@@ -320,7 +320,7 @@ class Optimizer:
         try:
             found = self.judged(plan, limit_bytes)
         except InvalidModel as error:
-            log.warning("tfswap: a plan in the plan cache does not fit its step, and is made anew: %s", error)
+            log.warning("tfswap: a plan in the plan cache does not fit its step, and is replaced: %s", error)
             return None
         if found is not None:
             self._recalled.add(plan.actions)
@@ -473,12 +473,13 @@ class Optimizer:
         alone = anything_leaves and host is None and disk is None
         return InfeasibleMemoryLimit(
             f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
-            f"{floor} ({format_bytes(floor)}): {format_bytes(self.resident_bytes)} are there throughout "
+            f"{floor} ({format_bytes(floor)}): {format_bytes(self.resident_bytes)} are persistent "
             "(variables, arguments, constants, other tensors), the rest is what "
             + (
-                "its largest kernels need at once"
+                "its largest kernels need at the same time"
                 if anything_leaves
-                else f"it holds at once with tactics={self.options.tactics}" + (" and policy" if policy_forbids else "")
+                else f"it holds at the same time with tactics={self.options.tactics}"
+                + (" and policy" if policy_forbids else "")
             )
             + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
             + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
@@ -510,7 +511,7 @@ class Optimizer:
             f"{node.op} {node.name!r}"
             + (f" ({line})" if line else "")
             + f", which reads {format_bytes(takes)}, makes {format_bytes(gives)}"
-            + (f" and takes {format_bytes(extra)} besides while it runs" if extra else "")
+            + (f" and takes {format_bytes(extra)} of temporaries while it runs" if extra else "")
         )
 
     def _largest_working_set(self) -> tuple[str, int]:

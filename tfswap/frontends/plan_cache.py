@@ -116,7 +116,7 @@ class PlanCache:
             return None
         except (OSError, UnicodeDecodeError, InvalidModel) as error:
             path = self.folder / file
-            log.warning("tfswap: the plan cache's %s is of no use, and is made anew: %s", path, error)
+            log.warning("tfswap: the plan cache's %s can't be used, and is replaced: %s", path, error)
             return None
         return found
 
@@ -135,7 +135,7 @@ class PlanCache:
         if str(error) not in _distrusted:
             _distrusted.add(str(error))
             log.warning(
-                "tfswap: of the plan cache in %s nothing is taken: %s. Set %s to a folder of your own that only you can"
+                "tfswap: the plan cache in %s is ignored: %s. Set %s to a folder of your own that only you can"
                 " write to, or to off.",
                 self.folder,
                 error,

@@ -96,7 +96,7 @@ def profile(
         densities = () if model.kind == "gpu" else _densities(graph, traced, concrete, args)
         unordered = _unordered(optimizer, lambda: traced(*args), lambda: ordered(*args), steps, device)
     if not runs:
-        raise TfswapError("TensorFlow's profiler told of no kernel of this step: plan without profile=")
+        raise TfswapError("TensorFlow's profiler reported no kernel of this step: plan without profile=")
     kernels = tuple(
         Timed(node.name, node.op, types_of(node), _least(runs[node.name], steps))
         for node in optimizer.flow.nodes

@@ -427,7 +427,7 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
             "    import tfswap",
             "    model = tfswap.load(path_of_this_folder)",
             "",
-            "That keeps the limit beside whatever else the process has on the device: it plans again where the plan in",
+            "That keeps the limit whatever else the process has on the device: it plans again where the plan in",
             "this file does not fit. Without planning again, the file loads so too:",
             "",
             "    import tensorflow as tf",

@@ -103,7 +103,7 @@ def _machine(name: str | None, profile: Profile | None) -> tuple[Machine, Costs]
         raise TfswapError(f"device is {name!r}: give the name of one, of {', '.join(NAMES)}")
     if name is not None and profile is not None:
         raise TfswapError(
-            f"device is {name!r} and there is a profile: a profile is of the machine that it was taken on. Give one."
+            f"device={name!r} and profile= are both given: a profile is of the machine that was measured. Give one."
         )
     if name is not None and name.lower() == THIS:
         from tfswap.frontends.profile import this_machine

@@ -66,12 +66,11 @@ MAX_LAYOUTS = 1024
 """So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
 
 ONE_SHIFT = 1
-"""An arena that lies otherwise than it was planned for once has been given what came after that; one that does so again
-is another one in each step."""
+"""The first layout change is treated as one-off. If it happens again, assume the layout changes every step."""
 MOST_SHIFT = 1 / 16
-"""Of the limit, so much room at most is left for what such an arena takes besides."""
+"""The share of the limit that is reserved at most for such an arena."""
 
-_named_floors: dict[str, int] = {}  # by fingerprint: the lowest that this process has been told
+_named_floors: dict[str, int] = {}  # by fingerprint: the lowest that this process has reported
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -619,7 +618,7 @@ class Step:
         weakref.finalize(made, self._audits.pop, gate, None)
 
     def _reserve(self, claim: Claim) -> None:
-        """Claim and take what swapped tensors need before the kernels do, so that what can't be had is told before
+        """Reserve and take what swapped tensors need before the kernels do, so that a lack is reported before
         anything runs.
         """
         import tfswap.ops
@@ -679,7 +678,7 @@ class Step:
         return look(before=True)
 
     def _fits(self, now: CLook) -> bool:
-        """Whether the step stays within its limit in the arena as it is now, as far as can be told."""
+        """Whether the step stays within its limit in the arena as it is now, as far as is known."""
         found = (now.layout or -now.current_bytes, self._shared)  # of an allocator without layout by its bytes
         if found in self._peaks and not self._measured_bytes:
             self._expected_bytes = self._peaks[found]
@@ -820,7 +819,7 @@ class Step:
                 self._exceeded(after.peak_bytes, limit, came, turn.alone(ticket), hopeless)
 
     def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
-        """What is in the arena now, was not before the step, and is not the step's; "" where there is nothing."""
+        """The message on bytes that others allocated during the step; "" where there are none."""
         assert self._optimizer is not None
         own = self._optimizer.fetched_bytes() + self._copied_bytes
         strange = after.current_bytes - before.current_bytes - own
@@ -829,7 +828,7 @@ class Step:
         return messages.what_came(strange, self._holders.of_what_came(before.layout, self._resident(), result))
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, came: str, alone: bool, hopeless: bool) -> None:
-        """Complain, with whose doing it was as far as can be told.
+        """Report it, with the cause as far as it is known.
 
         Args:
             came: as of `_what_came`.

@@ -225,7 +225,7 @@ def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: Sourc
     """What tells sizes does not fit by itself."""
     others = f", and of {len(told) - 1} others" if len(told) > 1 else ""
     return InfeasibleMemoryLimit(
-        f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to tell the size of "
+        f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to compute the size of "
         f"{told[0].name!r}{made_at(told[0].node.name, locate)}{others}, before the step runs takes at least "
         f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on what the arguments hold. "
         f"Say the size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, "

@@ -69,7 +69,7 @@ def import_with_bodies(
 
 
 def inside(node: str, position: int) -> str:
-    """What comes before the name of a tensor in what a loop or a conditional runs, by the position of the function."""
+    """The prefix of tensor names in a body of a loop or conditional, by the position of the function."""
     return f"{node}[{position}]/"
 
 
@@ -165,7 +165,7 @@ class _Import:
         return argument if given is None or given.value is None else replace(argument, value=given.value)
 
     def told_inside(self, node: str, position: int) -> dict[str, TensorType]:
-        """What is told of tensors in a function that a node runs, by their names there."""
+        """The declared types of tensors in a function that a node runs, by their names there."""
         prefix = inside(node, position)
         found = self._told_inside.items()
         return {name.removeprefix(prefix): kind for name, kind in found if name.startswith(prefix)}
@@ -198,7 +198,7 @@ class _Import:
                 return
 
     def _take_news(self) -> None:
-        """Take in what waits to be: all at once, or, where that does not fit together, as much as does."""
+        """Take in the pending facts: all of them, or, where they contradict each other, as many as fit."""
         news, self._news = self._news, {}
         if news and not self._take(news):
             for name, result in news.items():
@@ -249,7 +249,7 @@ class _Import:
         return self._graph
 
     def close(self) -> None:
-        """Let go of what TensorFlow holds for this, by which nothing more can be learned then."""
+        """Free TensorFlow's graph; afterwards nothing more can be inferred."""
         self._scratch.close()
 
     def _take_shapes(self) -> None:
@@ -287,7 +287,7 @@ class _Import:
                 return
 
     def _tell(self, told: Mapping[str, TensorType]) -> None:
-        """Take in what is said of tensors."""
+        """Take in declared types of tensors."""
         for name, kind in told.items():
             self._known[name] = replace(self._inferred.argument(name), shape=kind.shape, bound=kind.bound)
         self._infer()
@@ -390,7 +390,7 @@ def _of_branches(branches: Sequence[tuple[Graph, list[Argument]]], position: int
 
 
 def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> list[Argument]:
-    """What is known of a result, branch by branch; of one in which there is nothing only where none has anything."""
+    """The facts on a result, by branch. Branches that return an empty list or optional count only where all do."""
     every = [results[position] for _, results in branches]
     return [r for r, (graph, _) in zip(every, branches, strict=True) if not _is_empty(graph.fetches[position])] or every
 

@@ -35,7 +35,7 @@ def named_as_damage(what: str) -> Iterator[None]:
             raise
         message = " ".join(str(error).split())  # one line
         raise InvalidModel(
-            f"{what} is damaged: reading it ended with {type(error).__name__}: {message}. Save it anew."
+            f"{what} is damaged: reading it ended with {type(error).__name__}: {message}. Save it again."
         ) from error
 
 

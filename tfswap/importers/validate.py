@@ -119,17 +119,17 @@ class _Part:
             self._fail("has an argument with a name that is taken")
         for argument in (*fdef.signature.input_arg, *fdef.signature.output_arg):
             if not is_type(argument.type):
-                self._fail(f"has {argument.name!r} of no type that there is ({argument.type})")
+                self._fail(f"has {argument.name!r} of an unknown element type ({argument.type})")
         if any(index >= len(arguments) for index in fdef.arg_attr):
             self._fail("describes arguments that it does not have")
         given = set(arguments)
         self._check_edges(lambda name: self._is_tensor(name, given), given)
         for output in fdef.signature.output_arg:
             if not self._is_tensor(fdef.ret.get(output.name, ""), given):
-                self._fail(f"returns {fdef.ret.get(output.name, '')!r} as {output.name!r}, which is not there")
+                self._fail(f"returns {fdef.ret.get(output.name, '')!r} as {output.name!r}, which does not exist")
         for output in fdef.signature.control_output:
             if fdef.control_ret.get(output, "") not in self._nodes:
-                self._fail(f"waits for {output!r}, which is not there")
+                self._fail(f"waits for {output!r}, which does not exist")
 
     def check_graph(self) -> None:
         self._check_edges(self._is_numbered_tensor, ())
@@ -144,10 +144,10 @@ class _Part:
             controls = [name[1:] for name in node.input if name.startswith("^")]
             for name in data:
                 if not is_tensor(name):
-                    self._fail(f"has the node {node.name!r}, which reads {name!r}, which is not there")
+                    self._fail(f"has the node {node.name!r}, which reads {name!r}, which does not exist")
             for name in controls:
                 if name not in self._nodes and name not in given:
-                    self._fail(f"has the node {node.name!r}, which waits for {name!r}, which is not there")
+                    self._fail(f"has the node {node.name!r}, which waits for {name!r}, which does not exist")
             definition = _defined(node)
             if definition is not None:
                 takes = sum(argument.count(node.attr) for argument in definition.inputs)
@@ -165,7 +165,7 @@ class _Part:
         for key, value in node.attr.items():
             for called in functions_in(value):
                 if called.name and called.name not in self._library and _definition(called.name) is None:
-                    self._fail(f"has the node {node.name!r}, which runs {called.name!r} ({key}), which is not there")
+                    self._fail(f"has the node {node.name!r}, which runs {called.name!r} ({key}), which does not exist")
         definition = _defined(node)
         for name, kind, required in definition.attributes if definition is not None else ():
             if name in node.attr:
@@ -230,7 +230,7 @@ class _Part:
         return outputs is None or int(index or 0) < sum(outputs.values())
 
     def _fail(self, what: str) -> None:
-        raise InvalidModel(f"{self._where} {what}. Save it anew.")
+        raise InvalidModel(f"{self._where} {what}. Save it again.")
 
 
 def _is_index(text: str) -> bool:

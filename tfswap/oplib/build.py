@@ -421,7 +421,7 @@ def _compile(
     if not units:
         raise OpLibraryError(
             f"tfswap's C++ sources are missing from {library.sources.folder}. The installation is incomplete: "
-            "install it anew, from a clone of tfswap: pip install --force-reinstall --no-deps ."
+            "install it again, from a clone of tfswap: pip install --force-reinstall --no-deps ."
         )
     for sources in used:
         _copy_files(sources.folder, work / sources.name)
@@ -557,8 +557,8 @@ def _full(folder: Path, said: str) -> OpLibraryError:
 
 def _untrusted(folder: Path, error: UntrustedPath) -> OpLibraryError:
     return OpLibraryError(
-        f"tfswap takes no ops from the cache {folder}: {error}. Set TFSWAP_CACHE_DIR to a folder of your own that only "
-        "you can write to; or, if you trust all that is there, give it to you or to root (chown -R) and take the right "
+        f"tfswap loads no ops from the cache {folder}: {error}. Set TFSWAP_CACHE_DIR to a folder of your own that only "
+        "you can write to; or, if you trust its content, give it to you or to root (chown -R) and take the right "
         "to write from others (chmod -R go-w)."
     )
 

@@ -72,7 +72,7 @@ def apply_together(graph: Graph) -> int:
         if group is None:
             raise UnsupportedGraph(
                 f"{node.name!r} ({node.op}) is one of the collectives of several devices, and its group is not known "
-                "before the step runs, so that nobody can tell which of them have to run at once. Use those of "
+                "before the step runs, so that it is unknown which of them have to run at the same time. Use those of "
                 "tf.distribute, or optimize a function that runs on one device."
             )
         number = begun[group, node.device] = begun.get((group, node.device), 0) + 1

@@ -106,7 +106,7 @@ class _Rewrite:
     def _given(self, feed: Node) -> Output:
         """What the loop is given that is the same in all iterations."""
         position = self._passage.invariant(feed)
-        assert position is not None, "what is not the same in all iterations is not made again"
+        assert position is not None, "what is not the same in all iterations is not recomputed"
         return passed_on(self._passage.loop.inputs[position])
 
     def _read(self, node: Node) -> Output:

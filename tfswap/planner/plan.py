@@ -202,13 +202,13 @@ class Plan:
         version = fields.pop("format")
         if version != FORMAT_VERSION:
             raise InvalidModel(
-                f"this plan has format {version!r}, and this tfswap reads {FORMAT_VERSION}: make the plan anew"
+                f"this plan has format {version!r}, and this tfswap reads {FORMAT_VERSION}: make the plan again"
             )
         try:
             plan = decode(cls, fields, "plan")
             _check_form(plan)
         except InvalidModel as error:
-            raise InvalidModel(f"this plan is damaged: {error}. Make the plan anew.") from error
+            raise InvalidModel(f"this plan is damaged: {error}. Make the plan again.") from error
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -268,7 +268,7 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
             )
         if before.step == after.step and (before.at_end or after.at_end):
             raise InvalidModel(
-                f"{where}.splits has another for step {after.step} beside one at a chunk's end, which stands alone"
+                f"{where}.splits has several for step {after.step}, where one at a chunk's end has to be the only one"
             )
 
 

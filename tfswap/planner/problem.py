@@ -398,7 +398,7 @@ def _refusals(flow: Dataflow) -> dict[int, str]:
     for updates in flow.updates:
         for update in updates:
             if update.adopted is not None:
-                reasons[update.adopted] = "a variable takes over its buffer"
+                reasons[update.adopted] = "a variable's update reuses its buffer"
     for v in flow.fetched:
         reasons[v] = "the caller gets it"
     for kept in flow.kept.values():

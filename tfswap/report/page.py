@@ -121,7 +121,7 @@ def _top(report: Report) -> str:
     before, planned = report.baseline_peak_bytes, report.planned_peak_bytes
     change = f"{100 * (planned / before - 1):+.0f}% of memory" if before and report.kernels else "nothing is changed"
     measured, limit = report.measured_peak_bytes, report.memory_limit_bytes
-    told = ("not known", "the allocator told none")
+    told = ("not known", "not reported by the allocator")
     if measured is not None:
         told = (format_bytes(measured), "by the allocator")
     cards = [

@@ -235,13 +235,11 @@ class Report:
         floor = f"{format_bytes(self.floor_bytes)} ({self.floor_bytes} bytes)"
         if not self.largest_kernel:
             return floor
-        return (
-            f"{floor}; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} besides what is always there"
-        )
+        return f"{floor}; {self.largest_kernel} takes {format_bytes(self.working_set_bytes)} of it"
 
     def _reuse_text(self) -> str:
         within, between = self.reuse.within_layers_bytes, self.reuse.between_layers_bytes
-        return f"{format_bytes(within)} by buffers taken over, {format_bytes(between)} by tensors that are away"
+        return f"{format_bytes(within)} by buffer forwarding, {format_bytes(between)} by eviction"
 
     def _workspaces_text(self) -> str:
         least, count = self.convolutions[0], format_count(len(self.convolutions), "convolution")

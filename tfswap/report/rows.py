@@ -243,11 +243,11 @@ def saved_rows(
         elif name in plan.accumulators:
             tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
             if name in plan.prefetched:
-                reason += ": brought back while the loop that goes back runs the iteration before"
+                reason += ": brought back during the previous iteration of the backward loop"
         elif name in remade_s:
             tactic, reason, cost_s = (
                 "recompute",
-                "not saved by a loop: the loop that goes back makes it",
+                "not saved by a loop: recomputed in the backward loop",
                 remade_s[name],
             )
         rows.append(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.analysis.phases import is_gradient
+from tfswap.analysis.phases import backward_among, is_gradient
+from tfswap.ir.text import parse_graph
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,21 @@ from tfswap.analysis.phases import is_gradient
 )
 def test_gradients_are_known_by_their_scopes_and_kernels(op: str, name: str, expected: bool) -> None:
     assert is_gradient(op, name) == expected
+
+
+def test_a_constant_that_both_passes_share_makes_nothing_backward() -> None:
+    graph = parse_graph("""\
+%x = Placeholder() {dtype=float32} -> float32[8]
+%"gradient_tape/mean/reciprocal" = Const() {dtype=float32} -> float32[]
+%mean = Mul(%x, %"gradient_tape/mean/reciprocal") -> float32[8]
+%activation = Relu(%mean) -> float32[8]
+%"gradient_tape/ReluGrad" = ReluGrad(%activation, %activation) -> float32[8]
+%"gradient_tape/Mul" = Mul(%"gradient_tape/ReluGrad", %"gradient_tape/mean/reciprocal") -> float32[8]
+feeds %x
+fetches %"gradient_tape/Mul"
+""")
+    expected = {"gradient_tape/ReluGrad", "gradient_tape/Mul"}
+    assert {node.name for node in backward_among(graph.topological())} == expected
 
 
 @pytest.mark.parametrize("kind", ["product", "solve", "transposed"])

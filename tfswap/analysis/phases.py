@@ -63,7 +63,9 @@ def backward_among(nodes: Iterable[Node]) -> set[Node]:
     """Likewise, of nodes in topological order."""
     found: set[Node] = set()
     for node in nodes:
-        if is_gradient(node.op, node.name) or any(t.node in found or _is_seed(t) for t in node.inputs):
+        # Equal constants of both passes are one node, which can have the name of a gradient's.
+        named = bool(node.inputs) and is_gradient(node.op, node.name)
+        if named or any(t.node in found or _is_seed(t) for t in node.inputs):
             found.add(node)
     return found
 

@@ -69,8 +69,14 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         )
 
 
-def require_countable(total_bytes: int) -> None:
-    """Refuse a step whose bytes exceed what the allocator's replay can count. Raises UnsupportedGraph."""
+def require_countable(graph: Graph, resident_bytes: int) -> None:
+    """Refuse a step whose bytes exceed what the allocator's replay can count. Raises UnsupportedGraph.
+
+    Args:
+        resident_bytes: in the arena before the step.
+    """
+    kinds = (kind for part in (graph, *graph.all_bodies()) for node in part for kind in node.outputs)
+    total_bytes = resident_bytes + sum(kind.nbytes or 0 for kind in kinds)
     if total_bytes >= UNBOUNDED_BYTES // 2:
         raise UnsupportedGraph(
             f"the step's tensors and variables take {format_bytes(total_bytes)}, more than any device has: check "

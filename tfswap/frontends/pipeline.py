@@ -122,6 +122,7 @@ class Optimizer:
         require_functional(graph, locate)
         require_sight(graph, locate)
         require_sizes(graph, locate)
+        require_countable(graph, resident.total_bytes)
         self.fingerprint = fingerprint(graph)
         settled = graph.copy()
         note_permits(settled, self.options.keep, self.options.policy, locate)
@@ -154,7 +155,6 @@ class Optimizer:
         self.search = Search(settled, self._facts, device, self.options, self.costs, resident)
         self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
         self._suppose_bytes(resident)
-        require_countable(self.resident_bytes + sum(value.nbytes for value in self.flow.values))
         self._first_resident = self._baseline_resident = resident
         self._first_bytes = self.resident_bytes
         self._baseline_known = False

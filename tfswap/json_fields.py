@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from tfswap.errors import InvalidModel
 
 T = TypeVar("T")
-WANTED = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+WANTED = {int: "a whole number of 64 bits", float: "a finite number", bool: "true or false", str: "a text"}
 
 
 def parse_json(text: str | bytes) -> object:
@@ -58,7 +58,8 @@ def _decode(kind: Any, value: object, where: str) -> object:
         return _named_tuple(cast("type[Any]", kind), value, where)
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
-    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+    unbounded = (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
+    if type(value) is not kind or unbounded:
         raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be {WANTED[kind]}")
     return value
 

@@ -147,7 +147,7 @@ class Report:
 
     @property
     def working_set_bytes(self) -> int:
-        """What that kernel needs at least, besides what is always there: no limit is smaller than both together."""
+        """What that kernel needs at least, in addition to the persistent bytes: no limit is smaller than both together."""
         return self._largest_kernel[1]
 
     @cached_property
@@ -219,7 +219,7 @@ class Report:
             ("peak before, predicted", format_bytes(self.baseline_peak_bytes)),
             ("peak planned", format_bytes(self.planned_peak_bytes)),
             *([] if (peak := self.measured_peak_bytes) is None else [("peak measured", format_bytes(peak))]),
-            ("always there", format_bytes(self.persistent_bytes)),
+            ("persistent", format_bytes(self.persistent_bytes)),
             ("smallest limit", self._floor_text()),
             *([("reuse", self._reuse_text())] if self.kernels else []),
             *([("workspaces", self._workspaces_text())] if self.convolutions else []),

@@ -165,7 +165,8 @@ class Curve:
             for p in self.points
         )
         return (
-            f"{fields(self.summary())}<h2>Memory against time</h2>{self._svg()}<table class=numbers><thead><tr><th>limit</th>"
+            f"{fields(self.summary())}<h2>Memory against time</h2>{self._svg()}"
+            "<table class=numbers><thead><tr><th>limit</th>"
             f"<th>peak</th><th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}"
             f"<th></th></tr></thead><tbody>{body}</tbody></table>"
         )

@@ -147,7 +147,7 @@ class Report:
 
     @property
     def working_set_bytes(self) -> int:
-        """What that kernel needs at least, in addition to the persistent bytes: no limit is smaller than both together."""
+        """What that kernel needs at least. No limit is smaller than this and the persistent bytes together."""
         return self._largest_kernel[1]
 
     @cached_property

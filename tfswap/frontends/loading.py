@@ -82,6 +82,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
         TfswapError: an argument is malformed.
     """
     import tensorflow as tf
+    from tensorflow.python.saved_model import load as saved_model_load
 
     if memory_limit is not None:
         check_limit(memory_limit)
@@ -94,7 +95,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     loaded = _Loaded.of(file, origin, Request(limit, origin.options, None, "optimize"), on_exceeded)
     if limit is not None and not is_share(limit):
         make_one_region(live_device()[0], parse_limit(limit))
-    with _loading, mock.patch("tensorflow.python.saved_model.load.Loader", _loader_of(loaded)):
+    with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded)):
         made = tf.saved_model.load(os.fspath(model))
     if not loaded.found:
         raise InvalidModel(

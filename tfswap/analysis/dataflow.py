@@ -41,7 +41,7 @@ from tfswap.analysis.folding import folds, kept_constants
 from tfswap.analysis.integers import Values, rule_of
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import reads_variable, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
+from tfswap.ir.ops import reads_variable, runs_python, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.python_calls import held_until
 from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
@@ -122,7 +122,8 @@ class Dataflow:
         values: all values.
         fetched: values that the caller gets, held until the step has ended.
         value_of: the value that a (node, output index) holds; missing where it holds none.
-        inexact: kernels whose memory is known by an upper bound only.
+        inexact: kernels whose memory is known by an upper bound only; of what runs Python code nothing is known but
+            what it returns.
         bounded: those of them whose temporaries are what is not exact: at run time they may take none.
         usual: by those of which it was measured what they ask for, the events.
         place: index of each node by name.
@@ -459,7 +460,8 @@ class _Builder:
         deps.update(self.index[c] for c in node.controls)
         flow.deps.append(tuple(sorted(deps)))
         flow.is_kernel.append(not free)
-        if not free and (not memory.exact or any(t.bound for t in (*node.outputs, *(t.type for t in node.inputs)))):
+        certain = memory.exact and not runs_python(node.op)
+        if not free and (not certain or any(t.bound for t in (*node.outputs, *(t.type for t in node.inputs)))):
             flow.inexact.append(i)
             if record_ is None and any(event != "out" for event, _ in memory.events):
                 flow.bounded.append(i)

@@ -176,9 +176,13 @@ def fused(compute: Callable[[Facts], Events | Measured]) -> Rule:
 
 
 def view_or_fresh(decide: Callable[[Facts], tuple[bool, bool]], source: int = 0) -> Rule:
-    """A kernel that hands its input on where it can (decide gives (is a view, exact)), else copies."""
+    """A kernel that hands its input on where it can (decide gives (is a view, exact)), else copies; tfswap's own kernel
+    always copies (ops/csrc/core/copied_view_ops.cc).
+    """
 
     def rule(facts: Facts) -> KernelMemory:
+        if KERNEL in facts.attrs:
+            return fresh(facts)
         view, exact = decide(facts)
         count = len(facts.outputs)
         if view:
@@ -284,7 +288,8 @@ def in_order(*first: int) -> Rule:
 
 def sparse_fill(facts: Facts) -> KernelMemory:
     """fill_empty_rows_functor.h: what has no empty row, in order, is passed on; else it is made anew."""
-    return KernelMemory(events=(("out", 2), ("out", 3), ("out", 0), ("out", 1)), exact=False)
+    events = (("out", 2), ("out", 3), ("out", 0), ("out", 1))
+    return KernelMemory(events=events, exact=KERNEL in facts.attrs)  # tfswap's own kernel passes nothing on
 
 
 def sparse_add(facts: Facts) -> KernelMemory:

@@ -249,17 +249,17 @@ _RULES: dict[str, _Entry] = {
     "SelfAdjointEigV2": _Entry(rules.linear_algebra),
     "Svd": _Entry(rules.linear_algebra),
     # Views where shapes and alignment allow, else copies.
-    "BroadcastTo": _Entry(rules.view_or_fresh(workspace.is_same_shape_view)),
+    "BroadcastTo": _Entry(rules.view_or_fresh(workspace.is_same_shape_view), attrs=(KERNEL,)),
     "Cast": _Entry(rules.view_or_fresh(workspace.is_same_dtype_view)),
     "ConjugateTranspose": _Entry(rules.view_or_fresh(workspace.is_transpose_view), values=(1,)),
     "Pack": _Entry(rules.pack),
-    "Slice": _Entry(rules.view_or_fresh(workspace.is_first_dim_view), values=(1,)),
+    "Slice": _Entry(rules.view_or_fresh(workspace.is_first_dim_view), attrs=(KERNEL,), values=(1,)),
     "Split": _Entry(rules.view_or_fresh(workspace.is_split_view, source=1)),
     "SplitV": _Entry(rules.view_or_fresh(workspace.is_split_view)),
-    "StridedSlice": _Entry(rules.view_or_fresh(workspace.is_first_dim_view), values=(1, 3)),
-    "Tile": _Entry(rules.view_or_fresh(workspace.is_same_shape_view)),
+    "StridedSlice": _Entry(rules.view_or_fresh(workspace.is_first_dim_view), attrs=(KERNEL,), values=(1, 3)),
+    "Tile": _Entry(rules.view_or_fresh(workspace.is_same_shape_view), attrs=(KERNEL,)),
     "Transpose": _Entry(rules.view_or_fresh(workspace.is_transpose_view), values=(1,)),
-    "Unpack": _Entry(rules.view_or_fresh(workspace.is_unpack_view), attrs=("axis",)),
+    "Unpack": _Entry(rules.view_or_fresh(workspace.is_unpack_view), attrs=("axis", KERNEL)),
     # Reductions (reduction_ops_common.h).
     "All": _Entry(rules.reduction, values=(1,)),
     "Any": _Entry(rules.reduction, values=(1,)),
@@ -341,7 +341,7 @@ _RULES: dict[str, _Entry] = {
     "SparseDenseCwiseAdd": _Entry(rules.events_rule(workspace.sparse_dense)),
     "SparseDenseCwiseDiv": _Entry(rules.events_rule(workspace.sparse_dense)),
     "SparseDenseCwiseMul": _Entry(rules.events_rule(workspace.sparse_dense)),
-    "SparseFillEmptyRows": _Entry(rules.sparse_fill),
+    "SparseFillEmptyRows": _Entry(rules.sparse_fill, attrs=(KERNEL,)),
     "SparseFillEmptyRowsGrad": _Entry(rules.events_rule(workspace.sparse_filled_grad)),
     "SparseReduceMax": _Entry(rules.events_rule(workspace.sparse_copied)),
     "SparseSegmentMean": _Entry(rules.events_rule(workspace.sparse_segment)),
@@ -368,8 +368,8 @@ _RULES: dict[str, _Entry] = {
     "UniqueWithCounts": _Entry(rules.in_order(1)),
     "UniqueWithCountsV2": _Entry(rules.in_order(1)),
     # Variables (resource_variable_ops.cc, training_ops.cc). Reads share the variable's buffer.
-    "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/core/arena_ops.cc
-    "Tfswap>HandOver": _Entry(rules.hand_over, attrs=("slots",)),  # the same
+    "Tfswap>AssignInPlace": _Entry(rules.update(0)),  # ops/csrc/core/variable_ops.cc
+    "Tfswap>HandOver": _Entry(rules.hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": _Entry(rules.outside, attrs=("room",)),
     "AssignVariableOp": _Entry(rules.assign),
     "ReadVariableOp": _VIEW,

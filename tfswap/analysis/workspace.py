@@ -703,7 +703,8 @@ def is_transpose_view(facts: Facts) -> tuple[bool, bool]:
         return True, True
     if _without_ones(source) != _without_ones(result):
         return False, True
-    return len(set(_without_ones(source))) == len(_without_ones(source)), False
+    certain = len(set(_without_ones(source))) == len(_without_ones(source))  # each stays where it was
+    return certain, certain
 
 
 def is_same_shape_view(facts: Facts) -> tuple[bool, bool]:

@@ -32,6 +32,7 @@ from tfswap.ir.permits import ANYTHING
 from tfswap.oplib.names import OUTSIDE
 from tfswap.passes.beside import join_in_bodies
 from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together
+from tfswap.passes.copied_views import apply_copied_views
 from tfswap.passes.defer import apply_defer
 from tfswap.passes.devices import apply_carriers
 from tfswap.passes.free_constants import apply_free_constants
@@ -141,6 +142,7 @@ class Optimizer:
             apply_settle(settled)
             apply_list_zeros(settled, device)
             apply_pieces(settled, device)
+            apply_copied_views(settled, device)
         apply_shared_reads(settled)
         apply_split_views(settled)
         apply_likes(settled)

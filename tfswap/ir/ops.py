@@ -57,6 +57,10 @@ class Trait(Flag):
     DEPENDS_ON_OWNERS = auto()
     """The last bits of its result depend on who else holds its inputs when it runs: which of them its output can take
     over decides in which order it computes."""
+    RUNS_PYTHON = auto()
+    """Runs Python code, which allocates what it likes."""
+    SHARES_BY_VALUE = auto()
+    """Its output is a part of its input's buffer where values and alignment allow it, and a copy otherwise."""
     RANDOM = auto()
     """Gives another value each time it runs."""
     SIDE_EFFECT = auto()
@@ -263,7 +267,7 @@ _TRAITS: dict[str, Trait] = {
     "CollectiveReduceScatterV2": _COLLECTIVE,
     "CollectiveReduceV2": _COLLECTIVE,
     "CollectiveReduceV3": _COLLECTIVE,
-    "EagerPyFunc": _WAITS,
+    "EagerPyFunc": _WAITS | Trait.RUNS_PYTHON,
     "HashTableV2": _EFFECT,
     "InitializeTableV2": _EFFECT,
     "InplaceAdd": _EFFECT,  # writes over its first input, whoever else reads that
@@ -285,8 +289,8 @@ _TRAITS: dict[str, Trait] = {
     "OptionalHasValue": _EFFECT,
     "Print": _EFFECT,
     "PrintV2": _EFFECT,
-    "PyFunc": _WAITS,
-    "PyFuncStateless": _WAITS,
+    "PyFunc": _WAITS | Trait.RUNS_PYTHON,
+    "PyFuncStateless": _WAITS | Trait.RUNS_PYTHON,
     "QueueDequeueV2": _WAITS,
     "QueueEnqueueV2": _WAITS,
     "ReadFile": _EFFECT,
@@ -462,7 +466,7 @@ _TRAITS: dict[str, Trait] = {
     "BlockLSTMV2": _PURE,
     "BroadcastArgs": _PURE | Trait.INLINE,
     "BroadcastGradientArgs": _PURE | Trait.INLINE,
-    "BroadcastTo": _PURE | Trait.SIZED_BY_VALUE,
+    "BroadcastTo": _PURE | Trait.SIZED_BY_VALUE | Trait.SHARES_BY_VALUE,
     "Bucketize": _PURE,
     "CTCGreedyDecoder": _PURE,
     "CTCLoss": _PURE,
@@ -714,7 +718,7 @@ _TRAITS: dict[str, Trait] = {
     "Sign": _PURE,
     "Sin": _PURE,
     "Sinh": _PURE,
-    "Slice": _PURE,
+    "Slice": _PURE | Trait.SHARES_BY_VALUE,
     "Snapshot": _PURE,
     "Softmax": _PURE,
     "SoftmaxCrossEntropyWithLogits": _PURE,
@@ -731,7 +735,7 @@ _TRAITS: dict[str, Trait] = {
     "SparseDenseCwiseAdd": _PURE,
     "SparseDenseCwiseDiv": _PURE,
     "SparseDenseCwiseMul": _PURE,
-    "SparseFillEmptyRows": _PURE,
+    "SparseFillEmptyRows": _PURE | Trait.SHARES_BY_VALUE,
     "SparseFillEmptyRowsGrad": _PURE,
     "SparseMatMul": _PURE,
     "SparseReduceMax": _PURE,
@@ -781,7 +785,7 @@ _TRAITS: dict[str, Trait] = {
     "StatelessShuffle": _PURE,
     "StatelessTruncatedNormal": _PURE | Trait.SIZED_BY_VALUE,
     "StatelessTruncatedNormalV2": _PURE | Trait.SIZED_BY_VALUE,
-    "StridedSlice": _PURE,
+    "StridedSlice": _PURE | Trait.SHARES_BY_VALUE,
     "StridedSliceGrad": _PURE,
     "Sub": _PURE,
     "Sum": _PURE,
@@ -795,7 +799,7 @@ _TRAITS: dict[str, Trait] = {
     "TensorScatterSub": _PURE,
     "TensorScatterUpdate": _PURE,
     "TensorStridedSliceUpdate": _PURE,
-    "Tile": _PURE | Trait.SIZED_BY_VALUE,
+    "Tile": _PURE | Trait.SIZED_BY_VALUE | Trait.SHARES_BY_VALUE,
     "TileGrad": _PURE,
     "TopK": _PURE,
     "TopKV2": _PURE,
@@ -808,7 +812,7 @@ _TRAITS: dict[str, Trait] = {
     "UniqueV2": _PURE,
     "UniqueWithCounts": _PURE,
     "UniqueWithCountsV2": _PURE,
-    "Unpack": _PURE,
+    "Unpack": _PURE | Trait.SHARES_BY_VALUE,
     "UnravelIndex": _PURE,
     "UnsortedSegmentMax": _PURE,
     "UnsortedSegmentMin": _PURE,
@@ -1135,6 +1139,18 @@ def is_sum(op: str) -> bool:
 def depends_on_owners(op: str) -> bool:
     """Whether the last bits of the op's result depend on who else holds its inputs when it runs."""
     return Trait.DEPENDS_ON_OWNERS in traits(op)
+
+
+@cache
+def runs_python(op: str) -> bool:
+    """Whether the op runs Python code, of whose own memory nothing is known."""
+    return Trait.RUNS_PYTHON in traits(op)
+
+
+@cache
+def may_share_by_value(op: str) -> bool:
+    """Whether values and alignment decide if the op's output shares its input's buffer."""
+    return Trait.SHARES_BY_VALUE in traits(op)
 
 
 @cache

@@ -143,8 +143,8 @@ def _notes(report: Report) -> str:
     told = [f"<p class=soft>{escaped(note)}</p>" for note in report.notes]
     if report.unmodelled:
         told.append(
-            f"<p class=soft>Of {len(report.unmodelled)} kernels the workspace is known by a bound only, such as "
-            f"{escaped(report.unmodelled[0])}: the plan keeps the limit with it and without.</p>"
+            f"<p class=soft>Of {len(report.unmodelled)} kernels the memory is known by a bound only, such as "
+            f"{escaped(report.unmodelled[0])}: the plan keeps the limit with as much and without.</p>"
         )
     return "<h2>Notes</h2>" + "".join(told) if told else ""
 

@@ -15,6 +15,8 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.analysis.inner_encodings import InnerEncoding
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
+from tfswap.ir.graph import Node
+from tfswap.ir.ops import runs_python
 from tfswap.ir.permits import Permit
 from tfswap.planner.baseline import Baseline
 from tfswap.planner.inside import PlannedBody
@@ -87,7 +89,8 @@ class Report:
         reruns: how many run again.
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose own memory is known only by an upper bound, or not at all.
+        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts, and calls of Python
+            functions, which say that what these allocate has none.
         trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
@@ -415,7 +418,7 @@ def make_report(
         return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
 
     rows = found(rest=False)
-    unmodelled = tuple(f"{flow.nodes[i].name} ({flow.nodes[i].op})" for i in flow.inexact)
+    unmodelled = tuple(_named(flow.nodes[i]) for i in flow.inexact)
     return Report(
         planned_peak_bytes=plan.planned_peak_bytes,
         memory_limit_bytes=plan.limit_bytes,
@@ -439,6 +442,12 @@ def make_report(
         _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
         _rooms=lambda: _convolutions(flow, plan, resident),
     )
+
+
+def _named(node: Node) -> str:
+    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it."""
+    bound = ", no bound on what its Python function allocates" if runs_python(node.op) else ""
+    return f"{node.name} ({node.op}{bound})"
 
 
 def _convolutions(flow: Dataflow, plan: Plan, resident: Resident) -> tuple[ConvolutionRow, ...]:

@@ -178,3 +178,91 @@ def in_a_session(others_mib: int) -> str:
         finally:
             del kept
     return ""
+
+
+SIGNATURES = ("itself", "concrete", "of specs", "within")
+"""How a decorated function becomes a signature."""
+
+
+def save_signatures(folder: str) -> dict[str, int]:
+    """A model for each way, with a decorated step as its signature; the limits of the steps."""
+    import tensorflow as tf
+
+    import tfswap
+
+    spec = tf.TensorSpec([ROWS, WIDTH], name="x")
+    limits: dict[str, int] = {}
+    for way in SIGNATURES:
+        model = tf.Module()
+        model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
+
+        step = tfswap.optimize(tf.function(_training(model), input_signature=[spec]), memory_limit="75%")
+        model.step = step
+        if way in ("itself", "concrete"):
+            step(tf.random.stateless_normal([ROWS, WIDTH], (1, 1)))
+        signature = step
+        if way in ("concrete", "of specs"):
+            signature = step.get_concrete_function(*([spec] if way == "of specs" else []))
+        elif way == "within":
+            signature = tf.function(_twice(step), input_signature=[spec])
+        tf.saved_model.save(model, f"{folder}/{way}", signatures=signature)
+        limits[way] = step.report().memory_limit_bytes
+    return limits
+
+
+def _training(model: Any) -> Any:
+    import tensorflow as tf
+
+    def train(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in model.weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        for weight, gradient in zip(model.weights, tape.gradient(loss, model.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return {"loss": loss}
+
+    return train
+
+
+def _twice(step: Any) -> Any:
+    def twice(x: Any) -> Any:
+        return {"loss": 2 * step(x)["loss"]}
+
+    return twice
+
+
+def run_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
+    """What a saved signature says, or how it peaks, in a process that has imported tfswap's ops and holds tensors."""
+    import tensorflow as tf
+
+    import tfswap.ops  # noqa: F401
+
+    others = tf.zeros([others_mib << 18])
+    step = tf.saved_model.load(f"{folder}/{way}").signatures["serving_default"]
+    x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                step(x=x)
+        except tf.errors.ResourceExhaustedError as error:
+            said.append(str(error))
+
+    peak = peak_of(run)
+    return {"said": said, "peak": peak, "before": before, "others": int(tf.size(others))}
+
+
+def in_small_regions(folder: str) -> dict[str, Any]:
+    """How a rewritten model runs that TensorFlow loads into an arena that grows."""
+    import tensorflow as tf
+
+    import tfswap.ops  # noqa: F401
+
+    model = tf.saved_model.load(folder)
+    batch = pair(ROWS)
+    peak = peak_of(lambda: [model.inner.step(batch, 0.1) for _ in range(3)])
+    return {"peak": peak, "loss": float(model.inner.step(batch, 0.1)["loss"])}

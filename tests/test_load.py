@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+import load_programs
 from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
@@ -104,6 +105,49 @@ def test_models_of_every_kind_are_called_as_before(tmp_path: Path) -> None:
 def test_a_sessions_step_is_refused_likewise(others_mib: int) -> None:
     said = on_arena(f"import json, load_programs; print(json.dumps(load_programs.in_a_session({others_mib})))")
     assert ("was planned for a limit of" in said) == bool(others_mib), said
+
+
+@pytest.fixture(scope="module")
+def signatures(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, int]]:
+    """Models whose signatures are decorated steps, and their limits."""
+    folder = str(tmp_path_factory.mktemp("signatures"))
+    return folder, on_arena(f"import json, load_programs; print(json.dumps(load_programs.save_signatures({folder!r})))")
+
+
+@pytest.mark.parametrize("others_mib", [0, 12])
+@pytest.mark.parametrize("way", load_programs.SIGNATURES)
+def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it_runs(
+    signatures: tuple[str, dict[str, int]], way: str, others_mib: int
+) -> None:
+    folder, limits = signatures
+    found = on_arena(
+        f"import json, load_programs\nprint(json.dumps(load_programs.run_signature({folder!r}, {way!r}, {others_mib})))"
+    )
+    if found["said"]:
+        assert f"a limit of {limits[way]} bytes" in found["said"][0]
+        assert found["peak"] < found["before"] + 2**16, "its kernels have run, or the peak tells of the region"
+    else:
+        assert found["peak"] <= limits[way]
+    assert bool(found["said"]) or not others_mib
+
+
+def test_in_an_arena_that_grows_the_gate_makes_one_region(tmp_path: Path) -> None:
+    run_forked(
+        f"""
+import load_programs, tensorflow as tf, tfswap
+model = load_programs.nested()
+tf.saved_model.save(model, "{tmp_path}/model", signatures=model.inner.served)
+given = dict(function="inner.step", batch_size=load_programs.ROWS, memory_limit="60%")
+tfswap.optimize_graph("{tmp_path}/model", "{tmp_path}/made", **given)
+""",
+        TF_ENABLE_ONEDNN_OPTS="0",
+    )
+    limit = tfswap.Plan.load(tmp_path / "made" / "tfswap_plan.json").limit_bytes
+    found = on_arena(
+        f"import json, load_programs; print(json.dumps(load_programs.in_small_regions('{tmp_path}/made')))"
+    )
+    assert limit is not None
+    assert found["peak"] <= limit
 
 
 def damaged_request(model: Path) -> None:

@@ -8,7 +8,7 @@ import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfswap.collector import without_collector
@@ -33,8 +33,11 @@ CONCRETE = WATCHED.format(
 
 
 @without_collector
-def export_function(graph: Graph, original: Any) -> Any:
+def export_function(graph: Graph, original: Any, saved: Callable[[], Any] | None = None) -> Any:
     """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
+
+    Args:
+        saved: gives the ConcreteFunction that stands in its place in a file whose signature calls it.
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
@@ -42,6 +45,7 @@ def export_function(graph: Graph, original: Any) -> Any:
     from tensorflow.python.eager.polymorphic_function import atomic_function
     from tensorflow.python.framework import errors
     from tensorflow.python.ops import gradients_util, handle_data_util
+    from tensorflow.python.saved_model import save_context
 
     source = original.graph
     made, bodies = trace(graph, f"{source.name}_tfswap", source.inputs)
@@ -70,6 +74,8 @@ def export_function(graph: Graph, original: Any) -> Any:
         """
 
         def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
+            if saved is not None and save_context.in_save_context():
+                return saved()._call_flat(tensor_inputs, captured_inputs)
             with _called_with(_step_options()):
                 return super()._call_flat(tensor_inputs, captured_inputs)
 

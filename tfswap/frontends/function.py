@@ -321,6 +321,10 @@ class OptimizedFunction(Generic[P, R]):
             )
         return made
 
+    def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
+        """What TensorFlow asks a `tf.function` for that it is to save as a signature."""
+        return self.get_concrete_function(*args, **kwargs)
+
     def report(self) -> Report:
         """The report of the latest signature.
 

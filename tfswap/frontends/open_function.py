@@ -6,11 +6,14 @@ by itself, the rewritten function of one plan would take larger sizes too, and p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfswap.errors import UnsupportedGraph
 from tfswap.exporters.function import substitute
+
+log = logging.getLogger("tfswap")
 
 
 def has_size(tensor: Any) -> bool:
@@ -32,9 +35,16 @@ def open_function(name: str, base: Any, trace: Any, call: Callable[[Sequence[Any
 
     class OpenFunction(substitute()):
         def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            if all(map(has_size, tensor_inputs)):
+            saving = save_context.in_save_context()
+            if all(map(has_size, tensor_inputs)) and not saving:
                 return call(tensor_inputs)
-            if base is trace and not save_context.in_save_context():
+            if base is trace and saving:
+                log.warning(
+                    "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan yet. "
+                    "Call it once with real tensors before it is saved, or rewrite the file with tfswap.optimize_graph.",
+                    name,
+                )
+            elif base is trace:
                 pairs = zip(trace.inputs, tensor_inputs, strict=False)
                 names = ", ".join(f"{own.op.name} {given.shape}" for own, given in pairs if not has_size(given))
                 raise UnsupportedGraph(

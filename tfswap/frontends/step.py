@@ -12,6 +12,7 @@ the next plan leaves room for it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import weakref
@@ -33,6 +34,7 @@ from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.holders import Holders
 from tfswap.frontends.live_device import free_functions, has_arena, is_live, live_device, look, runs_at_once
 from tfswap.frontends.niches import make_niches
+from tfswap.frontends.offline import ALWAYS_OPEN
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
@@ -309,7 +311,7 @@ class Step:
                     # What was made for the plan before goes first: the next one's constants take its places.
                     function = gate = None
                     free_functions()
-                function, gate = self._make(optimizer, plan)
+                function, gate = self._make(optimizer, plan, live)
                 actions = plan.actions
                 if live:
                     resident = self._instantiate(function, inputs)
@@ -582,12 +584,14 @@ class Step:
         _name_floor(self._optimizer, floor)
         return floor
 
-    def _make(self, optimizer: Optimizer, plan: Plan) -> tuple[Any, int]:
-        """The function that carries out `plan`, and its gate."""
+    def _make(self, optimizer: Optimizer, plan: Plan, live: bool) -> tuple[Any, int]:
+        """The function that carries out `plan`, and its gate, which looks at the arena where nobody else does."""
         import tfswap.ops
 
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate)
+        if not live:
+            optimizer.carry_limit(graph, plan)
         claim = self._request.options.claim(self._owner, plan)
         swaps = apply_claim(graph, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
@@ -603,7 +607,9 @@ class Step:
         """What runs a rewritten graph."""
         from tfswap.exporters.function import export_function
 
-        function = export_function(graph, self._concrete)
+        assert self._optimizer is not None, "it has made the plan"
+        saved = functools.partial(_for_file, self._optimizer, plan, self._concrete, self._request, self._owner)
+        function = export_function(graph, self._concrete, functools.cache(saved))
         self._watch(graph, gate, function.graph)
         return function
 
@@ -856,6 +862,18 @@ class Step:
 def _name_floor(optimizer: Optimizer, floor_bytes: int) -> None:
     named = _named_floors.get(optimizer.fingerprint, floor_bytes)
     _named_floors[optimizer.fingerprint] = min(named, floor_bytes)
+
+
+def _for_file(optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
+    """What carries out `plan` in a file whose signature calls it: where that is loaded, its gate alone looks at the
+    arena.
+    """
+    from tfswap.exporters.function import export_function
+
+    graph = optimizer.rewrite(plan, ALWAYS_OPEN)
+    optimizer.carry_limit(graph, plan)
+    apply_claim(graph, request.options.claim(owner, plan))
+    return export_function(graph, concrete)
 
 
 def _is_made_around(given: Any, planned: Any) -> bool:

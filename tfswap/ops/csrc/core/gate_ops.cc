@@ -156,8 +156,7 @@ class ExecutorFunctions {
 class GateOp : public OpKernel {
  public:
   explicit GateOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    int64_t gate;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate", &gate_));
     int64_t owner;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
     if (owner != 0) client_ = Runtime::Get().client(owner);
@@ -170,18 +169,19 @@ class GateOp : public OpKernel {
     }
     // The library that a step's kernels see is the step's own: the function of each device
     // (process_function_library_runtime.cc) and what these call. A session's graph is no function.
-    if (ctx->function_library() != nullptr && Gates::Get().IsWatched(gate)) {
+    if (ctx->function_library() != nullptr && Gates::Get().IsWatched(gate_)) {
       const auto* const library = ctx->function_library()->GetFunctionLibraryDefinition();
-      Gates::Get().SetExecuted(gate, library->ToProto().SerializeAsString());
+      Gates::Get().SetExecuted(gate_, library->ToProto().SerializeAsString());
     }
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, limit_.Check(ctx));
+    OP_REQUIRES_OK(ctx, limit_.Check(ctx, /*fails=*/!Gates::Get().IsWatched(gate_)));
     if (client_ != nullptr) client_->traffic.Begin();
   }
 
  private:
+  int64_t gate_;
   std::shared_ptr<Client> client_;
   std::unique_ptr<ExecutorFunctions> bodies_;
   LimitCheck limit_;

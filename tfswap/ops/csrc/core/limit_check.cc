@@ -16,6 +16,8 @@
 namespace tfswap {
 namespace {
 
+constexpr uint64_t kAlignment = 256;  // BFCAllocator::kMinAllocationSize
+
 // Off while somebody asks for values alone.
 std::atomic<bool> limits_count{true};
 
@@ -27,6 +29,61 @@ std::string Mebibytes(uint64_t bytes) {
 bool CollectsGarbage() {
   const char* const given = std::getenv("TF_ENABLE_GPU_GARBAGE_COLLECTION");
   return given == nullptr || std::string_view(given) != "false";
+}
+
+std::vector<ArenaChunk> ChunksOf(const tensorflow::MemoryDump& map) {
+  std::vector<ArenaChunk> chunks;
+  chunks.reserve(map.chunk_size());
+  for (const auto& chunk : map.chunk()) {
+    chunks.push_back({chunk.address(), static_cast<uint64_t>(chunk.size()), chunk.in_use()});
+  }
+  std::sort(chunks.begin(), chunks.end(),
+            [](const ArenaChunk& a, const ArenaChunk& b) { return a.address < b.address; });
+  return chunks;
+}
+
+void* Request(tensorflow::BFCAllocator* arena, uint64_t bytes) {
+  tensorflow::AllocationAttributes immediately;
+  immediately.retry_on_failure = false;
+  return arena->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, bytes, immediately);
+}
+
+// Brings the arena's peak back to what it has been, as _raise_peak in frontends/live_device.py does: each request is for
+// half of what is missing, since its chunk can be almost twice as large.
+void RaisePeak(tensorflow::BFCAllocator* arena, uint64_t peak_bytes) {
+  std::vector<void*> held;
+  for (auto stats = arena->GetStats(); static_cast<uint64_t>(stats->peak_bytes_in_use) < peak_bytes;
+       stats = arena->GetStats()) {
+    void* const half = Request(arena, (peak_bytes - static_cast<uint64_t>(stats->bytes_in_use)) / 2);
+    if (half == nullptr) break;
+    held.push_back(half);
+  }
+  for (void* const each : held) arena->DeallocateRaw(each);
+}
+
+// Lets an arena have what a step of this limit may take besides what is there, in one piece: frontends/one_region.py
+// where Python is. Its peak, the user's own statistics, stays what it was.
+//
+// Returns whether there is such a piece now that was not there before.
+bool MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
+                   uint64_t arena_bytes) {
+  const uint64_t in_use_bytes = map.stats().bytes_in_use();
+  if (arena_bytes == 0 || in_use_bytes >= limit_bytes) return false;
+  const uint64_t wanted_bytes = (limit_bytes - in_use_bytes) / kAlignment * kAlignment;
+  uint64_t all_bytes = 0, largest_bytes = 0;
+  for (const auto& chunk : map.chunk()) {
+    all_bytes += chunk.size();
+    if (!chunk.in_use()) largest_bytes = std::max<uint64_t>(largest_bytes, chunk.size());
+  }
+  if (wanted_bytes == 0 || largest_bytes >= wanted_bytes || wanted_bytes > arena_bytes - std::min(arena_bytes, all_bytes)) {
+    return false;
+  }
+  void* const region = Request(arena, wanted_bytes);
+  if (region == nullptr) return false;
+  arena->DeallocateRaw(region);
+  arena->ClearStats();
+  RaisePeak(arena, static_cast<uint64_t>(map.stats().peak_bytes_in_use()));
+  return true;
 }
 
 }  // namespace
@@ -55,28 +112,25 @@ absl::Status LimitCheck::Read(tensorflow::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx) {
+absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
   if (limit_bytes_ == 0 || !limits_count) return absl::OkStatus();
   auto* const arena = FindArena(ctx);
   if (arena == nullptr) return absl::OkStatus();
-  const tensorflow::MemoryDump map = arena->RecordMemoryMap();
+  tensorflow::MemoryDump map = arena->RecordMemoryMap();
   const uint64_t arena_bytes = arena->GetStats()->bytes_limit.value_or(0);
   const uint64_t limit_bytes = arena_bytes == 0 ? limit_bytes_ : std::min(limit_bytes_, arena_bytes);
   const uint64_t in_use_bytes = map.stats().bytes_in_use();
-  const bool as_planned = exact_ && AsPlanned(ctx);
-  const uint64_t layout = LayoutOf(map) + (as_planned ? 1 : 0);
+  const uint64_t as_planned = exact_ && AsPlanned(ctx) ? 1 : 0;
   std::lock_guard<std::mutex> lock(mu_);
-  auto known = found_.find(layout);
+  auto known = found_.find(LayoutOf(map) + as_planned);
   if (known == found_.end()) {
-    std::vector<ArenaChunk> chunks;
-    chunks.reserve(map.chunk_size());
-    for (const auto& chunk : map.chunk()) {
-      chunks.push_back({chunk.address(), static_cast<uint64_t>(chunk.size()), chunk.in_use()});
-    }
-    std::sort(chunks.begin(), chunks.end(),
-              [](const ArenaChunk& a, const ArenaChunk& b) { return a.address < b.address; });
     if (found_.size() >= kMostLayouts) found_.clear();
-    known = found_.emplace(layout, Judge(chunks, in_use_bytes, limit_bytes, arena_bytes, as_planned)).first;
+    Found found = Judge(map, limit_bytes, arena_bytes, as_planned);
+    if (found.verdict != Verdict::kKept && MakeOneRegion(arena, map, limit_bytes, arena_bytes)) {
+      map = arena->RecordMemoryMap();
+      found = Judge(map, limit_bytes, arena_bytes, as_planned);
+    }
+    known = found_.emplace(LayoutOf(map) + as_planned, found).first;
   }
   const Found& found = known->second;
   if (found.verdict == Verdict::kKept) return absl::OkStatus();
@@ -88,19 +142,24 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx) {
       arena_bytes != 0 && arena_bytes < limit_bytes_
           ? absl::StrCat("The arena may have ", Mebibytes(arena_bytes), " in all. ")
           : "",
-      "The plan in the file counts the model's own variables and arguments alone, side by side. Load the model with "
-      "tfswap.load, which plans for what is there, or free what else this process keeps on the device.");
-  if (passed) return absl::ResourceExhaustedError(message);
+      fails ? "The plan in the file counts the model's own variables and arguments alone, side by side. Load a model that "
+              "optimize_graph has written with tfswap.load, which plans for what is there, or free what else this "
+              "process keeps on the device."
+            : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
+              "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "
+              "function itself, which looks at the arena before each step.");
+  if (passed && fails) return absl::ResourceExhaustedError(message);
   if (!std::exchange(warned_, true)) LOG(WARNING) << message;
   return absl::OkStatus();
 }
 
-LimitCheck::Found LimitCheck::Judge(const std::vector<ArenaChunk>& chunks, uint64_t in_use_bytes, uint64_t limit_bytes,
-                                    uint64_t arena_bytes, bool as_planned) const {
+LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t limit_bytes, uint64_t arena_bytes,
+                                    bool as_planned) const {
   // Between the extremes of what is known by bounds only the step's own peak lies.
+  const uint64_t in_use_bytes = map.stats().bytes_in_use();
   uint64_t least = in_use_bytes, most = in_use_bytes;
   if (!extremes_.empty()) {
-    const SimulatedArena arena(chunks, arena_bytes, collects_);
+    const SimulatedArena arena(ChunksOf(map), arena_bytes, collects_);
     least = UINT64_MAX;
     for (const RecordedRequests& requests : extremes_) {
       const uint64_t peak = requests.PeakBytes(arena);

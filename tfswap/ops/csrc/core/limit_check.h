@@ -2,12 +2,16 @@
 //
 // The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
 // they lie when the step begins: exact for arguments of the sizes that were planned for, a bound as a rule for smaller
-// ones. A layout is looked at once.
+// ones. A layout is looked at once. Where the step does not fit because the arena is in small regions, and the arena may
+// grow, it gets one region of what the limit leaves.
 //
 //   it keeps the limit                       nothing is said
 //   it does not, and that is certain         the step fails before any of its kernels has run
 //   it may not: smaller arguments, or        a warning, once; the step runs
 //   kernels that are known by bounds only
+//
+// In the process that planned the step it is called inside of another function, or by a caller who has taken the
+// rewritten function: there a warning stands for the failure, as of all steps that pass their limit.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
 #define TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
@@ -22,6 +26,7 @@
 #include "arena_replay.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
 
 namespace tfswap {
 
@@ -31,7 +36,9 @@ class LimitCheck {
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
   // Looks at the arena of the kernel's device. Does nothing where there is none, or no limit.
-  absl::Status Check(tensorflow::OpKernelContext* ctx);
+  //
+  // fails: whether the step fails where its limit is certain to be passed.
+  absl::Status Check(tensorflow::OpKernelContext* ctx, bool fails);
 
  private:
   enum class Verdict { kKept, kUncertain, kPassed };
@@ -41,8 +48,7 @@ class LimitCheck {
     uint64_t peak_bytes;
   };
 
-  Found Judge(const std::vector<ArenaChunk>& chunks, uint64_t in_use_bytes, uint64_t limit_bytes,
-              uint64_t arena_bytes, bool as_planned) const;
+  Found Judge(const tensorflow::MemoryDump& map, uint64_t limit_bytes, uint64_t arena_bytes, bool as_planned) const;
   bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
 
   static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in frontends/step.py

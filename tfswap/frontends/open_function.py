@@ -40,8 +40,9 @@ def open_function(name: str, base: Any, trace: Any, call: Callable[[Sequence[Any
                 return call(tensor_inputs)
             if base is trace and saving:
                 log.warning(
-                    "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan yet. "
-                    "Call it once with real tensors before it is saved, or rewrite the file with tfswap.optimize_graph.",
+                    "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan "
+                    "yet. Call it once with real tensors before you save it, or rewrite the file with "
+                    "tfswap.optimize_graph.",
                     name,
                 )
             elif base is trace:

@@ -301,8 +301,8 @@ class ModelFile:
             if fdef is None or all(n.name != node for n in (*fdef.signature.input_arg, *fdef.node_def)):
                 raise InvalidModel(
                     f"the SavedModel at {str(self.path)!r} can't be loaded: a custom gradient captures "
-                    f"{captured.name!r} of the function {captured.concrete_function!r}, which is not there. Save the "
-                    "model anew, or without custom gradients: "
+                    f"{captured.name!r} of the function {captured.concrete_function!r}, which does not exist. Save the "
+                    "model again, or without custom gradients: "
                     "tf.saved_model.SaveOptions(experimental_custom_gradients=False)."
                 )
 

@@ -23,9 +23,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensorflow)==$(VERSION))
 
-# TensorFlow 2.18 is the oldest in pyproject.toml's range. The files are those that use most of its internals.
+# TensorFlow 2.18 is the oldest in pyproject.toml's range. These files use most of its internals.
 OLDEST := 2.18.1
-OLDEST_TESTS := test_optimize test_loop_ops
+OLDEST_TESTS := test_optimize test_loop_ops test_load
 
 .PHONY: demo test test-oldest lint docs wheels sanitize format clean
 .NOTPARALLEL:

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -261,7 +262,7 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
             status = cli.main([*arguments, *(["--json"] if as_json else [])])
     except BaseException:
         return traceback.format_exc()[-1500:]
-    lines = [line for line in err.getvalue().splitlines() if line.startswith("tfswap: ")]
+    lines = re.findall(r"^tfswap: (?!\d+ s: ).*", err.getvalue(), re.MULTILINE)  # the others are progress
     if status not in (0, 1, 2, 3):
         return f"exit status {status}"
     has_error = len(lines) == 1 or (not lines and status == 1 and bool(out.getvalue()))  # `verify` prints what differs

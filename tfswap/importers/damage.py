@@ -7,6 +7,7 @@ passes.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -14,7 +15,6 @@ from tfswap.errors import InvalidModel, TfswapError
 
 FOREIGN = frozenset(("google", "keras", "numpy", "tensorflow"))
 """The packages whose errors are about the file."""
-OWN = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -44,6 +44,6 @@ def _is_foreign(trace: TracebackType | None) -> bool:
     foreign = False
     while trace is not None:
         package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-        foreign = package in FOREIGN or (foreign and package != OWN)
+        foreign = package in FOREIGN or (foreign and package in sys.stdlib_module_names)
         trace = trace.tb_next
     return foreign

@@ -115,5 +115,36 @@ def test_in_a_file_what_is_said_of_the_result_tells(weighted: bool, tmp_path: Pa
     }
     asked = {"memory_limit": "100%", "mode": "analyze", "input_shapes": shapes}
     assert tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="said", **asked).trains
-    with pytest.raises(tfswap.UnsupportedGraph, match="say it of what that line gives: y = tf.ensure_shape"):
+    with pytest.raises(tfswap.UnsupportedGraph, match="save the model anew: y = tf.ensure_shape"):
         tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="open", **asked)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    import tfswap
+
+    model = tf.Module()
+    model.table, model.weight = tf.Variable(tf.ones([500, 32])), tf.Variable(tf.ones([32, 32]))
+    spec = tf.SparseTensorSpec([64, 5], tf.int64)
+
+    def train(ids):
+        with tf.GradientTape() as tape:
+            h = tf.nn.safe_embedding_lookup_sparse(model.table, ids, None)
+            h = tf.ensure_shape(h, [64, 32]) if declared else h
+            loss = tf.reduce_sum(tf.tanh(h @ model.weight))
+        model.weight.assign_sub(tape.gradient(loss, model.weight))
+        return loss
+
+    model.step = tf.function(train, input_signature=[spec])
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    shapes = {"ids": (128, 2), "ids_1": (128,), "ids_2": (2,)}
+    asked = {"memory_limit": "100%", "mode": "analyze", "input_shapes": shapes, "function": "step"}
+    with pytest.raises(
+        tfswap.UnsupportedGraph, match="decorate the step with tfswap.optimize"
+    ):
+        tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", **asked)
+    step = tfswap.optimize(tf.function(train), memory_limit="100%")
+    with pytest.raises(tfswap.UnsupportedGraph, match="Call the optimized function from Python") as refused:
+        tf.function(lambda ids: step(ids) * 2.0, input_signature=[spec]).get_concrete_function()
+    assert "tf.ensure_shape" not in str(refused.value)

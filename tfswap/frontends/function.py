@@ -40,7 +40,7 @@ from tfswap.frontends.outside_step import OutsideStep
 from tfswap.frontends.policy import Policy
 from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
 from tfswap.frontends.step import Shapes, Step
-from tfswap.frontends.told_sizes import ToldSizes, find_told_sizes, have_values
+from tfswap.frontends.told_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
 from tfswap.planner.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
@@ -64,13 +64,16 @@ GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
 
 
-UNTOLD_OUTSIDE = (
-    "(Sizes that depend on what the arguments hold are computed before each call, but not for a call whose gradients "
-    "are taken outside of the function: take them inside.)"
+FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "
+UNTOLD_OUTSIDE = FOLLOWS + "for a call whose gradients are taken outside of the function: take them inside."
+FROM_PYTHON = "Call the optimized function from Python, with the arguments themselves"
+UNTOLD_WITHIN = FOLLOWS + (
+    "where the arguments have no values: inside of another tf.function, or traced for specs. "
+    f"{FROM_PYTHON}, and what is around it before or after."
 )
-UNTOLD_WITHIN = (
-    "(Sizes that depend on what the arguments hold are computed before each call, but not where the arguments have no "
-    "values: inside of another tf.function, or traced for specs. Call it from Python, with the arguments themselves.)"
+OPEN_WITHIN = (
+    "Arguments have open sizes here, as sparse tensors have inside of another tf.function, or where a step is traced "
+    f"for specs. {FROM_PYTHON}, or give the function around it an input_signature of full shapes."
 )
 
 RECURS = 16
@@ -421,7 +424,11 @@ class OptimizedFunction(Generic[P, R]):
             made.remove(step)
             untold = UNTOLD_OUTSIDE if isinstance(concrete, Joint) else "" if have_values(inputs) else UNTOLD_WITHIN
             if untold and isinstance(error, UnknownSizes):
-                raise UnknownSizes(f"{error} {untold}") from None
+                if untold is UNTOLD_WITHIN and not all(map(has_size, inputs)):
+                    untold = OPEN_WITHIN
+                elif not follow_from_arguments(concrete, inputs):
+                    raise
+                raise UnknownSizes(error.what, untold) from None
             if untold:
                 raise
             if not self._tell_more(concrete, inputs):

@@ -31,7 +31,16 @@ Locate = Callable[[str], str | None]
 
 
 class UnknownSizes(UnsupportedGraph):
-    """The step has tensors whose sizes its arguments' shapes do not tell."""
+    """The step has tensors whose sizes its arguments' shapes do not tell.
+
+    Args:
+        what: a sentence.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__(f"{what} {remedy}")
+        self.what = what
 
 
 def made_at(name: str, locate: Locate) -> str:
@@ -65,7 +74,8 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
-            f"{others}. {_how_to_tell(graph, first)}"
+            f"{others}.",
+            _how_to_tell(graph, first) if where or first.node in graph.feeds else _how_to_tell_in_a_file(graph, first),
         )
 
 
@@ -82,6 +92,19 @@ def require_countable(graph: Graph, resident_bytes: int) -> None:
             f"the step's tensors and variables take {format_bytes(total_bytes)}, more than any device has: check "
             "batch_size=, input_shapes= and the shapes of variables"
         )
+
+
+def _how_to_tell_in_a_file(graph: Graph, first: Output) -> str:
+    """Where no line of the user's is known: it may be a library's op, whose result no line of his can say."""
+    if "The inputs' sizes are known, but this one depends" not in (told := _how_to_tell(graph, first)):
+        return told
+    return (
+        "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file has "
+        "shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and save the "
+        "model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
+        "tf.nn.safe_embedding_lookup_sparse does, decorate the step with tfswap.optimize in the process that trains: "
+        "sizes that follow from the arguments are computed before each call there."
+    )
 
 
 def _how_to_tell(graph: Graph, first: Output) -> str:

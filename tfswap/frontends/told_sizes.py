@@ -92,14 +92,26 @@ def find_told_sizes(
     for _ in range(MOST_ROUNDS):
         types = told.types(told.sizes(concrete, inputs))
         graph = import_function(concrete, inputs, types)
-        unknown = dict.fromkeys(sizeless(graph))
-        first = [t for t in unknown if _is_own(graph, t) and unknown.keys().isdisjoint(t.node.inputs)]
-        open_ones = (t for t in (*first, *_bounded(graph)) if t.name not in types)
+        open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
         asked = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
         if not asked:
-            return None if unknown or told is known else told
+            return None if sizeless(graph) or told is known else told
         told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
     return None
+
+
+def follow_from_arguments(concrete: Any, inputs: Sequence[Any]) -> bool:
+    """Whether sizes that a trace leaves open follow from what its arguments hold: where these have values, such sizes
+    are computed.
+    """
+    graph = import_function(concrete, inputs)
+    return any(_rule(graph, tensor, concrete) is not None for tensor in _first_unknown(graph))
+
+
+def _first_unknown(graph: Graph) -> list[Output]:
+    """Of the tensors of unknown size those that are computed from others of known size, and are in no body."""
+    unknown = dict.fromkeys(sizeless(graph))
+    return [t for t in unknown if _is_own(graph, t) and unknown.keys().isdisjoint(t.node.inputs)]
 
 
 def _bounded(graph: Graph) -> list[Output]:

@@ -94,3 +94,49 @@ print(json.dumps([found == expected, peak <= report.memory_limit_bytes, report.m
 @pytest.mark.parametrize("kind", ["iterator", "whole iterator", "table", "queue", "generator", "python"])
 def test_a_loop_that_takes_a_handle_keeps_the_limit_and_the_bits(kind: str) -> None:
     assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
+
+
+PIPELINE = """
+import json
+import logging
+import tensorflow as tf
+import tfswap
+
+ROWS, WIDTH = 2048, 128
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("tfswap").addHandler(handler)
+weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, n)) * 0.1) for n in range(6)]
+batches = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal([2 * ROWS, WIDTH], (2, 2)).numpy())
+iterator = iter(batches.repeat().batch(ROWS, drop_remainder=True).prefetch(1))
+
+def train():
+    with tf.GradientTape() as tape:
+        h = next(iterator)
+        for weight in weights:
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_mean(tf.square(h))
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(0.1 * gradient)
+    return loss
+
+step = tfswap.optimize(tf.function(train), memory_limit=LIMIT)
+peaks = []
+for _ in range(4):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    step()
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+print(json.dumps([peaks, step.report().memory_limit_bytes, messages]))
+"""
+
+
+def test_a_limit_with_room_for_some_batches_of_the_pipeline_has_a_plan_that_leaves_it() -> None:
+    peaks, limit, messages = on_arena(f"LIMIT = '50%'\n{PIPELINE}")
+    assert max(peaks) <= limit
+    assert not messages
+
+
+def test_where_batches_have_no_room_that_is_said_before_the_first_step() -> None:
+    messages = on_arena(f"LIMIT = '35%'\n{PIPELINE}")[2]
+    assert "step(next(iterator))" in messages[0]

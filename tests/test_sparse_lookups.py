@@ -140,9 +140,7 @@ def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) 
     tf.saved_model.save(model, str(tmp_path / "model"))
     shapes = {"ids": (128, 2), "ids_1": (128,), "ids_2": (2,)}
     asked = {"memory_limit": "100%", "mode": "analyze", "input_shapes": shapes, "function": "step"}
-    with pytest.raises(
-        tfswap.UnsupportedGraph, match="decorate the step with tfswap.optimize"
-    ):
+    with pytest.raises(tfswap.UnsupportedGraph, match="decorate the step with tfswap.optimize"):
         tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", **asked)
     step = tfswap.optimize(tf.function(train), memory_limit="100%")
     with pytest.raises(tfswap.UnsupportedGraph, match="Call the optimized function from Python") as refused:

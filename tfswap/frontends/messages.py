@@ -107,6 +107,19 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
     )
 
 
+def no_room_for_batches(step: str, element_bytes: int) -> str:
+    """Of a step that takes its batches from pipelines, and has not run yet.
+
+    Args:
+        element_bytes: of what each of them gives once.
+    """
+    return (
+        f"{step}: the pipeline that it takes its batches from makes others while the first steps run, "
+        f"{format_bytes(element_bytes)} each, and no plan leaves room for one under this limit: they come on top until "
+        "its buffers are full. Raise memory_limit=, or let the step be given each batch: step(next(iterator))."
+    )
+
+
 def no_room(step: str, enough_bytes: int) -> str:
     """Of a step that exceeded its limit, and will again if others allocate as much again."""
     return f"{step}: no plan leaves room for that; if it happens again, memory_limit={enough_bytes} is enough."

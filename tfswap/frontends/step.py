@@ -138,7 +138,7 @@ class Step:
         self._owner = owner
         self._batches_beside = batches_beside
         self._batches: list[int] = []  # the bytes of each tensor that a pipeline makes while the step runs
-        self._elements_bytes = 0  # what pipelines make meanwhile that the step itself takes batches from
+        self._element_bytes = 0  # what each of the pipelines makes once that the step itself takes batches from
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
         self._growth_bytes = 0  # by which the buffers of who makes the batches may grow between steps
@@ -429,7 +429,7 @@ class Step:
         graph, held = self._import(self._planned_for(inputs))
         self._batches = batch_sizes(inputs) * self._batches_beside
         if shared_device() is not None:
-            self._elements_bytes = ELEMENTS_BESIDE * sum(map(round_up, element_bytes(graph)))
+            self._element_bytes = sum(map(round_up, element_bytes(graph)))
         self._growth_bytes = room_bytes(self._batches) // 2
         self._margin_bytes += room_bytes(self._batches)
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
@@ -533,8 +533,9 @@ class Step:
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, live_device()[0])
         spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
-        # An element may get a free chunk of up to twice its size whole.
-        spares = [*(spare + each * self._elements_bytes for each in (2, 1) if self._elements_bytes), spare]
+        # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
+        elements = (2 * ELEMENTS_BESIDE, *range(ELEMENTS_BESIDE, 0, -1)) if self._element_bytes else ()
+        spares = [*(spare + each * self._element_bytes for each in elements), spare]
         margins = [self._margin_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin
         if margins:
             for margin in (*margins, self._margin_bytes):
@@ -547,6 +548,8 @@ class Step:
                 return plan
         optimizer.extra_margin_bytes = self._margin_bytes
         if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
+            if elements and not self.planned:
+                log.warning("tfswap: %s", messages.no_room_for_batches(self.name, self._element_bytes))
             return plan
         assert self.limit_bytes is not None, "a plan for no limit is never refused"
         if has_arena() and self.limit_bytes >= _named_floors.get(optimizer.fingerprint, 0):

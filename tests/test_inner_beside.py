@@ -188,9 +188,10 @@ def test_one_node_runs_the_two():
     join_in_bodies(graph, TWO_CORES)
     verify(graph)
     body = body_of(graph)
-    (both,) = (node for node in body if node.op == names.BESIDE)
+    (both,) = (node for node in body if node.op == names.GROUP)
     assert [kernel.name for kernel in both.attrs["kernels"]] == ["a", "b"]
-    assert both.attrs["allocations"] == 1
+    assert both.attrs["chunks"] == (MIB, MIB)
+    assert both.attrs["kept"] == (1, 1)
     assert body["sum"].inputs == (both.out(0), both.out(1))
     assert not body.beside
 
@@ -200,7 +201,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap, tfswap.exporters.function
-from tfswap.oplib.names import BESIDE
+from tfswap.oplib.names import GROUP
 
 slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
 del slab
@@ -239,8 +240,8 @@ for _ in range(5):
 plan = step.plan()
 from tensorflow.python.eager import context
 functions = [context.context().get_function_def(name) for name in context.context().list_function_names()]
-pairs = sum(n.op == BESIDE for f in functions for n in f.node_def)
-print(json.dumps({"pairs": pairs, "planned": plan.planned_peak_bytes,
+pairs = sum(n.op == GROUP for f in functions for n in f.node_def)
+print(json.dumps({"pairs": pairs, "grouped": plan.grouped, "planned": plan.planned_peak_bytes,
                   "measured": measured, "lists": len(plan.accumulators),
                   "same": losses == expected and all(np.array_equal(a, b) for a, b in zip(variables, mine))}))
 """

@@ -26,6 +26,7 @@ from tfswap.analysis import kernels
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import constant_nodes
+from tfswap.analysis.groups import Chunks, Served, chunks_of, with_views
 from tfswap.analysis.integers import Integers, Known, Loop, Values, as_feeds
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
 from tfswap.analysis.lists import LIST_RULES, Call
@@ -126,6 +127,7 @@ class _Prepared:
         given: the same of what it gives alone.
         schedules: of a lowered body, in what order its kernels start and end; runs take them in turn.
         trips: of a loop's body, by the integers that the loop is given, how often it runs.
+        groups: by the first kernel of each group, its chunks.
     """
 
     order: list[Node]
@@ -138,6 +140,7 @@ class _Prepared:
     choices: list[Node]
     schedules: list[list[tuple[Node, bool]]]
     trips: dict[tuple[Values | None, ...], tuple[list[list[Values | None]] | None, bool]]
+    groups: dict[Node, Chunks]
 
 
 Bodies = dict[Graph, _Prepared]
@@ -365,7 +368,10 @@ class Machine:
         self._log: list[tuple[int, int]] = []
         self._count = 0
         self._prepared: Bodies = {} if prepared is None else prepared
-        self._kept: list[Buffer] | None = None  # what the first of two kernels side by side lets go of
+        self._taken = 0  # of the requests of a group's kernel
+        self._served: dict[Node, list[Served]] = {}  # of the group that runs
+        self._chunks: list[Buffer] = []  # of it, what lies in each
+        self._kept: list[Buffer] | None = None  # what is freed when the kernels of a group have ended
         self._iterations: list[int] = []  # that are running, of loops one inside of the other
 
     # --- buffers ---------------------------------------------------------------------------------------------
@@ -435,10 +441,22 @@ class Machine:
         self.live_bytes -= round_up(buffer.nbytes)
 
     def _let_go(self) -> None:
-        """Two kernels side by side have both ended."""
+        """The kernels of a group have all ended."""
         kept, self._kept = self._kept or [], None
         for buffer in kept:
             self.drop(buffer)
+
+    def _serve(self, node: Node, nbytes: int) -> Buffer:
+        """A buffer for the next request of a group's kernel, in the chunk that serves it."""
+        chunk, _ = self._served[node][self._taken]
+        self._taken += 1
+        if chunk == len(self._chunks):
+            self._chunks.append(self.allocate(nbytes))
+        else:
+            last, made = self._chunks[chunk], Buffer(None, nbytes)
+            made.number, last.number, made.refs = last.number, None, 1
+            self._chunks[chunk] = made
+        return self._chunks[chunk]
 
     def is_dying(self, buffer: Buffer) -> bool:
         """Whether nobody but the running kernel holds it."""
@@ -490,6 +508,7 @@ class Machine:
                 ],
                 [],
                 {},
+                {},
             )
         return found
 
@@ -540,14 +559,22 @@ class Machine:
         return [there[r] for r in results], [known.get(r) for r in results]
 
     def _run_ordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
-        seconds = set(body.beside.values())
+        groups = {group[0]: group for group in body.groups()}
+        last = {group[-1] for group in groups.values()}
         for node in made.order:
-            if node in body.beside:
+            if node in groups:
                 self._kept = []
+                self._served = self._group_chunks(body, made, groups[node]).served
+                self._chunks = []
             for buffer in self._node(body, made, node, there, known):
                 self.drop(buffer)
-            if node in seconds:
+            if node in last:
                 self._let_go()
+
+    def _group_chunks(self, body: Graph, made: _Prepared, group: list[Node]) -> Chunks:
+        if group[0] not in made.groups:
+            made.groups[group[0]] = chunks_of(body, with_views(group, made.order), made.memory)
+        return made.groups[group[0]]
 
     def _run_unordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
         """As the executor does it: a kernel holds its inputs until it ends, and others run beside it."""
@@ -598,13 +625,19 @@ class Machine:
         temp_forward = dict(memory.temp_forward)
         outputs: dict[int, Buffer] = {}
         temps: list[Buffer | None] = []
+        self._taken = 0
+
+        def request(nbytes: int) -> Buffer:
+            in_group = nbytes > 0 and self._kept is not None and node in self._served
+            return self._serve(node, nbytes) if in_group else self.allocate(nbytes)
+
         for event, amount in memory.events:
             if event == "out":
                 taken = [inputs[c] for c in forward.get(amount, ()) if self.is_dying(inputs[c])]
-                outputs[amount] = self.hold(taken[0]) if taken else self.allocate(node.outputs[amount].nbytes or 0)
+                outputs[amount] = self.hold(taken[0]) if taken else request(node.outputs[amount].nbytes or 0)
             elif event == "temp":
                 taken = [c for c in temp_forward.get(len(temps), ()) if self.is_dying(inputs[c])]
-                temps.append(None if taken else self.allocate(amount))
+                temps.append(None if taken else request(amount))
             elif event == "free" and (temp := temps[amount]) is not None:
                 self.drop(temp)
                 temps[amount] = None
@@ -846,6 +879,11 @@ class Machine:
                 temps[number] = len(temps)
                 events.append(("temp", nbytes))
         return events
+
+
+def group_chunks(body: Graph, group: Sequence[Node], device: DeviceModel) -> Chunks:
+    """The chunks of one of the body's groups, given with the views between its kernels."""
+    return chunks_of(body, group, {node: _memory(body, node, device.in_bodies) for node in group})
 
 
 def relocated_places(node: Node) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ Checked against measured kernels by `benchmarks/cost_model.py`. Not handled: wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,6 +100,14 @@ class Costs:
             carried = self._run(body, loads, carried.under_way)
         return self._run(body, loads, carried.under_way)
 
+    def group_seconds(self, group: Sequence[Node]) -> float:
+        """Of the kernels of a body's group, in their order: each runs as soon as what it reads is there."""
+        place = {node: n for n, node in enumerate(group)}
+        waits_for = [sorted({place[k] for k in makers(node, place)}) for node in group]
+        cost_s = [self.seconds(node) for node in group]
+        cores = [group_cores(node, seconds, self.rates) for node, seconds in zip(group, cost_s, strict=True)]
+        return unordered_seconds(cost_s, cores, waits_for, self.rates)
+
     def _run(self, body: Graph, loads: Mapping[Node, Node], under_way: Mapping[Node, float]) -> BodyRun:
         """
         Args:
@@ -112,7 +120,8 @@ class Costs:
         ends: dict[Node, float] = {}  # of copies, by the node that started them
         ahead: dict[Node, float] = {}
         waits: dict[Node, float] = {}
-        leads = {second: first for first, second in body.beside.items()}
+        groups = {group[-1]: group for group in body.groups()}
+        grouped = {node for group in groups.values() for node in group}
         for node in body.topological():
             copy_s = 0.0
             if node.op == names.SWAP_OUT:
@@ -132,9 +141,9 @@ class Costs:
                 now += waits.get(node, 0.0) + rates.launch_s
             elif node in body.bodies:
                 now += rates.launch_s
-            elif node in leads:
-                now += beside_seconds([(n, self.seconds(n)) for n in (leads[node], node)], rates)
-            elif not (node in body.beside or is_view(node.op) or is_const(node.op) or is_feed(node.op)):
+            elif node in groups:
+                now += self.group_seconds(groups[node])
+            elif not (node in grouped or is_view(node.op) or is_const(node.op) or is_feed(node.op)):
                 now += self.seconds(node)
         return BodyRun(now + lost, waits, {load: end - now for load, end in ahead.items()})
 
@@ -520,6 +529,31 @@ def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
         found[longest] += seconds
     scales = {t: predicted[t] / found[t] for t in terms if predicted[t] and found[t]}
     return replace(rates, **{t: getattr(rates, t) * scale for t, scale in scales.items()})
+
+
+LOOPED_S = 1e-3
+"""In a loop a kernel that takes no longer gains little by being shared among threads, which wait for each other at its
+end: the large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
+
+
+def group_cores(node: Node, seconds: float, rates: Rates) -> float:
+    """The cores that a kernel of a group, which takes so long, keeps busy."""
+    return 1.0 if seconds <= LOOPED_S else spread_over(node, rates)
+
+
+def makers(node: Node, wanted: Collection[Node]) -> Iterator[Node]:
+    """Those of `wanted` that a node reads, behind views too. Groups know no other order of their kernels."""
+    seen: set[Node] = set()
+    stack = [t.node for t in node.inputs]
+    while stack:
+        source = stack.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        if source in wanted:
+            yield source
+        elif is_view(source.op) or reads_metadata_only(source.op):
+            stack += [t.node for t in source.inputs]
 
 
 def unordered_seconds(

@@ -18,7 +18,7 @@ from tfswap.forks import note_step
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node
-from tfswap.oplib.names import BESIDE, EXECUTOR
+from tfswap.oplib.names import BESIDE, EXECUTOR, GROUP
 
 log = logging.getLogger("tfswap")
 
@@ -174,7 +174,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
 
 def _kernel_names(node: Any) -> list[str]:
     """What TensorFlow calls a node that fails: by its name, or one that is part of it by its own."""
-    if node.op != BESIDE:
+    if node.op not in (BESIDE, GROUP):
         return [node.name]
     return [type(node).FromString(kernel).name for kernel in node.attr["kernels"].list.s]
 

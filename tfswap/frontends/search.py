@@ -24,6 +24,7 @@ from tfswap.frontends.options import Options
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
+from tfswap.planner.beside import runs_beside
 from tfswap.planner.inside import Rung, least_around
 from tfswap.planner.ordering import choose_order, rank_orders
 from tfswap.planner.planner import Candidate, Planner
@@ -199,6 +200,14 @@ class Search:
         return found
 
     @functools.cached_property
+    def _grouped(self) -> list[Rewriting]:
+        """With the kernels of bodies in groups, for limits that have room for these."""
+        options, graph = self._options, self.variants.plain.graph
+        if options.solver != "default" or options.portable or not (graph.bodies and runs_beside(self._device)):
+            return []
+        return [stage._replace(grouped=True) for stage in self._stages if not stage.accumulators]
+
+    @functools.cached_property
     def live_peak_bytes(self) -> int:
         """What is live at once in the step's best order, with nothing moved."""
         plain = self.variants.plain
@@ -291,6 +300,8 @@ class Search:
             unmoved = plain.candidate(None)
             return None if unmoved is None else Found(self.variants.plain, unmoved)
         best: Found | None = None
+        for variant in map(self.variants.__getitem__, self._grouped):
+            best = _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
         # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
         for candidate in (Planner.unmoved_candidate, Planner.candidate):
             for variant, planner in self._planners_used():

@@ -83,6 +83,7 @@ class Rewriting(NamedTuple):
         inside: what is planned inside of bodies.
         packed: what waits in a smaller form that gives back every bit.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
+        grouped: whether the kernels of bodies run in groups, and not in pairs.
     """
 
     accumulators: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class Rewriting(NamedTuple):
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
+    grouped: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Rewriting:
@@ -174,17 +176,18 @@ class Variants:
         if rewriting not in self._made:
             graph, chains, inner = self._graph.copy(), self._chains, ()
             self._require_allowed(rewriting)
-            if rewriting.remade or any(map(is_inner, rewriting.encoded)):
+            if rewriting.remade or rewriting.grouped or any(map(is_inner, rewriting.encoded)):
                 graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
-                chains = apply_bodies(graph, self._device)
+                chains = apply_bodies(graph, self._device, grouped=rewriting.grouped)
             apply_loop_swap(graph, chains, rewriting.accumulators, rewriting.prefetched)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)
             apply_packings(graph, rewriting.packed, self._device)
             planned = self._carry_out(graph, rewriting)
             graph.prune()
-            self._keep_apart(graph)
+            if not rewriting.grouped:
+                self._keep_apart(graph)
             flow = self._facts(graph)
             bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in planned)
             self._made[rewriting] = Variant(rewriting, graph, flow, encodings, inner, bodies)

@@ -101,7 +101,7 @@ class Graph:
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
-        beside: in a body, kernels that run beside the next one of its order, with that one.
+        beside: in a body, kernels that run as a group with the next one of its order, with that one.
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
         executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
@@ -317,6 +317,18 @@ class Graph:
                 name = f"{within}{node.name}[{n}]"
                 found |= body.named_bodies(f"{name}/")
                 found[name] = body
+        return found
+
+    def groups(self) -> list[list[Node]]:
+        """The kernels of each group of `beside`, in their order."""
+        later = set(self.beside.values())
+        found: list[list[Node]] = []
+        for first in self.beside:
+            if first not in later:
+                group = [first]
+                while (following := self.beside.get(group[-1])) is not None:
+                    group.append(following)
+                found.append(group)
         return found
 
     def topological(self) -> list[Node]:

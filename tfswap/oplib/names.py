@@ -42,6 +42,12 @@ ALL: Final = frozenset(
 # two nodes, allocations: int (how many the first makes). Runs two of TensorFlow's kernels.
 BESIDE: Final = "Tfswap>Beside"
 
+# (what the kernels read of others...) -> (what they make...); attrs Tin, Tout: their types, kernels: the nodes, and
+# lists of integers. sources: of each input where it comes from; overwrites: whether it is written over; chunks: bytes;
+# requests: of each kernel, by chunk; kept: which outputs are read; ranks: who starts first. Runs several of
+# TensorFlow's kernels, each as soon as what it reads is there.
+GROUP: Final = "Tfswap>Group"
+
 # --- chunks of a request's own size ----------------------------------------------------------------------
 
 # () -> (rest: variant); attr nbytes: int. Parts the chunk that such a request would be given, where it is too large.

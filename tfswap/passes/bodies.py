@@ -8,6 +8,7 @@ assigns keep their buffers. Kernels that would leave cores idle alone are next t
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_body
@@ -20,15 +21,19 @@ from tfswap.passes.settle import apply_settle
 from tfswap.passes.share import apply_share
 from tfswap.passes.split_views import apply_split_views
 from tfswap.planner.beside import brought_together, gains, runs_beside, side_by_side
+from tfswap.planner.groups import find_groups
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.problem import Choice
 
 
-def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -> list[list[str]]:
+def apply_bodies(
+    graph: Graph, device: DeviceModel, *, portable: bool = False, grouped: bool = False
+) -> list[list[str]]:
     """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them.
 
     Args:
         portable: with TensorFlow's own ops alone.
+        grouped: whether kernels run in groups, and not in pairs.
     """
     chains: list[list[str]] = []
     costs = Costs.of(device)
@@ -43,12 +48,17 @@ def apply_bodies(graph: Graph, device: DeviceModel, *, portable: bool = False) -
         flow = analyse_body(body, device)
         cost_s = costs.of_step(flow)
         order = choose_order(flow, cost_s)
+        unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
         if runs_beside(device) and not portable:
-            unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
             order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)
-            gain = gains(flow, cost_s, costs.rates, looped=True)
-            at = side_by_side(unnamed, Choice(order, []), cost_s, gain, looped=True)
-            body.beside = {flow.nodes[order[p - 1]]: flow.nodes[order[p]] for p in at}
+            if grouped:
+                order, groups = find_groups(unnamed, order, cost_s, costs.rates)
+            else:
+                gain = gains(flow, cost_s, costs.rates, looped=True)
+                at = side_by_side(unnamed, Choice(order, []), cost_s, gain, looped=True)
+                groups = [[order[p - 1], order[p]] for p in at]
+            pairs = (pair for group in groups for pair in pairwise(group))
+            body.beside = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
         chain = [flow.nodes[i] for i in order]
         if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))

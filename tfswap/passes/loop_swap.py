@@ -106,7 +106,7 @@ def _edits(chosen: Iterable[Accumulator]) -> dict[Graph, _Edits]:
 def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
     """Put the copies of one body into it and into its order."""
     place = {node: i for i, node in enumerate(chain)}
-    starts = {**place, **{second: place[first] for first, second in body.beside.items()}}
+    starts = {**place, **{node: place[group[0]] for group in body.groups() for node in group}}
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in place)
     releases = [_push_handle(push) for push in sorted(edit.pushes, key=lambda push: place[push.node])]

@@ -120,6 +120,7 @@ class Plan:
         splits: requests that get no larger chunks than they need.
         remade: lists that loops would save in whose elements are made again instead, by name.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
+        grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
             all that the other fields say has it.
     """
@@ -143,6 +144,7 @@ class Plan:
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
+    grouped: bool = False
 
     @property
     def changes_nothing(self) -> bool:
@@ -159,7 +161,7 @@ class Plan:
         """What it does: two plans with the same actions make the same function."""
         lists = self.accumulators, self.prefetched, self.remade
         smaller = self.encoded, self.reduced, self.packed
-        return self.order, self.absences, self.beside, self.splits, *lists, *smaller, self.inside
+        return self.order, self.absences, self.beside, self.grouped, self.splits, *lists, *smaller, self.inside
 
     @property
     def saved_disk_bytes(self) -> int:
@@ -235,7 +237,7 @@ def _check_form(plan: Plan) -> None:
         if inside.changes_nothing:
             raise InvalidModel(f"plan.inside[{i}] names no kernels")
         _check_moves(inside, f"plan.inside[{i}]")
-    if (plan.accumulators or plan.remade or plan.inside) and not plan.order:
+    if (plan.accumulators or plan.remade or plan.inside or plan.grouped) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")

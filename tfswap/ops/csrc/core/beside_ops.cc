@@ -8,14 +8,9 @@
 //     that the first ends;
 //   - what the first lets go of meanwhile, its temporaries, goes back to the allocator when both have ended;
 //   - and what either reads is held until then.
-//
-// In a loop, whose kernels are small, each of the two may stay on its own core in place of sharing its work with threads
-// that the other one uses as well. Which is faster is found out as the loop runs; parts, and bits, are the same.
-
-#define EIGEN_USE_THREADS
+// In the bodies of loops, more than two run at a time (group_ops.cc).
 
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,21 +20,16 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "faster_way.h"
-#include "inline_threads.h"
+#include "inner_kernels.h"
 #include "lane.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
-#include "tensorflow/core/framework/node_def.pb.h"
-#include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/node_properties.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.pb.h"
-#include "tensorflow/core/platform/threadpool.h"
-#include "unsupported/Eigen/CXX11/Tensor"
 
 namespace tfswap {
 namespace {
@@ -47,7 +37,6 @@ namespace {
 using tensorflow::Allocator;
 using tensorflow::AsyncOpKernel;
 using tensorflow::DeviceBase;
-using tensorflow::NodeDef;
 using tensorflow::NodeProperties;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
@@ -56,17 +45,6 @@ using tensorflow::OpRegistry;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status ParseKernel(const std::string& serialized, std::shared_ptr<const NodeProperties>* kernel) {
-  NodeDef node;
-  if (!node.ParseFromString(serialized)) {
-    return absl::InvalidArgumentError("Tfswap>Beside: a kernel is not a NodeDef.");
-  }
-  const tensorflow::OpDef* op = nullptr;
-  TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(node.op(), &op));
-  tensorflow::AddDefaultsToNodeDef(*op, &node);
-  return NodeProperties::CreateFromNodeDef(std::move(node), OpRegistry::Global(), kernel);
-}
 
 template <typename Context>
 absl::Status ParseKernels(const Context& ctx, std::vector<std::shared_ptr<const NodeProperties>>* kernels) {
@@ -217,58 +195,6 @@ class Deferring : public Allocator {
   std::vector<void*> kept_;
 };
 
-// The device's threads for a kernel that stays on one core.
-class OneCore {
- public:
-  explicit OneCore(const DeviceBase& device)
-      : inline_(device.tensorflow_cpu_worker_threads()->num_threads),
-        pool_(&inline_),
-        eigen_(pool_.AsEigenThreadPool(), pool_.NumThreads()) {
-    workers_.num_threads = pool_.NumThreads();
-    workers_.workers = &pool_;
-  }
-
-  const DeviceBase::CpuWorkerThreads* workers() const { return &workers_; }
-  const Eigen::ThreadPoolDevice* eigen() const { return &eigen_; }
-
- private:
-  InlineThreads inline_;
-  tensorflow::thread::ThreadPool pool_;
-  Eigen::ThreadPoolDevice eigen_;
-  DeviceBase::CpuWorkerThreads workers_;
-};
-
-// The device, with another allocator and other threads.
-class DeferringDevice : public DeviceBase {
- public:
-  DeferringDevice(DeviceBase* device, Allocator* allocator, const OneCore* threads)
-      : DeviceBase(device->env()), device_(device), allocator_(allocator), threads_(threads) {}
-
-  Allocator* GetAllocator(tensorflow::AllocatorAttributes) override { return allocator_; }
-
-  const CpuWorkerThreads* tensorflow_cpu_worker_threads() const override {
-    return threads_ == nullptr ? device_->tensorflow_cpu_worker_threads() : threads_->workers();
-  }
-  tsl::thread::ThreadPool* tensorflow_device_thread_pool() override {
-    return device_->tensorflow_device_thread_pool();
-  }
-  bool has_eigen_cpu_device() const override { return device_->has_eigen_cpu_device(); }
-  const Eigen::ThreadPoolDevice* eigen_cpu_device() override {
-    return threads_ == nullptr ? device_->eigen_cpu_device() : threads_->eigen();
-  }
-  DeviceBase* UnderlyingDevice() override { return device_->UnderlyingDevice(); }
-  const DeviceBase* UnderlyingDevice() const override { return device_->UnderlyingDevice(); }
-  const tensorflow::DeviceAttributes& attributes() const override { return device_->attributes(); }
-  const std::string& name() const override { return device_->name(); }
-  const tensorflow::DeviceNameUtils::ParsedName& parsed_name() const override { return device_->parsed_name(); }
-  const std::string& device_type() const override { return device_->device_type(); }
-
- private:
-  DeviceBase* const device_;
-  Allocator* const allocator_;
-  const OneCore* const threads_;
-};
-
 // One run of one of the two kernels.
 class Side {
  public:
@@ -324,14 +250,13 @@ class Side {
 // One run of both.
 class Pair : public std::enable_shared_from_this<Pair> {
  public:
-  Pair(OpKernelContext* ctx, OpKernel* first, OpKernel* second, int64_t allocations, const OneCore* threads,
+  Pair(OpKernelContext* ctx, OpKernel* first, OpKernel* second, int64_t allocations,
        AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         allocator_(new Deferring(ctx->device()->GetAllocator({}), allocations, [this] { OfferSecond(); })),
-        device_(ctx->device(), allocator_, threads),
-        second_device_(ctx->device(), ctx->device()->GetAllocator({}), threads),
+        device_(ctx->device(), allocator_),
         first_(std::make_unique<Side>(ctx, first, &device_, 0, 0)),
-        second_(std::make_unique<Side>(ctx, second, &second_device_, first->num_inputs(), first->num_outputs())),
+        second_(std::make_unique<Side>(ctx, second, ctx->device(), first->num_inputs(), first->num_outputs())),
         done_(std::move(done)) {}
 
   void Run() {
@@ -366,7 +291,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
 
   OpKernelContext* const ctx_;
   Deferring* const allocator_;  // its own, once closed
-  DeferringDevice device_, second_device_;
+  InnerDevice device_;
   std::unique_ptr<Side> first_, second_;
   std::atomic<bool> is_taken_{false};
   std::atomic<int> running_{2};
@@ -377,42 +302,17 @@ class BesideOp : public AsyncOpKernel {
  public:
   explicit BesideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("allocations", &allocations_));
-    threads_ = std::make_unique<OneCore>(*ctx->device());
     std::vector<std::shared_ptr<const NodeProperties>> kernels;
     OP_REQUIRES_OK(ctx, ParseKernels(*ctx, &kernels));
-    for (int i = 0; i < 2; ++i) {
-      OpKernel* made = nullptr;
-      OP_REQUIRES_OK(ctx, tensorflow::CreateOpKernel(
-                              ctx->device_type(), ctx->device(),
-                              ctx->device()->GetAllocator(tensorflow::AllocatorAttributes()),
-                              ctx->function_library(), kernels[i], ctx->graph_def_version(), &made));
-      kernels_[i].reset(made);
-      OP_REQUIRES(ctx, made->AsAsync() == nullptr,
-                  absl::InvalidArgumentError(absl::StrCat("Tfswap>Beside: ", made->type_string(), " '", made->name(),
-                                                          "' does not run on the thread that it is called on.")));
-    }
+    for (int i = 0; i < 2; ++i) OP_REQUIRES_OK(ctx, MakeKernel(ctx, kernels[i], &kernels_[i]));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    const bool looped = ctx->runner()->target<OnLane>() != nullptr;
-    const bool on_one_core = looped && faster_.Next() == kOnOneCore;
-    const auto began = std::chrono::steady_clock::now();
-    auto ended = [this, looped, on_one_core, began, done = std::move(done)] {
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      if (looped) faster_.Took(on_one_core ? kOnOneCore : kShared, took.count());
-      done();
-    };
-    std::make_shared<Pair>(ctx, kernels_[0].get(), kernels_[1].get(), allocations_,
-                           on_one_core ? threads_.get() : nullptr, std::move(ended))
-        ->Run();
+    std::make_shared<Pair>(ctx, kernels_[0].get(), kernels_[1].get(), allocations_, std::move(done))->Run();
   }
 
  private:
-  enum Way { kShared, kOnOneCore };
-
   int64_t allocations_;
-  std::unique_ptr<OneCore> threads_;
-  FasterWay faster_;
   std::unique_ptr<OpKernel> kernels_[2];
 };
 

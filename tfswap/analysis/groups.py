@@ -1,0 +1,163 @@
+"""What the kernels of a body's group request: which chunks, and which of them serve several requests.
+
+A group's kernels run as soon as what they read is there (csrc/core/group_ops.cc), so that who ends first is known from
+their edges alone. A chunk serves another request where all that use it so far end before the kernel that makes the
+request starts, whatever else runs; and a kernel writes over what it reads where nothing else reads that.
+
+Invariant: no two values that may be there at the same time lie in the same chunk.
+
+Not handled: writing over what comes from outside of the group; a chunk for requests of another size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfswap.analysis.kernel_rules import KernelMemory
+from tfswap.ir.graph import Graph, Node
+from tfswap.planner.allocator import round_up
+
+
+class Served(NamedTuple):
+    """A request of a group's kernel, or what it writes over in place of one.
+
+    Attributes:
+        over: the position of the input that it writes over; None where it makes a request.
+    """
+
+    chunk: int
+    over: int | None = None
+
+
+@dataclass
+class Chunks:
+    """The chunks of a group.
+
+    Attributes:
+        sizes: bytes of each, in the order in which they are requested.
+        served: by kernel, what it requests, in the order of its events.
+    """
+
+    sizes: list[int] = field(default_factory=list[int])
+    served: dict[Node, list[Served]] = field(default_factory=dict[Node, list[Served]])
+
+
+class _Value:
+    """A buffer that a kernel of the group makes.
+
+    Attributes:
+        users: the nodes that make, view or read it, as bits.
+        reads: how many inputs of the group's nodes it is.
+        stays: whether anything outside of the group reads it.
+        viewed: whether a view of it is made.
+    """
+
+    __slots__ = ("chunk", "reads", "stays", "users", "viewed")
+
+    def __init__(self, maker: int):
+        self.chunk = -1
+        self.users = 1 << maker
+        self.reads = 0
+        self.stays = self.viewed = False
+
+
+def with_views(group: Sequence[Node], order: Sequence[Node]) -> list[Node]:
+    """A group's kernels and the views between them, in their order.
+
+    Args:
+        order: the body's nodes, in topological order.
+    """
+    kernels = set(group)
+    places = [p for p, node in enumerate(order) if node in kernels]
+    span = order[places[0] : places[-1] + 1]
+    after, before = set(kernels), set(kernels)
+    for node in span:
+        if any(t.node in after for t in node.inputs):
+            after.add(node)
+    for node in reversed(span):
+        if node in before:
+            before.update(t.node for t in node.inputs)
+    return [node for node in span if node in kernels or (node in after and node in before)]
+
+
+def chunks_of(body: Graph, group: Sequence[Node], memory: Mapping[Node, KernelMemory]) -> Chunks:
+    """The chunks of a group, given with the views between its kernels, in their order."""
+    number = {node: n for n, node in enumerate(group)}
+    values = _values(body, group, number, memory)
+    made = Chunks()
+    last: dict[int, list[_Value]] = {}  # by bytes, the values that lie in chunks
+    ended: list[int] = []  # by node, those that end before it starts, as bits
+    for n, node in enumerate(group):
+        bits = 0
+        for tensor in node.inputs:
+            if tensor.node in number:
+                bits |= ended[number[tensor.node]] | 1 << number[tensor.node]
+        ended.append(bits)
+        made.served[node] = []
+        forward = dict(memory[node].forward)
+        for output, nbytes in _requests(node, memory[node]):
+            value = values[node, output] if output >= 0 else _Value(n)
+            lie = last.setdefault(round_up(nbytes), [])
+            over = _overwritten(node, forward.get(output, ()), values, lie)
+            found = values[node.inputs[over]] if over is not None else None
+            if found is None:
+                found = next((v for v in reversed(lie) if not (v.stays or v.users & ~bits)), None)
+            if found is None:
+                value.chunk = len(made.sizes)
+                made.sizes.append(round_up(nbytes))
+            else:
+                value.chunk = found.chunk
+                lie.remove(found)
+            lie.append(value)
+            made.served[node].append(Served(value.chunk, over))
+    return made
+
+
+def _values(
+    body: Graph, group: Sequence[Node], number: Mapping[Node, int], memory: Mapping[Node, KernelMemory]
+) -> dict[tuple[Node, int], _Value]:
+    """By output of the group, also of its views, the buffer."""
+    values: dict[tuple[Node, int], _Value] = {}
+    for n, node in enumerate(group):
+        asked = {output for output, _ in _requests(node, memory[node])}
+        for tensor in node.inputs:
+            if tensor in values:
+                values[tensor].users |= 1 << n
+                values[tensor].reads += 1
+        for output, source in memory[node].alias:
+            viewed = values.get(node.inputs[source])
+            if output not in asked and viewed is not None:
+                values[node, output] = viewed
+                viewed.viewed = True
+        for output in asked:
+            if output >= 0:
+                values[node, output] = _Value(n)
+    outside = [t for node in body if node not in number for t in node.inputs]
+    for tensor in (*outside, *body.fetches):
+        if tensor in values:
+            values[tensor].stays = True
+    return values
+
+
+def _requests(node: Node, memory: KernelMemory) -> list[tuple[int, int]]:
+    """What a kernel requests: of which output, -1 for a temporary, and the bytes."""
+    found: list[tuple[int, int]] = []
+    for event, amount in memory.events:
+        if event == "temp":
+            found.append((-1, amount))
+        elif event == "out":
+            found.append((amount, node.outputs[amount].nbytes or 0))
+    return [(output, nbytes) for output, nbytes in found if nbytes > 0]
+
+
+def _overwritten(
+    node: Node, candidates: Sequence[int], values: Mapping[tuple[Node, int], _Value], lie: Sequence[_Value]
+) -> int | None:
+    """The input that the kernel writes over: one that nothing else reads, now or later."""
+    for position in candidates:
+        value = values.get(node.inputs[position])
+        if value is not None and value in lie and value.reads == 1 and not (value.stays or value.viewed):
+            return position
+    return None

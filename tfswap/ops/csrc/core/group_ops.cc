@@ -1,0 +1,479 @@
+// Kernels of a loop's body that run as soon as what they read is there, on as many threads as there are, in a step whose
+// memory is known beforehand.
+//
+// Most of a loop's kernels are too small to gain by being shared among threads, but many need not wait for one another.
+// What the allocator is asked for, and when what it gave comes back, must not depend on which of them is faster. So one
+// op runs all kernels of such a group:
+//
+//   - before the first starts, the op requests chunks for all of them;
+//   - a kernel's requests are served by these chunks, of which one serves several where all that used it have ended, or
+//     is written over, whoever is faster (analysis/groups.py);
+//   - they go back to the allocator when the last kernel has ended, as what the kernels read does.
+//
+// Another thread is called where kernels are ready that take long enough for that, as measured. A kernel that runs alone
+// shares its work with the device's threads; one that others run beside stays on its core. Whether more than one thread
+// is faster is found out as the loop runs. Parts, and bits, are the same.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "faster_way.h"
+#include "inner_kernels.h"
+#include "lane.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/node_properties.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::Allocator;
+using tensorflow::AsyncOpKernel;
+using tensorflow::NodeProperties;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+REGISTER_OP("Tfswap>Group")
+    .Input("inputs: Tin")
+    .Output("outputs: Tout")
+    .Attr("Tin: list(type) >= 0")
+    .Attr("Tout: list(type) >= 1")
+    .Attr("kernels: list(string) >= 2")
+    .Attr("sources: list(int)")
+    .Attr("overwrites: list(int)")
+    .Attr("chunks: list(int)")
+    .Attr("requests: list(int)")
+    .Attr("kept: list(int)")
+    .Attr("ranks: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Runs several of TensorFlow's kernels, each as soon as what it reads is there.
+
+inputs: What they read of what others make.
+outputs: What the kernels make, one after the other.
+kernels: The nodes, as serialized NodeDefs, in an order in which they could run.
+sources: For each input of each kernel the number of an input, or -1 - n for the n-th output.
+overwrites: For each input of each kernel whether it writes over it: nothing else reads it.
+chunks: The bytes of the chunks that serve their requests.
+requests: For each kernel how many requests it makes of the allocator, and the number of the chunk that serves each.
+kept: For each output whether anything else reads it; others are empty.
+ranks: Of the kernels that can run next, the one with the lowest starts first.
+)doc");
+
+// The chunks of one run, which are requested when it begins. They are there for as long as a tensor in one of them, since
+// a tensor goes back to where it came from.
+class Chunks {
+ public:
+  // The device's allocator as one kernel sees it.
+  class View : public Allocator {
+   public:
+    View(Chunks* chunks, const std::vector<int>& requests) : chunks_(*chunks), requests_(requests) {}
+
+    std::string Name() override { return chunks_.allocator_->Name(); }
+    void* AllocateRaw(size_t alignment, size_t num_bytes) override {
+      return AllocateRaw(alignment, num_bytes, tensorflow::AllocationAttributes());
+    }
+    void* AllocateRaw(size_t alignment, size_t num_bytes,
+                      const tensorflow::AllocationAttributes& attributes) override {
+      return chunks_.Serve(this, alignment, num_bytes, attributes);
+    }
+    void DeallocateRaw(void* ptr) override { chunks_.Return(ptr); }
+    bool TracksAllocationSizes() const override { return chunks_.allocator_->TracksAllocationSizes(); }
+    size_t RequestedSize(const void* ptr) const override { return chunks_.allocator_->RequestedSize(ptr); }
+    size_t AllocatedSize(const void* ptr) const override { return chunks_.allocator_->AllocatedSize(ptr); }
+    int64_t AllocationId(const void* ptr) const override { return chunks_.allocator_->AllocationId(ptr); }
+    std::optional<tensorflow::AllocatorStats> GetStats() override { return chunks_.allocator_->GetStats(); }
+    tensorflow::AllocatorMemoryType GetMemoryType() const override { return chunks_.allocator_->GetMemoryType(); }
+
+   private:
+    friend class Chunks;
+
+    Chunks& chunks_;
+    const std::vector<int>& requests_;  // the op's: read while the run lasts
+    size_t next_ = 0;
+  };
+
+  Chunks(Allocator* allocator, const std::vector<int64_t>& sizes) : allocator_(allocator) {
+    chunks_.reserve(sizes.size());
+    for (const int64_t size : sizes) {
+      chunks_.push_back({allocator->AllocateRaw(Allocator::kAllocatorAlignment, size), size, 0});
+    }
+  }
+
+  // For a kernel whose requests these chunks serve, one after the other.
+  View* Add(const std::vector<int>& requests) { return &views_.emplace_back(this, requests); }
+
+  // All kernels have ended, and what stays is what others read.
+  void Close() {
+    std::vector<void*> unused;
+    bool last;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      is_open_ = false;
+      for (const Chunk& chunk : chunks_) {
+        if (chunk.tensors == 0 && chunk.ptr != nullptr) unused.push_back(chunk.ptr);
+      }
+      last = tensors_ == 0;
+    }
+    Allocator* const allocator = allocator_;
+    for (void* ptr : unused) allocator->DeallocateRaw(ptr);
+    if (last) delete this;
+  }
+
+ private:
+  struct Chunk {
+    void* ptr;
+    int64_t size;
+    int tensors;  // that lie in it
+  };
+
+  void* Serve(View* view, size_t alignment, size_t num_bytes, const tensorflow::AllocationAttributes& attributes) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (is_open_ && view->next_ < view->requests_.size()) {
+        Chunk& chunk = chunks_[view->requests_[view->next_]];
+        if (chunk.ptr != nullptr && static_cast<size_t>(chunk.size) >= num_bytes) {
+          ++view->next_;
+          ++chunk.tensors;
+          ++tensors_;
+          return chunk.ptr;
+        }
+      }
+    }
+    // The plan did not know of this request.
+    void* const made = allocator_->AllocateRaw(alignment, num_bytes, attributes);
+    if (made == nullptr) return nullptr;
+    std::lock_guard<std::mutex> lock(mu_);
+    ++tensors_;
+    return made;
+  }
+
+  void Return(void* ptr) {
+    Allocator* const allocator = allocator_;  // once this is counted, another thread may be the last, and delete it
+    bool last, is_served = false;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      --tensors_;
+      if (is_open_) {
+        const auto found =
+            std::find_if(chunks_.begin(), chunks_.end(), [ptr](const Chunk& chunk) { return chunk.ptr == ptr; });
+        is_served = found != chunks_.end();
+        if (is_served) --found->tensors;
+      }
+      last = !is_open_ && tensors_ == 0;
+    }
+    if (!is_served) allocator->DeallocateRaw(ptr);
+    if (last) delete this;
+  }
+
+  Allocator* const allocator_;
+  std::mutex mu_;
+  std::vector<Chunk> chunks_;
+  std::deque<View> views_;
+  int64_t tensors_ = 0;
+  bool is_open_ = true;
+};
+
+// To call another thread takes less than that.
+constexpr float kWorthAThreadS = 40e-6f;
+
+// A kernel of the group.
+struct Member {
+  std::unique_ptr<OpKernel> kernel;
+  std::vector<int> sources;
+  std::vector<bool> overwrites;  // by input
+  std::vector<int> requests;
+  int first_output = 0;
+  int rank = 0;
+  int awaited = 0;              // how many others it reads
+  std::vector<int> awaited_by;  // who reads it
+  mutable std::atomic<float> seconds{kWorthAThreadS};  // that it takes: the mean of late
+};
+
+// One run of a kernel.
+struct MemberRun {
+  MemberRun(tensorflow::DeviceBase* device, Allocator* allocator) : device(device, allocator) {}
+
+  InnerDevice device;
+  std::vector<Tensor> held;  // what it reads, held twice where it is not to be written over
+  std::vector<tensorflow::TensorValue> inputs;
+  std::vector<tensorflow::AllocatorAttributes> input_attributes, output_attributes;
+  OpKernelContext::Params params;
+  std::unique_ptr<OpKernelContext> ctx;
+};
+
+// One run of all.
+class Run : public std::enable_shared_from_this<Run> {
+ public:
+  // Args:
+  //   one_core: threads for a kernel that stays on its core.
+  //   most_threads: on which kernels run.
+  Run(OpKernelContext* ctx, const std::deque<Member>& members, const std::vector<int64_t>& sizes,
+      const std::vector<int>& kept, const OneCore* one_core, int most_threads, AsyncOpKernel::DoneCallback done)
+      : ctx_(ctx),
+        members_(members),
+        kept_(kept),
+        chunks_(new Chunks(ctx->device()->GetAllocator({}), sizes)),
+        one_core_(one_core),
+        most_threads_(most_threads),
+        made_(kept.size()),
+        left_(members.size()),
+        done_(std::move(done)) {
+    runs_.reserve(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      runs_.push_back(std::make_unique<MemberRun>(ctx->device(), chunks_->Add(members[i].requests)));
+      awaited_.push_back(members[i].awaited);
+      if (members[i].awaited == 0) AddReady(i);
+    }
+  }
+
+  // On the calling thread, and on others of the step's as long as kernels are ready.
+  void Work() {
+    for (;;) {
+      int next;
+      bool alone, call_another;
+      {
+        std::lock_guard<std::mutex> lock(mu_);
+        if (ready_.empty()) {
+          --working_;
+          return;
+        }
+        next = ready_.begin()->second;
+        ready_.erase(ready_.begin());
+        alone = most_threads_ == 1 || (ready_.empty() && running_ == 0);
+        ++running_;
+        call_another = working_ < most_threads_ && IsWorthAThread();
+        if (call_another) ++working_;
+      }
+      if (call_another) {
+        Behind(*ctx_->runner())([run = shared_from_this()] { run->Work(); });
+      }
+      const bool succeeded = RunKernel(next, alone);
+      bool last;
+      {
+        std::lock_guard<std::mutex> lock(mu_);
+        --running_;
+        --left_;
+        if (!succeeded) failed_ = true;
+        for (const int reader : members_[next].awaited_by) {
+          if (--awaited_[reader] == 0) AddReady(reader);
+        }
+        if (failed_) ready_.clear();
+        last = running_ == 0 && (left_ == 0 || failed_);
+        if (last) --working_;
+      }
+      if (last) return End();
+    }
+  }
+
+ private:
+  using Ready = std::pair<int, int>;  // rank, and number
+
+  void AddReady(int number) { ready_.emplace(members_[number].rank, number); }
+
+  // Whether what is ready takes long enough for another thread.
+  bool IsWorthAThread() const {
+    float seconds = 0;
+    for (const Ready& ready : ready_) {
+      seconds += members_[ready.second].seconds.load(std::memory_order_relaxed);
+      if (seconds >= kWorthAThreadS) return true;
+    }
+    return false;
+  }
+
+  bool RunKernel(int number, bool alone) {
+    const Member& member = members_[number];
+    MemberRun& run = *runs_[number];
+    OpKernel* const kernel = member.kernel.get();
+    run.device.set_threads(alone ? nullptr : one_core_);
+    run.held.reserve(member.sources.size());
+    for (size_t i = 0; i < member.sources.size(); ++i) {
+      const int source = member.sources[i];
+      if (member.overwrites[i]) {
+        run.held.push_back(std::move(made_[-1 - source]));
+      } else {
+        run.held.push_back(source < 0 ? made_[-1 - source] : ctx_->input(source));
+      }
+      run.inputs.emplace_back(&run.held[i]);
+      run.input_attributes.push_back(source < 0 ? tensorflow::AllocatorAttributes() : ctx_->input_alloc_attr(source));
+    }
+    for (int i = 0; i < kernel->num_outputs(); ++i) {
+      run.output_attributes.push_back(ctx_->output_alloc_attr(member.first_output + i));
+    }
+    auto& params = run.params;
+    params.step_id = ctx_->step_id();
+    params.op_kernel = kernel;
+    params.device = &run.device;
+    params.output_attr_array = run.output_attributes.data();
+    params.resource_manager = ctx_->resource_manager();
+    params.step_container = ctx_->step_container();
+    params.session_state = ctx_->session_state();
+    params.cancellation_manager = ctx_->cancellation_manager();
+    params.inputs = run.inputs;
+    params.input_alloc_attrs = run.input_attributes;
+    params.op_device_context = ctx_->op_device_context();
+    params.frame_iter = ctx_->frame_iter();
+    params.function_library = ctx_->function_library();
+    params.runner = ctx_->runner();
+    run.ctx = std::make_unique<OpKernelContext>(&params);
+    const auto began = std::chrono::steady_clock::now();
+    kernel->Compute(run.ctx.get());
+    const std::chrono::duration<float> took = std::chrono::steady_clock::now() - began;
+    const float mean_s = member.seconds.load(std::memory_order_relaxed);
+    // A thread that was set aside meanwhile says nothing of the kernel.
+    member.seconds.store(mean_s + (std::min(took.count(), 4 * mean_s + 1e-6f) - mean_s) / 8, std::memory_order_relaxed);
+    if (!run.ctx->status().ok()) return false;
+    for (int i = 0; i < kernel->num_outputs(); ++i) {
+      const std::unique_ptr<Tensor> made(run.ctx->release_output(i).tensor);
+      if (made != nullptr) made_[member.first_output + i] = std::move(*made);
+    }
+    run.ctx.reset();
+    run.held.clear();  // so that the next may write over what this one wrote over
+    return true;
+  }
+
+  // Hands over what the kernels made, or the status of the first that failed, with its own name.
+  void End() {
+    absl::Status status;
+    for (size_t i = 0; i < runs_.size() && status.ok(); ++i) {
+      if (runs_[i]->ctx != nullptr && !runs_[i]->ctx->status().ok()) {
+        status = tensorflow::AttachDef(runs_[i]->ctx->status(), members_[i].kernel->def());
+      }
+    }
+    for (size_t o = 0; o < made_.size() && status.ok(); ++o) {
+      // What nobody else reads may lie in a chunk that serves another.
+      ctx_->set_output(o, kept_[o] ? made_[o] : Tensor(ctx_->expected_output_dtype(o)));
+    }
+    if (!status.ok()) ctx_->SetStatus(status);
+    runs_.clear();
+    made_.clear();
+    chunks_->Close();
+    const AsyncOpKernel::DoneCallback done = std::move(done_);
+    done();
+  }
+
+  OpKernelContext* const ctx_;
+  const std::deque<Member>& members_;
+  const std::vector<int>& kept_;  // by output
+  Chunks* const chunks_;  // its own, once closed
+  const OneCore* const one_core_;
+  const int most_threads_;
+  std::vector<std::unique_ptr<MemberRun>> runs_;
+  std::vector<Tensor> made_;
+
+  std::mutex mu_;
+  std::vector<int> awaited_;
+  std::set<Ready> ready_;
+  int working_ = 1, running_ = 0;
+  int64_t left_;
+  bool failed_ = false;
+  AsyncOpKernel::DoneCallback done_;
+};
+
+class GroupOp : public AsyncOpKernel {
+ public:
+  explicit GroupOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), one_core_(*ctx->device()) {
+    std::vector<std::string> kernels;
+    std::vector<int> sources, ranks;
+    std::vector<int> overwrites, requests;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("overwrites", &overwrites));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("chunks", &chunks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("kept", &kept_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("kernels", &kernels));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sources", &sources));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("requests", &requests));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks));
+    OP_REQUIRES_OK(ctx, Make(ctx, kernels, sources, overwrites, requests, ranks));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const int way = faster_.Next();
+    const auto began = std::chrono::steady_clock::now();
+    auto ended = [this, way, began, done = std::move(done)] {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+      faster_.Took(way, took.count());
+      done();
+    };
+    const int threads = way == kOneThread ? 1 : ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+    std::make_shared<Run>(ctx, members_, chunks_, kept_, &one_core_, std::max(threads, 1), std::move(ended))->Work();
+  }
+
+ private:
+  enum Way { kConcurrently, kOneThread };
+
+  absl::Status Make(OpKernelConstruction* ctx, const std::vector<std::string>& kernels,
+                    const std::vector<int>& sources, const std::vector<int>& overwrites,
+                    const std::vector<int>& requests, const std::vector<int>& ranks) {
+    const absl::Status damaged = absl::InvalidArgumentError("Tfswap>Group: its attributes do not fit its kernels.");
+    size_t source = 0, request = 0;
+    std::vector<int> maker;  // by output
+    if (ranks.size() != kernels.size() || overwrites.size() != sources.size()) return damaged;
+    for (size_t number = 0; number < kernels.size(); ++number) {
+      std::shared_ptr<const NodeProperties> node;
+      TF_RETURN_IF_ERROR(ParseKernel(kernels[number], &node));
+      Member& member = members_.emplace_back();
+      TF_RETURN_IF_ERROR(MakeKernel(ctx, node, &member.kernel));
+      member.first_output = outputs_;
+      member.rank = ranks[number];
+      for (int i = 0; i < member.kernel->num_inputs(); ++i, ++source) {
+        if (source == sources.size()) return damaged;
+        const int from = sources[source];
+        if (from >= ctx->num_inputs() || -1 - from >= outputs_) return damaged;
+        if (from >= 0 && overwrites[source]) return damaged;
+        member.sources.push_back(from);
+        member.overwrites.push_back(overwrites[source] != 0);
+        if (from >= 0) continue;
+        auto& readers = members_[maker[-1 - from]].awaited_by;
+        if (!readers.empty() && readers.back() == static_cast<int>(number)) continue;
+        readers.push_back(number);
+        ++member.awaited;
+      }
+      if (request == requests.size()) return damaged;
+      const int count = requests[request++];
+      if (count < 0 || count > static_cast<int64_t>(requests.size() - request)) return damaged;
+      member.requests.assign(requests.begin() + request, requests.begin() + request + count);
+      for (const int chunk : member.requests) {
+        if (chunk < 0 || chunk >= static_cast<int64_t>(chunks_.size())) return damaged;
+      }
+      request += count;
+      outputs_ += member.kernel->num_outputs();
+      maker.resize(outputs_, number);
+    }
+    if (source != sources.size() || request != requests.size() || outputs_ != ctx->num_outputs()) return damaged;
+    if (static_cast<int>(kept_.size()) != outputs_) return damaged;
+    return absl::OkStatus();
+  }
+
+  OneCore one_core_;
+  std::deque<Member> members_;
+  std::vector<int64_t> chunks_;
+  std::vector<int> kept_;
+  int outputs_ = 0;
+  FasterWay faster_;
+};
+
+// On a CPU alone: a GPU's kernels run one after another on its stream.
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Group").Device(tensorflow::DEVICE_CPU), GroupOp);
+
+}  // namespace
+}  // namespace tfswap

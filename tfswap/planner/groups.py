@@ -1,0 +1,150 @@
+"""Which kernels of a body run as a group: each as soon as what it reads is there, on all threads.
+
+TensorFlow's lowered loops run all kernels so, and most are too small to be shared among threads. A body in one order
+runs them one after another. A group gives that order up for memory: chunks for all its kernels are requested before the
+first of them starts, and go back when the last has ended (csrc/core/group_ops.cc). So the record of the body stays
+exact, and its peak rises.
+
+Invariant: between two kernels of a group there is none that is not of it, in the order of the body.
+
+Not handled: smaller groups, where a limit has room for some of it; groups beside copies in bodies, which kernels of a
+group would all have to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tfswap.analysis.cost import group_cores, unordered_seconds
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.devices import Rates
+from tfswap.ir.ops import is_pure, uses_tensor_list
+
+LEAST_GAIN_S = 20e-6
+"""What a group must save: to call another thread takes some of it."""
+SMALL_BYTES = 1024
+"""Kernels of lists that request no more may run sooner or later than in the order: their elements are there anyway."""
+OPAQUE = frozenset({"resource", "variant", "string"})
+"""Types of what a group's kernels neither read nor make."""
+
+
+def find_groups(
+    flow: Dataflow, order: Sequence[int], cost_s: Sequence[float], rates: Rates
+) -> tuple[list[int], list[list[int]]]:
+    """`order`, with kernels that gain by running as a group next to one another, and the groups.
+
+    Args:
+        flow: the facts of a body, of which nothing is known by name.
+    """
+    can = {i for i in order if can_join(flow, i)}
+    made: list[int] = []
+    groups: list[list[int]] = []
+    for run in _runs(flow, order, can):
+        made += run
+        if run[0] in can and len(run) > 1 and _joins(flow, run) and _gain_s(flow, run, cost_s, rates):
+            groups.append(run)
+    return made, groups
+
+
+def can_join(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel can be one of a group: all that is known of it is what it computes and allocates."""
+    node = flow.nodes[i]
+    kinds = (*(t.type for t in node.inputs), *node.outputs)
+    # The order of a sum of three terms or more depends on which of them it can write over.
+    reordered = any(len(candidates) > 2 for _, candidates in flow.forwards[i])
+    return (
+        is_pure(node.op)
+        and not uses_tensor_list(node.op)
+        and not flow.updates[i]
+        and i not in flow.inexact_kernels
+        and i not in flow.runs
+        and not reordered
+        and all(kind.dtype not in OPAQUE for kind in kinds)
+        and all(request.kind in ("out", "temp", "free") for request in flow.requests[i])
+    )
+
+
+def _runs(flow: Dataflow, order: Sequence[int], can: Collection[int]) -> list[list[int]]:
+    """The order in runs of kernels of which all can join a group, or none.
+
+    For longer ones kernels of lists run sooner, or later, than in the order.
+    """
+    deps = {i: frozenset(d for d in kernels_before(flow, i)) for i in order}
+    lists = {
+        i
+        for i in order
+        if uses_tensor_list(flow.nodes[i].op) and sum(r.nbytes for r in flow.requests[i]) <= SMALL_BYTES
+    }
+    waiting, done = list(order), set[int]()
+    runs: list[list[int]] = []
+
+    def take(wanted: Collection[int]) -> None:
+        """Those that are wanted and ready, up to the first that is of no list and can't join."""
+        taken: list[int] = []
+        for i in waiting:
+            if deps[i] <= done and i in wanted:
+                taken.append(i)
+                done.add(i)
+            elif i not in can and i not in lists:
+                break  # it keeps its place
+        if taken:
+            runs.append(taken)
+            waiting[:] = [i for i in waiting if i not in done]
+
+    while waiting:
+        before = len(waiting)
+        take(lists)
+        take(can)
+        if len(waiting) == before:
+            runs.append([waiting.pop(0)])
+            done.add(runs[-1][0])
+    return runs
+
+
+def _gain_s(flow: Dataflow, part: Sequence[int], cost_s: Sequence[float], rates: Rates) -> float:
+    """The seconds that a group saves; 0 where that is too little."""
+    before = {i: n for n, i in enumerate(part)}
+    waits_for = [[before[d] for d in kernels_before(flow, i) if d in before] for i in part]
+    alone_s = [cost_s[i] for i in part]
+    cores = [group_cores(flow.nodes[i], cost_s[i], rates) for i in part]
+    saved_s = sum(alone_s) - unordered_seconds(alone_s, cores, waits_for, rates)
+    return saved_s if saved_s > LEAST_GAIN_S else 0.0
+
+
+def _joins(flow: Dataflow, part: Sequence[int]) -> bool:
+    """Whether all that lies between kernels of a group can be of it too."""
+    after, members = set(part), set(part)
+    pending = list(part)
+    users = flow.users
+    while pending:
+        for user in users[pending.pop()]:
+            if user not in after:
+                after.add(user)
+                if not flow.is_kernel[user]:
+                    pending.append(user)
+    before = set[int]()
+    pending = list(part)
+    while pending:
+        for source in flow.deps[pending.pop()]:
+            if source not in before and not flow.is_kernel[source]:
+                before.add(source)
+                pending.append(source)
+    # What is no kernel, and no constant, passes buffers on.
+    return all(flow.nodes[i].inputs and flow.nodes[i] not in flow.constants for i in (after & before) - members)
+
+
+def kernels_before(flow: Dataflow, i: int) -> list[int]:
+    """The kernels that `i` waits for, those behind nodes that are no kernels included."""
+    seen: set[int] = set()
+    stack = list(flow.deps[i])
+    found: list[int] = []
+    while stack:
+        d = stack.pop()
+        if d in seen:
+            continue
+        seen.add(d)
+        if flow.is_kernel[d]:
+            found.append(d)
+        else:
+            stack += flow.deps[d]
+    return found

@@ -19,6 +19,7 @@ from terminals import on_terminal
 
 import tfswap
 from tfswap import progress
+from tfswap.errors import InvalidModel
 from tfswap.frontends import cli
 from tfswap.sizes import format_bytes
 
@@ -418,6 +419,37 @@ def test_what_can_t_be_written_is_told_before_tensorflow_is_loaded(
     status, _, err = run(capsys, *(a.replace("MODEL", model).replace("OUT", str(tmp_path / "out")) for a in arguments))
     assert status == 1
     assert "the output folder" in err or "can't be written" in err
+
+
+@pytest.mark.parametrize("pipe", ["saved_model.pb", "variables/variables.index", "tfswap_request.json"])
+def test_a_pipe_in_a_model_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: str) -> None:
+    """To open it would wait for ever. Each of these commands reads a SavedModel the same way."""
+    broken = tmp_path / "model"
+    shutil.copytree(model, broken)
+    (broken / pipe).unlink(missing_ok=True)
+    os.mkfifo(broken / pipe)
+    for arguments in (
+        ("verify",),
+        ("verify", model),
+        ("analyze", "--memory_limit=60%"),
+        ("simulate",),
+        ("fit", "--memory_limit=1GiB"),
+    ):
+        status, out, err = run(capsys, arguments[0], str(broken), *arguments[1:])
+        assert (status, out, err.count("\n")) == (1, "", 1)
+        assert f"{pipe}' is no regular file" in err
+    with pytest.raises(InvalidModel, match="no regular file"):
+        tfswap.load(broken)
+
+
+@pytest.mark.parametrize("option", ["plan", "profile"])
+def test_a_pipe_in_place_of_a_file_is_told(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    status, _, err = run(capsys, "analyze", model, *FLAGS, "--memory_limit=60%", f"--{option}={tmp_path / 'pipe'}")
+    assert status == 1
+    assert "is no regular file" in err
 
 
 def test_errors_are_json_too(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,13 @@ def test_a_path_that_no_file_can_have_is_refused(option: str) -> None:
         tfswap.optimize(memory_limit="1GiB", **{option: "a\0b"})  # type: ignore[arg-type]
 
 
+def test_a_file_is_no_folder_for_what_is_swapped(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TfswapError, match=r"spill_dir is '.*/file', which is no folder"):
+        tfswap.optimize(memory_limit="1GiB", spill_dir=tmp_path / "file")
+    tfswap.optimize(memory_limit="1GiB", spill_dir=tmp_path / "none")  # it may be made before the first call
+
+
 def test_folders_that_no_file_system_can_have_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     with pytest.raises(TfswapError, match=r"'a\\x00b'"):

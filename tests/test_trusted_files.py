@@ -223,7 +223,7 @@ def test_a_lock_that_is_not_got_is_not_removed(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("word", ["off", "0", "no", "None", "FALSE", " false "])
+@pytest.mark.parametrize("word", ["off", "0", "no", "None", "FALSE", " false ", "n", "f", "disabled", "Disable"])
 def test_words_that_switch_the_cache_off(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFSWAP_PLAN_CACHE", word)
     assert PlanCache.of_environment() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -90,9 +91,22 @@ def _unwritable(path: str | os.PathLike[str], why: str | Exception) -> TfswapErr
     return TfswapError(f"{os.fspath(path)!r} can't be written: {reason}. {remedy}")
 
 
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError where `path` is there and is neither a file nor a folder: to open a named pipe waits for another
+    process, which may never come.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(f"{os.fspath(path)!r} is no regular file")
+
+
 def read_saved(path: str | os.PathLike[str], what: str, parse: Callable[[str], Read]) -> Read:
     """What `parse` makes of the text of a file that holds a `what`. Raises InvalidModel, with the path in it."""
     try:
+        require_regular(path)
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise InvalidModel(f"no {what} can be read from {os.fspath(path)!r}: {error}") from error

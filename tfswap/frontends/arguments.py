@@ -122,13 +122,19 @@ def check(
 
 
 def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:
-    """What a user may give for a disk: a folder, and what may be taken there. Whether it can be used, its use tells."""
+    """What a user may give for a disk: a folder, and what may be taken there. A file is refused here; whether a folder
+    can be used, its use tells.
+    """
     if folder is None:
         if limit is not None:
             raise TfswapError(f"spill_limit is {limit!r} and spill_dir is not given: say which folder it is of")
         return None
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in os.fsdecode(folder):
         raise TfswapError(f"spill_dir is {folder!r}: give the path of a folder on a local disk")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise TfswapError(
+            f"spill_dir is {os.fspath(folder)!r}, which is no folder: give the path of one, on a local disk"
+        )
     if host_limit_bytes is not None and host_limit_bytes < STAGING_BYTES:
         raise TfswapError(
             f"host_memory_limit is {host_limit_bytes} bytes, and tensors go to spill_dir by way of buffers that take "

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfswap import progress
 from tfswap.errors import InvalidModel
-from tfswap.files import require_new_folder, unwritable_folder
+from tfswap.files import require_new_folder, require_regular, unwritable_folder
 from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
 from tfswap.importers.library import reachable, through_call
@@ -24,6 +24,8 @@ from tfswap.ir.types import Shape
 README_NAME = "README.txt"
 PLAN_NAME = "tfswap_plan.json"
 NAMES_SHOWN = 20
+ENDINGS = ("pb", "pbtxt", "cpb")
+"""Of the file that a SavedModel's folder has, `saved_model`."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ class ModelFile:
             state = "is not a folder" if os.path.exists(where) else "does not exist"
             raise InvalidModel(f"{where!r} {state}: give the folder that tf.saved_model.save wrote")
         try:
+            _require_regular_files(Path(where))
             proto = loader_impl.parse_saved_model(where)
         except (OSError, ValueError, tf.errors.OpError) as error:
-            if not any((Path(where) / f"saved_model.{e}").exists() for e in ("pb", "pbtxt", "cpb")):
+            if not any((Path(where) / f"saved_model.{e}").exists() for e in ENDINGS):
                 raise InvalidModel(
                     f"{where!r} holds no saved_model.pb: give the folder that tf.saved_model.save wrote"
                 ) from error
@@ -329,6 +332,16 @@ class ModelFile:
         if fingerprint.exists():  # of the old bytes
             fingerprint.unlink()
             fingerprinting_utils.write_fingerprint(str(folder))
+
+
+def _require_regular_files(folder: Path) -> None:
+    """Raise OSError where something in the folder of a SavedModel is neither a file nor a folder."""
+    if not any(os.path.lexists(folder / f"saved_model.{e}") for e in ENDINGS):
+        return  # any folder, however large
+    for top in (folder, folder / "variables", folder / "assets"):  # the latter two can be links
+        for inside, _, names in os.walk(top):
+            for name in names:
+                require_regular(Path(inside) / name)
 
 
 def _specified_names(fdef: Any, index: int) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.files import read_saved
+from tfswap.files import read_saved, require_regular
 from tfswap.frontends.model_file import ConcreteStep, ModelFile
 from tfswap.frontends.options import Options, Spill
 from tfswap.frontends.policy import Policy, TensorFacts
@@ -179,6 +179,7 @@ class Origin:
         try:
             if wanted:
                 packed = zlib.decompressobj()
+                require_regular(path)
                 data = packed.decompress(path.read_bytes(), MOST_BYTES)
                 if not packed.eof:
                     raise zlib.error("it is cut short")

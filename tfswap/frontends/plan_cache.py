@@ -47,8 +47,8 @@ log = logging.getLogger("tfswap")
 
 FOLDER = "TFSWAP_PLAN_CACHE"
 """The environment variable that names the folder; a word of OFF for no cache, of ON for the usual folder."""
-OFF = ("0", "off", "no", "none", "false")
-ON = ("1", "on", "yes", "true")
+OFF = ("0", "off", "n", "no", "none", "f", "false", "disable", "disabled")
+ON = ("1", "on", "y", "yes", "t", "true", "enable", "enabled")
 MOST_BYTES = 256 << 20
 """What entries may take: then those go that have not been used for longest."""
 LEFT_SHARE = 0.75

@@ -3,6 +3,7 @@
 #ifndef TFSWAP_LANE_H_
 #define TFSWAP_LANE_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -31,6 +32,10 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   const Runner& runner() const { return runner_; }
 
+  // Whether kernels are to stay on the lane's thread. Where they are small, to wake another thread takes longer.
+  bool is_alone() const { return is_alone_; }
+  void set_alone(bool alone) { is_alone_ = alone; }
+
  private:
   void Drain() {
     for (;;) {
@@ -50,6 +55,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::mutex mu_;
   std::deque<Task> tasks_;
   bool is_busy_ = false;
+  std::atomic<bool> is_alone_{false};
 };
 
 // A runner whose tasks run on a lane.

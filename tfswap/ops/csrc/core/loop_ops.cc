@@ -212,6 +212,7 @@ class Loop {
     if (iterations_ > 1) sharing_->Took(threads, std::chrono::duration<double>(now - began_).count());
     began_ = now;
     threads = sharing_->Next();
+    lane_->set_alone(threads != nullptr);
   }
 
   void End(const absl::Status& status) {

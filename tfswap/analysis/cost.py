@@ -531,7 +531,7 @@ def fitted(rates: Rates, measured: Sequence[tuple[Node, float]]) -> Rates:
     return replace(rates, **{t: getattr(rates, t) * scale for t, scale in scales.items()})
 
 
-LOOPED_S = 1e-3
+LOOPED_S = 150e-6
 """In a loop a kernel that takes no longer gains little by being shared among threads, which wait for each other at its
 end: the large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
 

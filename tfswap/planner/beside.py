@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.cost import beside_seconds, spread_over
+from tfswap.analysis.cost import LOOPED_S, beside_seconds, spread_over
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
@@ -30,9 +30,6 @@ LEAST_GAIN_S = 150e-6
 GOOD_SHARES = (1.8, 0.6)
 """And so much of the time for which either leaves cores idle alone: it may meet a better partner, and those that match
 are paired first."""
-LOOPED_S = 150e-6
-"""In a loop a kernel that takes no longer gains little by being shared among threads, which wait for each other at its
-end: the large kernels of a decoder's iteration, 50 to 150 us each, take as long on one thread as on two."""
 LEAST_LOOPED_GAIN_S = 30e-6
 """What two of these must save: the threads of a loop are awake."""
 MOST_AHEAD = 4

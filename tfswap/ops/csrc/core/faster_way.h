@@ -3,13 +3,15 @@
 #ifndef TFSWAP_OPS_CSRC_CORE_FASTER_WAY_H_
 #define TFSWAP_OPS_CSRC_CORE_FASTER_WAY_H_
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <mutex>
 
 namespace tfswap {
 
 // Of ways 0 and 1. Each is tried a few times, then the faster one is taken, and the other one tried again now and then:
-// what else a machine does changes which it is.
+// what else a machine does changes which it is. Medians are compared: one try that was held up says nothing.
 class FasterWay {
  public:
   // How to do it this time.
@@ -17,23 +19,29 @@ class FasterWay {
     std::lock_guard<std::mutex> lock(mu_);
     const int64_t turn = turns_++;
     if (tried_[0] < kFirstTries || tried_[1] < kFirstTries) return tried_[1] < tried_[0];
-    const int faster = seconds_[1] < seconds_[0];
+    const int faster = median_[1] < median_[0];
     return turn % kTurnsBetweenTries == 0 ? 1 - faster : faster;
   }
 
   // The seconds that it took.
   void Took(int way, double seconds) {
     std::lock_guard<std::mutex> lock(mu_);
-    seconds_[way] += (seconds - seconds_[way]) / (tried_[way] < kRemembered ? ++tried_[way] : kRemembered);
+    seconds_[way][tried_[way]++ % kRemembered] = seconds;
+    std::array<double, kRemembered> late = seconds_[way];
+    const int64_t known = std::min<int64_t>(tried_[way], kRemembered);
+    const auto middle = late.begin() + known / 2;
+    std::nth_element(late.begin(), middle, late.begin() + known);
+    median_[way] = *middle;
   }
 
  private:
-  static constexpr int kFirstTries = 3, kRemembered = 8, kTurnsBetweenTries = 64;
+  static constexpr int kFirstTries = 5, kRemembered = 7, kTurnsBetweenTries = 32;
 
   std::mutex mu_;
   int64_t turns_ = 0;
-  int tried_[2] = {};
-  double seconds_[2] = {};  // of each, the mean of late
+  int64_t tried_[2] = {};
+  std::array<double, kRemembered> seconds_[2] = {};  // of each, the last
+  double median_[2] = {};
 };
 
 }  // namespace tfswap

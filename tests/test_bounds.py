@@ -46,6 +46,20 @@ def test_distinct_values_and_parts_are_all_at_most():
     assert found["Sin"] == "float32<=[100,8]"
 
 
+def test_what_is_stitched_has_a_row_for_each_index_at_most():
+    def function(x: Any) -> Any:
+        shards = [tf.ones([50, 4]), tf.ones([50, 4])]
+        looked_up = tf.nn.embedding_lookup(shards, tf.cast(x[:, 0], tf.int32))
+        return tf.exp(looked_up), tf.raw_ops.DynamicStitch(
+            indices=[tf.cast(x[:, 0], tf.int32), [3, 9]], data=[x, x[:2]]
+        )
+
+    found = types(function, (100, 8))
+    assert found["ParallelDynamicStitch"] == "float32<=[100,4]"
+    assert found["Exp"] == "float32[100,4]"
+    assert found["DynamicStitch"] == "float32<=[102,8]"
+
+
 def test_hits_of_a_sampler_that_takes_nothing_twice_are_one_for_each_class_at_most():
     def function(x: Any) -> Any:
         labels = tf.cast(x[:, :1], tf.int64)

@@ -36,6 +36,11 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
     "segments": lambda x, n: tf.math.segment_mean(x, tf.range(30) * n // 7),
     "segments of nothing": lambda x, n: tf.math.segment_sum(x[:0], tf.range(n)[:0]),
     "segments of some": lambda x, n: tf.sparse.segment_sum(x, [3, 3, 9], tf.range(3) * n),
+    "stitch": lambda x, n: tf.dynamic_stitch([tf.range(n)[::-1], [n + 3, 2]], [x[:n, 0], x[:2, 0]]),
+    "stitch of tables": lambda x, n: tf.raw_ops.ParallelDynamicStitch(
+        indices=[tf.reshape(tf.range(2 * n), [n, 2]), tf.zeros([0, 2], tf.int32)],
+        data=[tf.zeros([n, 2, 40]), tf.zeros([0, 2, 40])],
+    ),
     "random": lambda x, n: tf.raw_ops.RandomUniform(shape=[n, 300], dtype=tf.float32),
     "random without state": lambda x, n: tf.raw_ops.StatelessRandomNormal(shape=[n, 300], seed=[1, 2]),
     "first": lambda x, n: x[:n],

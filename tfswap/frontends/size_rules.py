@@ -7,6 +7,7 @@ Not handled: ops that must run to tell how much they return, which are made; see
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,6 +82,26 @@ def _segments(position: int) -> Callable[[Output], SizeRule]:
         return SizeRule((ids,), lambda ids: _with_rows(ids, row))
 
     return rule
+
+
+def _stitched(tensor: Output) -> SizeRule | None:
+    """A row for each number up to the last of the indices (dynamic_stitch_op.cc)."""
+    node = tensor.node
+    indices, data = node.inputs[: len(node.inputs) // 2], node.inputs[len(node.inputs) // 2 :]
+    if indices[0].type.shape is None or data[0].type.shape is None:
+        return None
+    rank = len(indices[0].type.shape)
+    row = data[0].type.shape[rank:]
+
+    def shape(row: Any, *indices: Any) -> Any:
+        import tensorflow as tf
+
+        every = tf.concat([tf.reshape(each, [-1]) for each in indices], 0)
+        return _with_rows(tf.reduce_max(tf.concat([every, [-1]], 0))[None], row)
+
+    if None in row:
+        return SizeRule(indices, lambda dims, *indices: shape(dims[rank:], *indices), data[0])
+    return SizeRule(indices, functools.partial(shape, row))
 
 
 def _as_many_rows(position: int) -> Callable[[Output], SizeRule | None]:
@@ -233,7 +254,9 @@ _DRAWS = (
 
 _RULES: dict[str, Callable[[Output], SizeRule | None]] = {
     "BroadcastTo": _by_input(1),
+    "DynamicStitch": _stitched,
     "Fill": _by_input(0),
+    "ParallelDynamicStitch": _stitched,
     "RaggedRange": _ragged_range,
     "RaggedTensorToTensor": _padded,
     "Range": _range,

@@ -12,6 +12,9 @@ What a Python function returns (`tf.py_function`) TensorFlow does not know eithe
 element by element, or checks, or logs: where the user says nothing else (`tf.ensure_shape`, `set_shape`), it is taken
 to return as much as it is given of that type. Its gradients are exactly as large as what it was given.
 
+Rows that are stitched together (`tf.dynamic_stitch`, a lookup in a list of tables) are taken to have an index each, as
+TensorFlow asks for: of a row that has none, nobody knows what is in it.
+
 Not handled: sizes that are themselves computed from values (`tf.range(n)`, `tf.repeat` with counts). Those that hang
 on the step's arguments alone can be computed before it (frontends/told_sizes.py).
 """
@@ -64,6 +67,22 @@ def _partitions(node: Node) -> Iterator[Largest]:
         assert rows.shape is not None, "so has this"
         shape = (rows.num_elements, *data.shape[len(rows.shape) :])
         yield from (Largest(i, shape) for i in range(len(node.outputs)))
+
+
+def _stitched(node: Node) -> Iterator[Largest]:
+    """A row for each index. The parts of one vector, all of them, have as many indices together as that has."""
+    indices, data = node.inputs[: len(node.inputs) // 2], node.inputs[len(node.inputs) // 2 :]
+    if indices[0].type.shape is None or data[0].type.shape is None:
+        return
+    row = data[0].type.shape[len(indices[0].type.shape) :]
+    sources = {tensor.node for tensor in map(passed_on, indices)}
+    parted = next(iter(sources))
+    if len(sources) == 1 and _RULES.get(parted.op) is _partitions and len(set(map(passed_on, indices))) == len(indices):
+        counts = [parted.inputs[1].type.num_elements]
+    else:
+        counts = [tensor.type.num_elements for tensor in indices]
+    if None not in counts:
+        yield Largest(0, (sum(count or 0 for count in counts), *row))
 
 
 def _boxes(node: Node) -> Iterator[Largest]:
@@ -126,6 +145,7 @@ def _called(node: Node) -> Iterator[Largest]:
 _RULES: dict[str, Rule] = {
     "ComputeAccidentalHits": _hits,
     "DynamicPartition": _partitions,
+    "DynamicStitch": _stitched,
     "EagerPyFunc": _called,
     "ListDiff": lambda node: _elements(node, 0, 1),
     "LookupTableFind": _found,
@@ -133,6 +153,7 @@ _RULES: dict[str, Rule] = {
     "NonMaxSuppression": _boxes,
     "NonMaxSuppressionV2": _boxes,
     "NonMaxSuppressionV3": _boxes,
+    "ParallelDynamicStitch": _stitched,
     "PyFunc": _called,
     "PyFuncStateless": _called,
     "RaggedTensorToTensor": _rows,

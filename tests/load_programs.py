@@ -266,3 +266,137 @@ def in_small_regions(folder: str) -> dict[str, Any]:
     batch = pair(ROWS)
     peak = peak_of(lambda: [model.inner.step(batch, 0.1) for _ in range(3)])
     return {"peak": peak, "loss": float(model.inner.step(batch, 0.1)["loss"])}
+
+
+def drawing_loop() -> Any:
+    """A step whose loop draws from a generator, so that its kernels are joined, those that encode among them."""
+    import tensorflow as tf
+
+    class Drawing(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = [tf.Variable(tf.random.stateless_normal([128, 128], (n, 1)) * 0.1) for n in range(4)]
+            self.generator = tf.random.Generator.from_seed(3)
+
+        @tf.function(input_signature=[tf.TensorSpec([512, 128])])
+        def train_step(self, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                h = x
+                for _ in tf.range(4):
+                    for weight in self.weights:
+                        h = tf.nn.relu(h @ weight) + 0.1 * h
+                    h = h * (1 + 0.1 * self.generator.normal(h.shape))
+                loss = tf.reduce_mean(h * h)
+            for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+                weight.assign_sub(0.01 * gradient)
+            return loss
+
+    return Drawing()
+
+
+def ran_drawing_loop(folder: str, way: str) -> dict[str, Any]:
+    """What the loop's step gives, and whether the codecs are loaded then, in a process that has not loaded them before.
+
+    Args:
+        way: "plain", decorated in "memory", written to a "file", or from that: "loaded" or "verified".
+    """
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+    from tfswap.frontends.verify_model import verify_model
+    from tfswap.oplib import build
+    from tfswap.oplib.load import status
+
+    x = tf.random.stateless_normal([512, 128], (1, 2))
+    made, limit = f"{folder}/made", "80%"
+    assert not status(build.CODECS).loaded
+    model = drawing_loop()
+    if way == "plain":
+        with grappler_off():
+            return {"loss": float(model.train_step(x))}
+    if way == "file":
+        tf.saved_model.save(model, f"{folder}/model")
+        return {"encoded": len(tfswap.optimize_graph(f"{folder}/model", made, memory_limit=limit).encoded)}
+    if way == "verified":
+        verify_model(made)
+    elif way == "memory":
+        step = tfswap.optimize(model.train_step, memory_limit=limit)
+        return {"loss": float(step(x)), "loaded": status(build.CODECS).loaded}
+    else:
+        model = tfswap.load(made)
+        return {"loss": float(model.train_step(x)), "loaded": status(build.CODECS).loaded}
+    return {"loaded": status(build.CODECS).loaded}
+
+
+IMAGES, DRAWN = 64, 6
+
+
+def convolving() -> Any:
+    """Convolutions, one of which requests most of what the step takes, and embeddings, known by bounds only."""
+    import tensorflow as tf
+
+    def normal(*shape: int) -> Any:
+        return tf.Variable(tf.random.stateless_normal(shape, (len(shape), shape[-2])) * 0.2)
+
+    sparse = [tf.SparseTensorSpec([IMAGES, DRAWN], kind) for kind in (tf.int64, tf.float32)]
+
+    class Convolving(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels = [normal(3, 3, channels, 16) for channels in (3, 16, 16, 16)]
+            self.dense, self.embeddings = normal(16, 10), normal(500, 16)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 32, 32, 3]), *sparse])
+        def train_step(self, x: Any, ids: Any, weights: Any) -> Any:
+            with tf.GradientTape() as tape:
+                h = x
+                for kernel in self.kernels:
+                    h = tf.nn.relu(tf.nn.conv2d(h, kernel, 1, "SAME"))
+                    h = h - tf.reduce_mean(h, [1, 2], keepdims=True)
+                drawn = tf.nn.embedding_lookup_sparse(self.embeddings, ids, weights, combiner="mean")
+                loss = tf.reduce_mean(((tf.reduce_mean(h * h, [1, 2]) + drawn) @ self.dense) ** 2)
+            variables = [*self.kernels, self.dense]
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+    return Convolving()
+
+
+def save_convolving(folder: str) -> None:
+    import tensorflow as tf
+
+    import tfswap
+
+    tf.saved_model.save(convolving(), f"{folder}/model")
+    count = IMAGES * DRAWN
+    sizes = {"x": (IMAGES, 32, 32, 3), "ids": (count, 2), "ids_1": (count,), "ids_2": (2,)}
+    sizes |= {"weights": (count, 2), "weights_1": (count,), "weights_2": (2,)}
+    tfswap.optimize_graph(f"{folder}/model", f"{folder}/made", memory_limit="45%", input_shapes=sizes)
+
+
+def run_convolving(path: str) -> dict[str, Any]:
+    """How a rewritten one runs, or what is said, that TensorFlow loads into an arena that grows."""
+    import tensorflow as tf
+
+    import tfswap.ops.codecs  # noqa: F401
+
+    model = tf.saved_model.load(path)
+    places = [[row, column] for row in range(IMAGES) for column in range(DRAWN)]
+    drawn = tf.random.stateless_uniform([len(places)], (3, 3), maxval=500, dtype=tf.int64)
+    x, ids, weights = (
+        tf.random.stateless_normal([IMAGES, 32, 32, 3], (1, 1)),
+        tf.SparseTensor(places, drawn, [IMAGES, DRAWN]),
+        tf.SparseTensor(places, tf.ones([len(places)]), [IMAGES, DRAWN]),
+    )
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                model.train_step(x, ids, weights)
+        except tf.errors.ResourceExhaustedError as error:
+            said.append(error.message)
+
+    return {"peak": peak_of(run), "said": said}

@@ -20,7 +20,7 @@ import tfswap
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.frontends.origin import FUNCTIONS_NAME, REQUEST_NAME
 from tfswap.frontends.verify_model import verify_model
-from tfswap.oplib.names import GATE
+from tfswap.oplib.names import CODECS, GATE
 
 BATCH = 4096
 
@@ -150,6 +150,40 @@ tfswap.optimize_graph("{tmp_path}/model", "{tmp_path}/made", **given)
     assert found["peak"] <= limit
 
 
+def test_what_is_known_by_bounds_gets_the_region_that_it_needs_or_is_refused(tmp_path: Path) -> None:
+    run_forked(f"import load_programs; load_programs.save_convolving({str(tmp_path)!r})", TF_ENABLE_ONEDNN_OPTS="0")
+
+    def ran(path: Path, mib: int) -> dict[str, Any]:
+        code = f"import json, load_programs; print(json.dumps(load_programs.run_convolving({str(path)!r})))"
+        return on_arena(code, mib)
+
+    limit = tfswap.Plan.load(tmp_path / "made" / "tfswap_plan.json").limit_bytes
+    assert limit is not None
+    found = ran(tmp_path / "made", 512)  # in a region of the limit's size convolutions are given all of it
+    assert not found["said"]
+    assert found["peak"] <= limit
+    less = with_limit(tmp_path / "made", tmp_path / "less", found["peak"] - 2**20)
+    refused = ran(less, 512)
+    assert f"a limit of {found['peak'] - 2**20} bytes" in refused["said"][0]
+    assert refused["peak"] < limit / 2, "its kernels have run"
+    assert ran(tmp_path / "made", 56)["said"], "no room for that region"
+
+
+def test_codecs_are_loaded_that_only_joined_kernels_have(tmp_path: Path) -> None:
+    def ran(way: str) -> dict[str, Any]:
+        return on_arena(
+            f"import json, load_programs; print(json.dumps(load_programs.ran_drawing_loop({str(tmp_path)!r}, {way!r})))"
+        )
+
+    expected = ran("plain")["loss"]
+    assert ran("memory") == {"loss": expected, "loaded": True}
+    assert ran("file")["encoded"]
+    assert ran("loaded") == {"loss": expected, "loaded": True}
+    assert ran("verified") == {"loaded": True}
+    library = read_model(tmp_path / "made").meta_graphs[0].graph_def.library.function
+    assert not CODECS.intersection(node.op for f in library for node in f.node_def), "not inside alone: tests nothing"
+
+
 def damaged_request(model: Path) -> None:
     content = json.loads((model / REQUEST_NAME).read_text())
     content["limit_bytes"] = "much"
@@ -225,12 +259,16 @@ def test_wrong_arguments_are_named(models: dict[str, Path]) -> None:
         tfswap.load(models["plain"])
 
 
-def with_limit(model: Path, to: Path, limit_bytes: int) -> Path:
-    """A copy of a rewritten model whose gates have another limit."""
+def read_model(model: Path) -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
+    return saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+
+
+def with_limit(model: Path, to: Path, limit_bytes: int) -> Path:
+    """A copy of a rewritten model whose gates have another limit."""
     shutil.copytree(model, to)
-    proto = saved_model_pb2.SavedModel.FromString((to / "saved_model.pb").read_bytes())
+    proto = read_model(to)
     gates = [n for f in proto.meta_graphs[0].graph_def.library.function for n in f.node_def if n.op == GATE]
     assert len(gates) == 1
     gates[0].attr["limit"].i = limit_bytes

@@ -18,7 +18,8 @@ from tfswap.forks import note_step
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
 from tfswap.ir.graph import Graph, Node
-from tfswap.oplib.names import BESIDE, EXECUTOR, GROUP
+from tfswap.oplib.names import EXECUTOR
+from tfswap.oplib.parts import parts
 
 log = logging.getLogger("tfswap")
 
@@ -140,7 +141,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
 
     from tfswap.oplib.load import load_for
 
-    load_for(node.op for part in (graph, *graph.all_bodies()) for node in part)
+    load_for(node for part in (graph, *graph.all_bodies()) for node in part)
     made = func_graph_module.FuncGraph(name)
     names = _argument_names(graph)
     with made.as_default():
@@ -174,9 +175,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
 
 def _kernel_names(node: Any) -> list[str]:
     """What TensorFlow calls a node that fails: by its name, or one that is part of it by its own."""
-    if node.op not in (BESIDE, GROUP):
-        return [node.name]
-    return [type(node).FromString(kernel).name for kernel in node.attr["kernels"].list.s]
+    return [part.name for part in parts(node)] or [node.name]
 
 
 def runnable(made: Any, bodies: BodyFunctions, original: Any, function_type: Any = None) -> tuple[Any, list[str]]:

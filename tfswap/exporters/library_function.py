@@ -38,7 +38,7 @@ def export_library_function(
     """
     from tfswap.oplib.load import load_for
 
-    load_for(node.op for part in (graph, *graph.all_bodies()) for node in part)
+    load_for(node for part in (graph, *graph.all_bodies()) for node in part)
     bodies = BodyFunctions(portable=portable)
     made = function_def(graph, name, outputs, bodies)
     made.signature.is_stateful = True

@@ -136,7 +136,7 @@ def _run(path: str | os.PathLike[str], function: str, sizes: ArgumentSizes, step
     from tfswap.ops.runtime import limits_unchecked
 
     file = ModelFile.load(path)
-    load_for(node.op for f in file.library.values() for node in f.node_def)
+    load_for(node for f in file.library.values() for node in f.node_def)
     model = file.loaded()
     step = _step(model, function, path)
     args, kwargs = step.structured_input_signature

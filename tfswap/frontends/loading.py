@@ -90,7 +90,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     refuse_rewriters()
     file = ModelFile.load(model)
     origin = Origin.read(file.path)
-    load_for(node.op for fdef in file.library.values() for node in fdef.node_def)
+    load_for(node for fdef in file.library.values() for node in fdef.node_def)
     limit = origin.limit_bytes if memory_limit is None else memory_limit
     loaded = _Loaded.of(file, origin, Request(limit, origin.options, None, "optimize"), on_exceeded)
     if limit is not None and not is_share(limit):

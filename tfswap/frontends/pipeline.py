@@ -569,10 +569,8 @@ class Optimizer:
         if plan.limit_bytes is None:
             return
         flow = self.variant_of(plan).flow
-        # Temporaries that are known by bounds lie between the extremes; of branches not all sequences are tried.
-        exact = not flow.sequences and set(flow.inexact) <= set(flow.bounded)
         requests = requests_of_one(flow, planned_schedule(flow, plan))
-        apply_limit(made, plan.limit_bytes, requests, exact=exact, device=self.device.kind)
+        apply_limit(made, plan.limit_bytes, requests, device=self.device.kind)
 
     def variant_of(self, plan: Plan) -> Variant:
         """The variant that `plan` is of."""

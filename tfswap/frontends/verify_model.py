@@ -38,7 +38,7 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
 def _verified(file: ModelFile) -> list[tuple[str, int]]:
     nodes = [node for function in file.library.values() for node in function.node_def]
     bodies = {name for node in nodes if control_flow(node.op) for name in called_functions(node)}
-    load_for(node.op for node in nodes)
+    load_for(nodes)
     # Bodies are a part of the steps that run them.
     rewritten = [
         name

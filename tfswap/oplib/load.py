@@ -20,6 +20,7 @@ from typing import Any
 from tfswap.errors import OpLibraryError
 from tfswap.forks import refuse_in_late_child
 from tfswap.oplib import build, names
+from tfswap.oplib.parts import with_parts
 
 
 class CStats(ctypes.Structure):
@@ -145,14 +146,17 @@ def load_codecs() -> OpLibrary:
         return _loaded[build.CODECS]
 
 
-def load_for(ops: Iterable[str]) -> None:
-    """Loads what graphs with these ops need: the codecs only where one is among them, since they take long to build.
+def load_for(nodes: Iterable[Any]) -> None:
+    """Loads what graphs of these nodes need: the codecs only where one is among them, since they take long to build.
+
+    Args:
+        nodes: Nodes or NodeDefs, with those of bodies and functions.
 
     Raises:
         OpLibraryError: TensorFlow is missing, or a library can't be built or loaded.
     """
     load()
-    if not (names.CODECS | names.FROM_ENCODED).isdisjoint(ops):
+    if not (names.CODECS | names.FROM_ENCODED).isdisjoint(node.op for node in with_parts(nodes)):
         load_codecs()
 
 

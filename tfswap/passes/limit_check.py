@@ -31,12 +31,11 @@ HOST_DTYPES = frozenset(("int32", "string"))
 HANDLE_DTYPES = frozenset(("resource", "variant"))
 
 
-def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]], *, exact: bool, device: str) -> None:
+def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]], *, device: str) -> None:
     """Write the limit into the gate of `graph`, in place.
 
     Args:
         extremes: the step's requests, as of Requests, of one step alone.
-        exact: whether what the step takes lies between them.
         device: the kind of device that it is planned for: "cpu" or "gpu".
     """
     gate = next(node for node in graph if node.op == GATE)
@@ -49,7 +48,7 @@ def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]
         "T": tuple(Dtype(feed.outputs[0].dtype) for feed in read),
         "limit": limit_bytes,
         "requests": encoded,
-        "exact": exact and bool(encoded) and len(read) == len(sized),
+        "exact": bool(encoded) and len(read) == len(sized),
         "sizes": tuple(Dims(feed.outputs[0].shape or ()) for feed in read),
     }
 

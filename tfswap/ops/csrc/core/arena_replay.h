@@ -35,6 +35,9 @@ class SimulatedArena {
   void Free(uint64_t address);
   std::vector<size_t> FreeBytes() const;
 
+  // Adds a region for a request of as much, a multiple of 256, as the allocator does. False where it may not grow so far.
+  bool Extend(uint64_t rounded);
+
   uint64_t peak_bytes() const { return peak_bytes_; }
 
  private:
@@ -47,7 +50,6 @@ class SimulatedArena {
   using Chunks = std::map<uint64_t, Chunk>;
 
   void Grow(uint64_t rounded);
-  bool Extend(uint64_t rounded);
   bool Collect(uint64_t rounded);
   void AddRegion(uint64_t bytes);
   uint64_t End() const;

@@ -60,7 +60,7 @@ bodies: What loops and conditionals of the same graph run. TensorFlow would make
 limit: Of a saved step: the bytes that it may take; 0 where that is not looked at (limit_check.h).
 requests: What the step asks of the allocator, for each extreme of what is known by bounds only
   (passes/limit_check.py).
-exact: Whether the requests are the step's for arguments of `sizes`.
+exact: Whether `sizes` has all arguments whose sizes the requests depend on.
 arguments: Those of the step's that may be smaller than was planned. Only their shapes are read.
 sizes: Their shapes as they were planned.
 )doc");

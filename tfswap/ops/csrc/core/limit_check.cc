@@ -61,29 +61,22 @@ void RaisePeak(tensorflow::BFCAllocator* arena, uint64_t peak_bytes) {
   for (void* const each : held) arena->DeallocateRaw(each);
 }
 
-// Lets an arena have what a step of this limit may take besides what is there, in one piece: frontends/one_region.py
-// where Python is. Its peak, the user's own statistics, stays what it was.
-//
-// Returns whether there is such a piece now that was not there before.
-bool MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
-                   uint64_t arena_bytes) {
-  const uint64_t in_use_bytes = map.stats().bytes_in_use();
-  if (arena_bytes == 0 || in_use_bytes >= limit_bytes) return false;
-  const uint64_t wanted_bytes = (limit_bytes - in_use_bytes) / kAlignment * kAlignment;
-  uint64_t all_bytes = 0, largest_bytes = 0;
-  for (const auto& chunk : map.chunk()) {
-    all_bytes += chunk.size();
-    if (!chunk.in_use()) largest_bytes = std::max<uint64_t>(largest_bytes, chunk.size());
-  }
-  if (wanted_bytes == 0 || largest_bytes >= wanted_bytes || wanted_bytes > arena_bytes - std::min(arena_bytes, all_bytes)) {
-    return false;
-  }
-  void* const region = Request(arena, wanted_bytes);
+// Adds a region of as much at least. The arena's peak, the user's own statistics, stays what it was.
+bool AddRegion(tensorflow::BFCAllocator* arena, uint64_t bytes, uint64_t peak_bytes) {
+  void* const region = Request(arena, bytes);
   if (region == nullptr) return false;
   arena->DeallocateRaw(region);
   arena->ClearStats();
-  RaisePeak(arena, static_cast<uint64_t>(map.stats().peak_bytes_in_use()));
+  RaisePeak(arena, peak_bytes);
   return true;
+}
+
+uint64_t LargestFree(const std::vector<ArenaChunk>& chunks) {
+  uint64_t largest_bytes = 0;
+  for (const ArenaChunk& chunk : chunks) {
+    if (!chunk.in_use) largest_bytes = std::max(largest_bytes, chunk.bytes);
+  }
+  return largest_bytes;
 }
 
 }  // namespace
@@ -116,7 +109,7 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
   if (limit_bytes_ == 0 || !limits_count) return absl::OkStatus();
   auto* const arena = FindArena(ctx);
   if (arena == nullptr) return absl::OkStatus();
-  tensorflow::MemoryDump map = arena->RecordMemoryMap();
+  const tensorflow::MemoryDump map = arena->RecordMemoryMap();
   const uint64_t arena_bytes = arena->GetStats()->bytes_limit.value_or(0);
   const uint64_t limit_bytes = arena_bytes == 0 ? limit_bytes_ : std::min(limit_bytes_, arena_bytes);
   const uint64_t in_use_bytes = map.stats().bytes_in_use();
@@ -125,18 +118,19 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
   auto known = found_.find(LayoutOf(map) + as_planned);
   if (known == found_.end()) {
     if (found_.size() >= kMostLayouts) found_.clear();
-    Found found = Judge(map, limit_bytes, arena_bytes, as_planned);
+    Found found = Judge(map, limit_bytes, arena_bytes, as_planned, 0);
+    uint64_t layout = LayoutOf(map);
     if (found.verdict != Verdict::kKept && MakeOneRegion(arena, map, limit_bytes, arena_bytes)) {
-      map = arena->RecordMemoryMap();
-      found = Judge(map, limit_bytes, arena_bytes, as_planned);
+      const tensorflow::MemoryDump grown = arena->RecordMemoryMap();
+      found = Judge(grown, limit_bytes, arena_bytes, as_planned, 0);
+      layout = LayoutOf(grown);
     }
-    known = found_.emplace(LayoutOf(map) + as_planned, found).first;
+    known = found_.emplace(layout + as_planned, found).first;
   }
   const Found& found = known->second;
   if (found.verdict == Verdict::kKept) return absl::OkStatus();
-  const bool passed = found.verdict == Verdict::kPassed;
   const std::string message = absl::StrCat(
-      "tfswap: this step was planned for a limit of ", Mebibytes(limit_bytes_), ", and ", passed ? "needs " : "may need ",
+      "tfswap: this step was planned for a limit of ", Mebibytes(limit_bytes_), ", and ", found.certain ? "needs " : "may need ",
       Mebibytes(found.peak_bytes), " in the arena that it finds, of which ", Mebibytes(in_use_bytes),
       " are in use before it begins. ",
       arena_bytes != 0 && arena_bytes < limit_bytes_
@@ -148,18 +142,18 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
             : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
               "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "
               "function itself, which looks at the arena before each step.");
-  if (passed && fails) return absl::ResourceExhaustedError(message);
+  if (found.verdict == Verdict::kPassed && fails) return absl::ResourceExhaustedError(message);
   if (!std::exchange(warned_, true)) LOG(WARNING) << message;
   return absl::OkStatus();
 }
 
 LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t limit_bytes, uint64_t arena_bytes,
-                                    bool as_planned) const {
-  // Between the extremes of what is known by bounds only the step's own peak lies.
+                                    bool as_planned, uint64_t region_bytes) const {
   const uint64_t in_use_bytes = map.stats().bytes_in_use();
   uint64_t least = in_use_bytes, most = in_use_bytes;
   if (!extremes_.empty()) {
-    const SimulatedArena arena(ChunksOf(map), arena_bytes, collects_);
+    SimulatedArena arena(ChunksOf(map), arena_bytes, collects_);
+    if (region_bytes != 0) arena.Extend(region_bytes);
     least = UINT64_MAX;
     for (const RecordedRequests& requests : extremes_) {
       const uint64_t peak = requests.PeakBytes(arena);
@@ -167,11 +161,32 @@ LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t 
       most = std::max(most, peak);
     }
   }
-  if (most <= limit_bytes) return {Verdict::kKept, most};
-  if (in_use_bytes > limit_bytes || (as_planned && least > limit_bytes)) {
-    return {Verdict::kPassed, std::max(least, in_use_bytes)};
+  if (most <= limit_bytes) return {Verdict::kKept, most, true};
+  const bool passed = in_use_bytes > limit_bytes || as_planned;
+  return {passed ? Verdict::kPassed : Verdict::kUncertain, most, passed && (least == most || in_use_bytes > limit_bytes)};
+}
+
+// Where one more region lets the step keep its limit, adds it: frontends/one_region.py where Python is.
+//
+// The allocator cuts a request's chunk off a free one only where that has twice the request's bytes. So in a region of
+// what the limit leaves a large request can be given all of it; in one of twice as much each gets its own size.
+bool LimitCheck::MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
+                               uint64_t arena_bytes) const {
+  const uint64_t in_use_bytes = map.stats().bytes_in_use();
+  if (arena_bytes == 0 || in_use_bytes >= limit_bytes) return false;
+  const std::vector<ArenaChunk> chunks = ChunksOf(map);
+  uint64_t all_bytes = 0;
+  for (const ArenaChunk& chunk : chunks) all_bytes += chunk.bytes;
+  const uint64_t largest_bytes = LargestFree(chunks), room_bytes = arena_bytes - std::min(arena_bytes, all_bytes);
+  const uint64_t left_bytes = (limit_bytes - in_use_bytes) / kAlignment * kAlignment;
+  for (const uint64_t wanted_bytes : {left_bytes, 2 * left_bytes}) {
+    if (wanted_bytes <= largest_bytes || wanted_bytes > room_bytes) continue;
+    const Found found = Judge(map, limit_bytes, arena_bytes, /*as_planned=*/true, wanted_bytes);
+    if (found.verdict == Verdict::kKept) {
+      return AddRegion(arena, wanted_bytes, static_cast<uint64_t>(map.stats().peak_bytes_in_use()));
+    }
   }
-  return {Verdict::kUncertain, most};
+  return false;
 }
 
 bool LimitCheck::AsPlanned(tensorflow::OpKernelContext* ctx) const {

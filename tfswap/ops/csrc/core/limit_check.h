@@ -1,14 +1,14 @@
 // Whether a step that was planned for an unknown arena keeps its limit in the one that it finds, told before it runs.
 //
 // The gate of a saved step has with it what the step asks of the allocator. That is replayed in the arena's chunks, as
-// they lie when the step begins: exact for arguments of the sizes that were planned for, a bound as a rule for smaller
-// ones. A layout is looked at once. Where the step does not fit because the arena is in small regions, and the arena may
-// grow, it gets one region of what the limit leaves.
+// they lie when the step begins: exact for arguments of the sizes that were planned for, or a bound where kernels or
+// branches are known by bounds only; a bound as a rule for smaller ones. A layout is looked at once. Where the step does
+// not fit, and with one more region would, and the arena may grow, the arena gets that region.
 //
-//   it keeps the limit                       nothing is said
-//   it does not, and that is certain         the step fails before any of its kernels has run
-//   it may not: smaller arguments, or        a warning, once; the step runs
-//   kernels that are known by bounds only
+//   it keeps the limit                        nothing is said
+//   it may pass it: arguments as planned      the step fails before any of its kernels has run
+//   it may pass it: smaller arguments, or     a warning, once; the step runs
+//   on a GPU integers, which are not read
 //
 // In the process that planned the step it is called inside of another function, or by a caller who has taken the
 // rewritten function: there a warning stands for the failure, as of all steps that pass their limit.
@@ -24,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "arena_replay.h"
+#include "tensorflow/core/common_runtime/bfc_allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/protobuf/bfc_memory_map.pb.h"
@@ -45,10 +46,15 @@ class LimitCheck {
 
   struct Found {
     Verdict verdict;
-    uint64_t peak_bytes;
+    uint64_t peak_bytes;  // the most that the step may reach
+    bool certain;         // that it reaches that
   };
 
-  Found Judge(const tensorflow::MemoryDump& map, uint64_t limit_bytes, uint64_t arena_bytes, bool as_planned) const;
+  // region_bytes: of a region that is added before the step; 0 for none.
+  Found Judge(const tensorflow::MemoryDump& map, uint64_t limit_bytes, uint64_t arena_bytes, bool as_planned,
+              uint64_t region_bytes) const;
+  bool MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
+                     uint64_t arena_bytes) const;
   bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
 
   static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in frontends/step.py

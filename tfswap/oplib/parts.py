@@ -16,7 +16,7 @@ def parts(node: Any) -> Sequence[Any]:
     """The kernels of a joined node, in order; of any other node, none."""
     if node.op not in (BESIDE, GROUP):
         return ()
-    held = node.attrs["kernels"] if isinstance(node, Node) else node.attr["kernels"].list.s
+    held: Any = node.attrs["kernels"] if isinstance(node, Node) else node.attr["kernels"].list.s
     return [_parsed(kernel) if isinstance(kernel, bytes) else kernel for kernel in held]
 
 
@@ -30,4 +30,5 @@ def with_parts(nodes: Iterable[Any]) -> Iterator[Any]:
 def _parsed(kernel: bytes) -> Any:
     from tensorflow.core.framework import node_def_pb2
 
-    return node_def_pb2.NodeDef.FromString(kernel)
+    made: Any = node_def_pb2
+    return made.NodeDef.FromString(kernel)

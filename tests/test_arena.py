@@ -555,7 +555,7 @@ step(x)
 print(json.dumps([messages, step.report().convolutions[0].name]))
 """)
     assert len(messages) == 1
-    assert f"is known of it, such as cuDNN's workspace for {tightest}, to which the plan leaves" in messages[0]
+    assert f"is modelled, such as cuDNN's workspace for {tightest}, to which the plan leaves" in messages[0]
 
 
 def test_near_the_floor_what_came_and_went_does_not_cost_the_limit():

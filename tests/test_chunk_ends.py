@@ -53,7 +53,7 @@ def test_one_at_a_chunk_s_end_stands_alone() -> None:
     plan = Plan("", None, ("a", "b"), (), 0, 0, 0, 1.0, "test", splits=(Split(0, 8), Split(1, 8, at_end=True)))
     assert Plan.from_json(plan.to_json()) == plan
     both = dataclasses.replace(plan, splits=(Split(1, 8), Split(1, 8, at_end=True)))
-    with pytest.raises(InvalidModel, match="stands alone"):
+    with pytest.raises(InvalidModel, match="has to be the only one"):
         Plan.from_json(both.to_json())
 
 

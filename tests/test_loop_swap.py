@@ -358,7 +358,7 @@ def test_the_next_element_is_on_its_way_where_there_is_room_for_it(monkeypatch: 
     assert floor < plan.planned_peak_bytes <= floor + nbytes
     assert plan.seconds < made.plan(floor).seconds
     (row,) = (row for row in made.report(plan).swapped if row.op == "list")
-    assert "the iteration before" in row.reason
+    assert "previous iteration" in row.reason
     monkeypatch.setattr(Variants, "prefetched", lambda variants, stages: [])
     without = optimizer(**how)
     assert without.floor_bytes() == floor

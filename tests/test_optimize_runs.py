@@ -284,7 +284,7 @@ def test_a_rewritten_concrete_function_can_be_a_signature(tmp_path):
 import tfswap.ops
 module = tf.Module()
 module.weights = weights
-step = tfswap.optimize(tf.function(lambda x: {{"loss": body(x)}}), memory_limit="70%", tactics=["swap"])
+step = tfswap.optimize(tf.function(lambda x: {{"loss": body(x)}}), memory_limit="75%", tactics=["swap"])
 x = tf.ones([4 << 10, WIDTH])
 step(x)
 concrete = step.get_concrete_function(x)

@@ -73,7 +73,8 @@ UNTOLD_WITHIN = FOLLOWS + (
 )
 OPEN_WITHIN = (
     "Arguments have open sizes here, as sparse tensors have inside of another tf.function, or where a step is traced "
-    f"for specs. {FROM_PYTHON}, or give the function around it an input_signature of full shapes."
+    f"for specs. {FROM_PYTHON}, or give the function around it an input_signature of full shapes; "
+    "batches of Keras' fit have one size with drop_remainder=True."
 )
 
 RECURS = 16
@@ -426,7 +427,7 @@ class OptimizedFunction(Generic[P, R]):
             if untold and isinstance(error, UnknownSizes):
                 if untold is UNTOLD_WITHIN and not all(map(has_size, inputs)):
                     untold = OPEN_WITHIN
-                elif not follow_from_arguments(concrete, inputs):
+                elif not isinstance(concrete, Joint) and not follow_from_arguments(concrete, inputs):
                     raise
                 raise UnknownSizes(error.what, untold) from None
             if untold:

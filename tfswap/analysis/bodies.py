@@ -4,7 +4,7 @@ TensorFlow runs a functional loop or conditional whose bodies have an order (pas
 after the other, so that its requests and releases are one determinate sequence. Here the bodies are walked through
 in that order, iteration by iteration, with reference counts as the runtime keeps them (functional_ops.cc): what the
 node is given is held until it has ended; a body's arguments from the iteration before are its own, and can be
-written over. A loop or conditional that TensorFlow lowers to the executor's own control flow lets go of what it is
+written over. A loop or conditional that TensorFlow lowers to the executor's own control flow frees what it is
 given, and the kernels of its bodies start and end as the executor replays them (planner/executor.py). Tensor lists and
 optionals live on the heap, in a scalar of the arena; what they keep is in the arena.
 
@@ -419,7 +419,7 @@ class Machine:
         return buffer
 
     def drop(self, buffer: Buffer) -> None:
-        """Somebody lets go of a buffer."""
+        """A buffer has one owner less."""
         if self._kept is not None:
             self._kept.append(buffer)
             return
@@ -534,7 +534,7 @@ class Machine:
 
         Args:
             consume: whether the arguments are the function's own, as a loop's are from its second iteration on:
-                it lets go of them as soon as it has read them.
+                it frees them as soon as it has read them.
         """
         made = self._prepare(body)
         self.runs[body] = self.runs.get(body, 0.0) + self._weight
@@ -596,7 +596,7 @@ class Machine:
     def _node(
         self, body: Graph, made: _Prepared, node: Node, there: dict[tuple[Node, int], Buffer], known: Known
     ) -> list[Buffer]:
-        """Run a node's kernel; returns what it lets go of when it ends."""
+        """Run a node's kernel; returns the buffers that it frees when it ends."""
         inputs = [there[t.node, t.index] for t in node.inputs]
         if node in made.constants:
             outputs = [self.hold(Buffer(None, kind.nbytes or 0)) for kind in node.outputs]
@@ -654,7 +654,7 @@ class Machine:
     def control_flow(
         self, node: Node, bodies: Sequence[Graph], inputs: Sequence[Buffer], integers: Sequence[Values | None]
     ) -> tuple[list[Buffer], list[Values | None]]:
-        """Run what `node` runs; its outputs are held once each. Lowered, it lets go of its inputs, once each."""
+        """Run what `node` runs; its outputs are held once each. Lowered, it frees its inputs, once each."""
         kind = control_flow(node.op)
         assert kind is not None
         arguments = inputs[kind.first_argument :]

@@ -275,6 +275,29 @@ class Dataflow:
             rest.pop(i, None)
         return replace(self, events=events, temp_forwards=rest, bounded=[], usual={})
 
+    def kernels_before(self, i: int) -> frozenset[int]:
+        """The kernels that node `i` waits for, those behind nodes that are no kernels included."""
+        found = self._kernels_before.get(i)
+        if found is None:
+            kernels: set[int] = set()
+            seen: set[int] = set()
+            stack = list(self.deps[i])
+            while stack:
+                d = stack.pop()
+                if d in seen:
+                    continue
+                seen.add(d)
+                if self.is_kernel[d]:
+                    kernels.add(d)
+                else:
+                    stack += self.deps[d]
+            found = self._kernels_before[i] = frozenset(kernels)
+        return found
+
+    @cached_property
+    def _kernels_before(self) -> dict[int, frozenset[int]]:
+        return {}
+
     def first_versions(self, feeds: Iterable[str]) -> frozenset[int]:
         """The values that those of the step's variables have before it whose handles are fed by these names."""
         nodes = (self.nodes[self.place[name]] for name in feeds if name in self.place)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
 from tfswap.analysis.cost import LOOPED_S, beside_seconds, spread_over
@@ -196,10 +196,6 @@ def bring_together(
         The order, and who is next to whom; the one that came first first.
     """
 
-    @functools.cache
-    def waits_for(i: int) -> frozenset[int]:
-        return frozenset(_waits_for(flow, i))
-
     made = list(order)
     pairs: list[tuple[int, int]] = []
     for share in GOOD_SHARES:
@@ -208,7 +204,7 @@ def bring_together(
         def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
             return 0.0 if (first, second) in apart else gain(first, second)
 
-        made = _paired(flow, made, cost_s, gain_if_free, waits_for, pairs, least_gain_s(looped), window)
+        made = _paired(flow, made, cost_s, gain_if_free, pairs, least_gain_s(looped), window)
     return made, pairs
 
 
@@ -217,7 +213,6 @@ def _paired(
     order: Sequence[int],
     cost_s: Sequence[float],
     gain: Callable[[int, int], float],
-    waits_for: Callable[[int], frozenset[int]],
     pairs: list[tuple[int, int]],
     least_s: float,
     window: int,
@@ -233,7 +228,7 @@ def _paired(
     def ahead(second: int) -> list[int] | None:
         """What has to run before `second`, if that may run at once: a few small kernels."""
         found: dict[int, None] = {}
-        pending = [k for k in waits_for(second) if k not in ran]
+        pending = [k for k in flow.kernels_before(second) if k not in ran]
         while pending:
             k = pending.pop()
             fixed = k in waiting or k in later or k in paired
@@ -241,7 +236,7 @@ def _paired(
                 return None
             if k not in found:
                 found[k] = None
-                pending += [d for d in waits_for(k) if d not in ran]
+                pending += [d for d in flow.kernels_before(k) if d not in ran]
         return sorted(found, key=place.__getitem__)
 
     for position, first in enumerate(order):
@@ -262,7 +257,7 @@ def _paired(
             for second in order[position + 1 : position + 1 + window]:
                 if second in ran:
                     continue
-                needs = waits_for(second)
+                needs = flow.kernels_before(second)
                 if not needs.isdisjoint(held_up):
                     if second in paired or second in waiting:
                         break  # it can't wait longer
@@ -340,7 +335,7 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
         and _stands_alone(flow, first)
         and _stands_alone(flow, second)
         and _share_device(flow, first, second)
-        and first not in set(_waits_for(flow, second))
+        and first not in flow.kernels_before(second)
     )
 
 
@@ -400,18 +395,3 @@ def gains(
 def least_gain_s(looped: bool) -> float:
     """What two kernels must save, and each take, to be a pair. `looped` as of `gains`."""
     return LEAST_LOOPED_GAIN_S if looped else LEAST_GAIN_S
-
-
-def _waits_for(flow: Dataflow, i: int) -> Iterator[int]:
-    """The kernels that `i` waits for, those behind nodes that are no kernels included."""
-    seen: set[int] = set()
-    stack = list(flow.deps[i])
-    while stack:
-        d = stack.pop()
-        if d in seen:
-            continue
-        seen.add(d)
-        if flow.is_kernel[d]:
-            yield d
-        else:
-            stack += flow.deps[d]

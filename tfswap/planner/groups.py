@@ -69,7 +69,7 @@ def _runs(flow: Dataflow, order: Sequence[int], can: Collection[int]) -> list[li
 
     For longer ones kernels of lists run sooner, or later, than in the order.
     """
-    deps = {i: frozenset(d for d in kernels_before(flow, i)) for i in order}
+    deps = {i: flow.kernels_before(i) for i in order}
     lists = {
         i
         for i in order
@@ -104,7 +104,7 @@ def _runs(flow: Dataflow, order: Sequence[int], can: Collection[int]) -> list[li
 def _gain_s(flow: Dataflow, part: Sequence[int], cost_s: Sequence[float], rates: Rates) -> float:
     """The seconds that a group saves; 0 where that is too little."""
     before = {i: n for n, i in enumerate(part)}
-    waits_for = [[before[d] for d in kernels_before(flow, i) if d in before] for i in part]
+    waits_for = [[before[d] for d in flow.kernels_before(i) if d in before] for i in part]
     alone_s = [cost_s[i] for i in part]
     cores = [group_cores(flow.nodes[i], cost_s[i], rates) for i in part]
     saved_s = sum(alone_s) - unordered_seconds(alone_s, cores, waits_for, rates)
@@ -131,20 +131,3 @@ def _joins(flow: Dataflow, part: Sequence[int]) -> bool:
                 pending.append(source)
     # What is no kernel, and no constant, passes buffers on.
     return all(flow.nodes[i].inputs and flow.nodes[i] not in flow.constants for i in (after & before) - members)
-
-
-def kernels_before(flow: Dataflow, i: int) -> list[int]:
-    """The kernels that `i` waits for, those behind nodes that are no kernels included."""
-    seen: set[int] = set()
-    stack = list(flow.deps[i])
-    found: list[int] = []
-    while stack:
-        d = stack.pop()
-        if d in seen:
-            continue
-        seen.add(d)
-        if flow.is_kernel[d]:
-            found.append(d)
-        else:
-            stack += flow.deps[d]
-    return found

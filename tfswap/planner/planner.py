@@ -112,9 +112,8 @@ REQUESTS_OF_A_KERNEL = 3
 """At most, outside of loops."""
 MIN_SWEEPS, MAX_RUNGS = 16, 64
 TWO_SOLVERS = 50_000
-"""Kernels of steps, at most, for which two solvers at least are asked: the first of those that both swap and recompute
-rarely has the lowest floor, and for which orders with room are looked for; on larger steps planning would take longer
-than TensorFlow's tracing."""
+"""Kernels, at most, of steps for which two solvers are asked and orders with room are searched. Of solvers that both
+swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing."""
 BISECTIONS = 8
 BESIDE_TRIES = 8
 BESIDE_LEVELS = 6
@@ -268,10 +267,8 @@ class Planner:
         climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
         del orders[max(climb.orders for climb in climbs) :]
         if self._runs_beside:
-            first_order = orders[0]
-            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
-            if kernels <= TWO_SOLVERS:
-                orders += orders_with_room(flow, first_order, self.cost_s, self.rates)
+            roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates) if kernels <= TWO_SOLVERS else []
+            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders] + roomy
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
         ]

@@ -200,51 +200,33 @@ class Side {
  public:
   Side(OpKernelContext* ctx, OpKernel* kernel, DeviceBase* device, int input, int output) : output_(output) {
     // Held twice, so that the kernel takes none of them over: the other may read it.
-    for (int i = 0; i < kernel->num_inputs(); ++i) held_.push_back(ctx->input(input + i));
+    for (int i = 0; i < kernel->num_inputs(); ++i) run_.held.push_back(ctx->input(input + i));
     for (int i = 0; i < kernel->num_inputs(); ++i) {
-      inputs_.emplace_back(&held_[i]);
-      input_attributes_.push_back(ctx->input_alloc_attr(input + i));
+      run_.inputs.emplace_back(&run_.held[i]);
+      run_.input_attributes.push_back(ctx->input_alloc_attr(input + i));
     }
     for (int i = 0; i < kernel->num_outputs(); ++i) {
-      output_attributes_.push_back(ctx->output_alloc_attr(output + i));
+      run_.output_attributes.push_back(ctx->output_alloc_attr(output + i));
     }
-    params_.step_id = ctx->step_id();
-    params_.op_kernel = kernel;
-    params_.device = device;
-    params_.output_attr_array = output_attributes_.data();
-    params_.resource_manager = ctx->resource_manager();
-    params_.step_container = ctx->step_container();
-    params_.session_state = ctx->session_state();
-    params_.cancellation_manager = ctx->cancellation_manager();
-    params_.inputs = inputs_;
-    params_.input_alloc_attrs = input_attributes_;
-    params_.op_device_context = ctx->op_device_context();
-    params_.frame_iter = ctx->frame_iter();
-    params_.function_library = ctx->function_library();
-    params_.runner = ctx->runner();
-    ctx_ = std::make_unique<OpKernelContext>(&params_);
+    run_.MakeContext(ctx, kernel, device);
   }
 
-  void Run() { params_.op_kernel->Compute(ctx_.get()); }
+  void Run() { run_.params.op_kernel->Compute(run_.ctx.get()); }
 
   // To the op's own outputs, or its status, with the kernel's own name: the op's says nothing of the second.
   void HandOver(OpKernelContext* ctx) {
-    if (!ctx_->status().ok()) {
-      return ctx->SetStatus(tensorflow::AttachDef(ctx_->status(), params_.op_kernel->def()));
+    if (!run_.ctx->status().ok()) {
+      return ctx->SetStatus(tensorflow::AttachDef(run_.ctx->status(), run_.params.op_kernel->def()));
     }
-    for (int i = 0; i < ctx_->num_outputs(); ++i) {
-      const std::unique_ptr<Tensor> made(ctx_->release_output(i).tensor);
+    for (int i = 0; i < run_.ctx->num_outputs(); ++i) {
+      const std::unique_ptr<Tensor> made(run_.ctx->release_output(i).tensor);
       ctx->set_output(output_ + i, *made);
     }
   }
 
  private:
   const int output_;
-  std::vector<Tensor> held_;
-  std::vector<tensorflow::TensorValue> inputs_;
-  std::vector<tensorflow::AllocatorAttributes> input_attributes_, output_attributes_;
-  OpKernelContext::Params params_;
-  std::unique_ptr<OpKernelContext> ctx_;
+  InnerRun run_;
 };
 
 // One run of both.

@@ -210,16 +210,11 @@ struct Member {
   mutable std::atomic<float> seconds{kWorthAThreadS};  // that it takes: the mean of late
 };
 
-// One run of a kernel.
-struct MemberRun {
+// One run of a kernel. What it reads is held twice where it is not to be written over.
+struct MemberRun : InnerRun {
   MemberRun(tensorflow::DeviceBase* device, Allocator* allocator) : device(device, allocator) {}
 
   InnerDevice device;
-  std::vector<Tensor> held;  // what it reads, held twice where it is not to be written over
-  std::vector<tensorflow::TensorValue> inputs;
-  std::vector<tensorflow::AllocatorAttributes> input_attributes, output_attributes;
-  OpKernelContext::Params params;
-  std::unique_ptr<OpKernelContext> ctx;
 };
 
 // One run of all.
@@ -320,22 +315,7 @@ class Run : public std::enable_shared_from_this<Run> {
     for (int i = 0; i < kernel->num_outputs(); ++i) {
       run.output_attributes.push_back(ctx_->output_alloc_attr(member.first_output + i));
     }
-    auto& params = run.params;
-    params.step_id = ctx_->step_id();
-    params.op_kernel = kernel;
-    params.device = &run.device;
-    params.output_attr_array = run.output_attributes.data();
-    params.resource_manager = ctx_->resource_manager();
-    params.step_container = ctx_->step_container();
-    params.session_state = ctx_->session_state();
-    params.cancellation_manager = ctx_->cancellation_manager();
-    params.inputs = run.inputs;
-    params.input_alloc_attrs = run.input_attributes;
-    params.op_device_context = ctx_->op_device_context();
-    params.frame_iter = ctx_->frame_iter();
-    params.function_library = ctx_->function_library();
-    params.runner = ctx_->runner();
-    run.ctx = std::make_unique<OpKernelContext>(&params);
+    run.MakeContext(ctx_, kernel, &run.device);
     const auto began = std::chrono::steady_clock::now();
     kernel->Compute(run.ctx.get());
     const std::chrono::duration<float> took = std::chrono::steady_clock::now() - began;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,7 @@
 #include "tensorflow/core/framework/node_properties.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/threadpool.h"
 #include "unsupported/Eigen/CXX11/Tensor"
 
@@ -49,6 +51,34 @@ inline absl::Status MakeKernel(tensorflow::OpKernelConstruction* ctx,
   return absl::InvalidArgumentError(absl::StrCat(made->type_string(), " '", made->name(),
                                                  "' does not run on the thread that it is called on."));
 }
+
+// What one run of an inner kernel is given, of which OpKernelContext keeps pointers only.
+struct InnerRun {
+  std::vector<tensorflow::Tensor> held;  // what it reads
+  std::vector<tensorflow::TensorValue> inputs;
+  std::vector<tensorflow::AllocatorAttributes> input_attributes, output_attributes;
+  tensorflow::OpKernelContext::Params params;
+  std::unique_ptr<tensorflow::OpKernelContext> ctx;
+
+  // Once all others are set. What is not the kernel's own is that of `outer`, the op that runs it.
+  void MakeContext(tensorflow::OpKernelContext* outer, tensorflow::OpKernel* kernel, tensorflow::DeviceBase* device) {
+    params.step_id = outer->step_id();
+    params.op_kernel = kernel;
+    params.device = device;
+    params.output_attr_array = output_attributes.data();
+    params.resource_manager = outer->resource_manager();
+    params.step_container = outer->step_container();
+    params.session_state = outer->session_state();
+    params.cancellation_manager = outer->cancellation_manager();
+    params.inputs = inputs;
+    params.input_alloc_attrs = input_attributes;
+    params.op_device_context = outer->op_device_context();
+    params.frame_iter = outer->frame_iter();
+    params.function_library = outer->function_library();
+    params.runner = outer->runner();
+    ctx = std::make_unique<tensorflow::OpKernelContext>(&params);
+  }
+};
 
 // The device's threads for a kernel that stays on one core.
 class OneCore {

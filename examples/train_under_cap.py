@@ -2,7 +2,7 @@
 
     python examples/train_under_cap.py --plot memory.png
 
-Takes about three minutes on two cores, and prints each stage as it begins.
+Takes one to three minutes on two cores, and prints each stage as it begins.
 
 Four steps of ResNet-50 are run three times, each time in a process of its own:
 
@@ -188,7 +188,7 @@ def main() -> int:
         return 0
 
     name = f"ResNet-50, batch {args.batch}, {args.size}x{args.size}"
-    print(f"{name}: {STEPS} steps, three times. About three minutes on two cores, and one more where tfswap's ops are")
+    print(f"{name}: {STEPS} steps, three times. One to three minutes on two cores, and one more where tfswap's ops are")
     print("compiled first.")
     print("1. unoptimised, with room to spare ...", flush=True)
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4

@@ -75,7 +75,7 @@ def require_sizes(graph: Graph, locate: Locate) -> None:
         raise UnknownSizes(
             f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
             f"{others}.",
-            _how_to_tell(graph, first) if where or first.node in graph.feeds else _how_to_tell_in_a_file(graph, first),
+            _how_to_tell(graph, first, has_line=bool(where)),
         )
 
 
@@ -94,20 +94,11 @@ def require_countable(graph: Graph, resident_bytes: int) -> None:
         )
 
 
-def _how_to_tell_in_a_file(graph: Graph, first: Output) -> str:
-    """Where no line of the user's is known: it may be a library's op, whose result no line of his can say."""
-    if "The inputs' sizes are known, but this one depends" not in (told := _how_to_tell(graph, first)):
-        return told
-    return (
-        "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file has "
-        "shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and save the "
-        "model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
-        "tf.nn.safe_embedding_lookup_sparse does, decorate the step with tfswap.optimize in the process that trains: "
-        "sizes that follow from the arguments are computed before each call there."
-    )
-
-
-def _how_to_tell(graph: Graph, first: Output) -> str:
+def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
+    """
+    Args:
+        has_line: whether the line of the user's is known that made it. In a file none is: it may be a library's op.
+    """
     node = first.node
     if node in graph.feeds or any(feed.outputs[0].nbytes is None for feed in graph.feeds):
         return (
@@ -133,6 +124,14 @@ def _how_to_tell(graph: Graph, first: Output) -> str:
             "The inputs' sizes are known, but how many elements this list gets depends on what the step computes. Give "
             "the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a number of iterations that "
             "follows from shapes."
+        )
+    if not has_line:
+        return (
+            "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file "
+            "has shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and "
+            "save the model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
+            "tf.nn.safe_embedding_lookup_sparse does, decorate the step with tfswap.optimize in the process that "
+            "trains: sizes that follow from the arguments are computed before each call there."
         )
     return (
         "The inputs' sizes are known, but this one depends on what the step computes, or TensorFlow can't infer what "

@@ -180,8 +180,8 @@ def in_a_session(others_mib: int) -> str:
     return ""
 
 
-SIGNATURES = ("itself", "concrete", "of specs", "within")
-"""How a decorated function becomes a signature."""
+SIGNATURES = ("itself", "concrete", "of specs", "within", "open")
+"""How a decorated function becomes a signature; "open" without being an attribute, and with an open batch."""
 
 
 def save_signatures(folder: str) -> dict[str, int]:
@@ -190,15 +190,15 @@ def save_signatures(folder: str) -> dict[str, int]:
 
     import tfswap
 
-    spec = tf.TensorSpec([ROWS, WIDTH], name="x")
     limits: dict[str, int] = {}
     for way in SIGNATURES:
         model = tf.Module()
         model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
-
+        spec = tf.TensorSpec([None if way == "open" else ROWS, WIDTH], name="x")
         step = tfswap.optimize(tf.function(_training(model), input_signature=[spec]), memory_limit="75%")
-        model.step = step
-        if way in ("itself", "concrete"):
+        if way != "open":
+            model.step = step
+        if way in ("itself", "concrete", "open"):
             step(tf.random.stateless_normal([ROWS, WIDTH], (1, 1)))
         signature = step
         if way in ("concrete", "of specs"):
@@ -254,6 +254,47 @@ def run_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
 
     peak = peak_of(run)
     return {"said": said, "peak": peak, "before": before, "others": int(tf.size(others))}
+
+
+def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
+    """How a saved signature and the attribute that is the same step run where tfswap loads them, and how its function
+    runs that was not saved.
+    """
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.frontends.model_file import ModelFile
+    from tfswap.frontends.origin import Carried
+
+    others = tf.zeros([others_mib << 18])
+    x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
+    model = tfswap.load(f"{folder}/{way}")
+    signature = model.signatures["serving_default"]
+    losses: list[float] = []
+
+    def run() -> None:
+        for _ in range(3):
+            losses.append(float(signature(x=x)["loss"]))
+        if hasattr(model, "step"):
+            losses.append(float(model.step(x)["loss"]))
+
+    peak, report = peak_of(run), signature.report()
+    same = not hasattr(model, "step") or model.step.report() is report
+    (kept,) = Carried.of(ModelFile.load(f"{folder}/{way}"))
+    found = {"peak": peak, "limit": report.memory_limit_bytes, "planned once": same, "others": int(tf.size(others))}
+    found["the file's plan"] = kept.plan.order == signature.plan().order
+    small = float(signature(x=x[: ROWS // 2])["loss"]) if way == "open" else 0.0
+    weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
+    model = tf.Module()
+    model.weights = weights
+    step = tfswap.optimize(tf.function(_training(model)), memory_limit="75%")
+    if way in ("itself", "concrete", "open"):  # as before they were saved
+        step(x)
+    expected = [float(step(x)["loss"]) for _ in losses]
+    if way == "open":
+        expected.append(float(step(x[: ROWS // 2])["loss"]))
+        losses.append(small)
+    return {**found, "same": losses == expected}
 
 
 def in_small_regions(folder: str) -> dict[str, Any]:

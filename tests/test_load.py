@@ -131,6 +131,32 @@ def test_a_signature_that_is_a_decorated_step_keeps_its_limit_or_fails_before_it
     assert bool(found["said"]) or not others_mib
 
 
+@pytest.mark.parametrize(
+    ("way", "others_mib"), [("itself", 0), ("concrete", 3), ("of specs", 1), ("open", 0), ("open", 3)]
+)
+def test_a_decorated_step_that_was_saved_keeps_its_limit_where_tfswap_loads_it(
+    signatures: tuple[str, dict[str, int]], way: str, others_mib: int
+) -> None:
+    folder, limits = signatures
+    given = f"{folder!r}, {way!r}, {others_mib}"
+    found = on_arena(f"import json, load_programs\nprint(json.dumps(load_programs.load_signature({given})))")
+    assert found["peak"] <= found["limit"] == limits[way]
+    assert found["planned once"]
+    assert found["same"]
+    assert found["the file's plan"] or others_mib
+
+
+def test_a_folder_without_planned_steps_is_told_apart(tmp_path: Path) -> None:
+    run_forked(
+        f"""
+import load_programs, tensorflow as tf
+tf.saved_model.save(load_programs.nested(), {str(tmp_path / "model")!r})
+""",
+    )
+    with pytest.raises(InvalidModel, match="signatures=step"):
+        tfswap.load(tmp_path / "model")
+
+
 def test_in_an_arena_that_grows_the_gate_makes_one_region(tmp_path: Path) -> None:
     run_forked(
         f"""

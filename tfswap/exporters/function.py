@@ -34,11 +34,14 @@ CONCRETE = WATCHED.format(
 
 
 @without_collector
-def export_function(graph: Graph, original: Any, saved: Callable[[], Any] | None = None) -> Any:
+def export_function(
+    graph: Graph, original: Any, saved: Callable[[], Any] | None = None, *, refers_to: Sequence[Any] = ()
+) -> Any:
     """A ConcreteFunction that runs `graph` and otherwise is called, and captures, as `original`.
 
     Args:
         saved: gives the ConcreteFunction that stands in its place in a file whose signature calls it.
+        refers_to: ConcreteFunctions that attributes of `graph` name, and no kernel runs: a file has them too.
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
@@ -50,6 +53,8 @@ def export_function(graph: Graph, original: Any, saved: Callable[[], Any] | None
 
     source = original.graph
     made, bodies = trace(graph, f"{source.name}_tfswap", source.inputs)
+    for function in refers_to:
+        function.add_to_graph(made)
     placeholders, outputs = made.inputs, made.outputs
     for output, tensor in zip(outputs, own_outputs(original), strict=True):
         handle_data_util.copy_handle_data(tensor, output)

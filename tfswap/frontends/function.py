@@ -313,9 +313,11 @@ class OptimizedFunction(Generic[P, R]):
         arguments = stand_ins(self._function, concrete, args, kwargs)
         if all(map(has_size, arguments)):
             base = self._step(concrete, arguments).function
+        elif planned := [step for step in self._made.get(concrete, ()) if step.planned]:
+            base = max(planned, key=lambda step: step.elements).function
         else:
-            planned = [step for step in self._made.get(concrete, ()) if step.planned]
-            base = max(planned, key=lambda step: step.elements).function if planned else concrete
+            sizes = self._planned_for(concrete)
+            base = concrete if sizes is None else self._step(concrete, sizes).function
         if all(map(has_size, concrete.inputs)):
             return base
         made = self._open.get(base)
@@ -324,6 +326,20 @@ class OptimizedFunction(Generic[P, R]):
                 self.__name__, base, concrete, functools.partial(self._run, concrete)
             )
         return made
+
+    def _planned_for(self, concrete: Any) -> list[Any] | None:
+        """Tensors without values of the largest sizes that a trace with the same arguments is planned for: TensorFlow
+        traces anew what it saves. None where there is no such plan.
+        """
+        signature = concrete.structured_input_signature
+        alike = [made for made in self._made if not isinstance(made, Joint)]
+        alike = [made for made in alike if made.structured_input_signature == signature]
+        planned = [step for made in alike for step in self._made[made] if step.planned]
+        if not planned:
+            return None
+        shapes = max(planned, key=lambda step: step.elements).shapes
+        inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
+        return [t if shape is None else sized_like(t, shape) for t, shape in zip(inputs, shapes, strict=False)]
 
     def _get_concrete_function_garbage_collected(self, *args: Any, **kwargs: Any) -> Any:
         """What TensorFlow asks a `tf.function` for that it is to save as a signature."""
@@ -596,7 +612,6 @@ def _is_plain(concrete: Any, args: Any, inputs: Sequence[Any]) -> bool:
 
 def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]:
     """Tensors without values for the arguments of a trace, of the shapes that these arguments or specs have."""
-    import tensorflow as tf
     from tensorflow.core.function import trace_type
 
     traced = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
@@ -613,13 +628,15 @@ def stand_ins(function: Any, concrete: Any, args: Any, kwargs: Any) -> list[Any]
     flat = [t for p in ordered for t in trace_type.from_value(bound[p.name], specs).flatten()]
     if len(flat) != len(traced):
         return traced
+    return [t if has_size(t) else sized_like(t, given.shape) for t, given in zip(traced, flat, strict=True)]
+
+
+def sized_like(tensor: Any, shape: Any) -> Any:
+    """A tensor without a value in the place of a trace's argument, of this shape where that is open."""
+    import tensorflow as tf
+
     with tf.Graph().as_default():
-        return [
-            tensor
-            if has_size(tensor)
-            else tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(given.shape), tensor.op.name)
-            for tensor, given in zip(traced, flat, strict=True)
-        ]
+        return tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(shape), tensor.op.name)
 
 
 def grown(shapes: Shapes, planned: Sequence[Shapes]) -> Shapes:

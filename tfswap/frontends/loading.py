@@ -1,26 +1,29 @@
-"""`tfswap.load`: a SavedModel that `optimize_graph` has written, with steps that keep their limit in this process.
+"""`tfswap.load`: a SavedModel with planned steps, which keep their limit in this process.
 
-A file's plan was made without knowledge of the arena. Here each rewritten step is a trace like that of a decorated
-function: at its first call the arena is looked at, the file's plan is simulated in it, and where it does not keep the
-limit the step is planned again, from the function that it was rewritten from (`frontends/origin.py`). So it has a gate,
-an audit, a report, and is planned again when the arena changes.
+`optimize_graph` has written it, or a signature of it is a decorated function. A file's plan was made without knowledge
+of the arena. Here each planned step is a trace like that of a decorated function: at its first call the arena is looked
+at, the file's plan is simulated in it, and where it does not keep the limit the step is planned again, from the
+function that it was rewritten from (`frontends/origin.py`). So it has a gate, an audit, a report, and is planned again
+when the arena changes.
 
-Invariant: values are those of the original function with Grappler off, whichever plan runs.
+Whatever does nothing but run a step, attributes and signatures, runs the same StepFunction: it is planned once.
 
-Not handled: functions that call a rewritten step and do more run the file's own plan, which the gate in the
+Invariant: values are those of the original function, whichever plan runs: with Grappler off of a model that
+`optimize_graph` has written, and else as where the function was decorated.
+
+Not handled: functions that call a planned step and do more run the file's own plan, which the gate in the
 file checks; so does a process that loads with `tf.saved_model.load`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -33,7 +36,7 @@ from tfswap.frontends.live_device import live_device
 from tfswap.frontends.model_file import ConcreteStep, ModelFile
 from tfswap.frontends.one_region import make_one_region
 from tfswap.frontends.open_function import open_function
-from tfswap.frontends.origin import Origin, SavedStep
+from tfswap.frontends.origin import REQUEST_NAME, Carried, Origin, SavedStep
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.rewriters import refuse_rewriters
@@ -57,19 +60,21 @@ OUTSIDE = (
 
 
 def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None, on_exceeded: str = "warn") -> Any:
-    """Load a SavedModel that `optimize_graph` has written, and keep its steps' limit in this process.
+    """Load a SavedModel with planned steps, and keep their limit in this process.
 
         model = tfswap.load("model_6gib")
         model.train_step(x, y)
         print(model.train_step.report())
 
-    A step's first call reads the state of the device's arena. The file's plan runs where it keeps the limit there;
-    otherwise the step is planned again for this arena, under the same limit. An arena that can still grow and is almost
-    empty gets one region of the limit's size.
+    `optimize_graph` has written it, or it was saved with a signature that is a decorated function, which is then under
+    its limit as an attribute too. A step's first call reads the state of the device's arena. The file's plan runs where
+    it keeps the limit there; otherwise the step is planned again for this arena, under the same limit. An arena that
+    can still grow and is almost empty gets one region of the limit's size.
 
     Args:
         model: the folder.
-        memory_limit: another limit than the file's: bytes, a size, or a share of the unoptimised step's planned peak.
+        memory_limit: another limit than the file's, of all steps: bytes, a size, or a share of the unoptimised step's
+            planned peak.
         on_exceeded: as in `optimize`.
 
     Returns:
@@ -77,7 +82,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
         before; signatures that run them are called as before too, and have its `report()`, `plan()` and `stats()`.
 
     Raises:
-        InvalidModel: no SavedModel that `optimize_graph` has written, or a damaged one. At the first call of a step
+        InvalidModel: no SavedModel with planned steps, or a damaged one. At the first call of a step
             also InfeasibleMemoryLimit, with `.floor_bytes`, before anything runs.
         TfswapError: an argument is malformed.
     """
@@ -89,17 +94,17 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     one_of("on_exceeded", on_exceeded, ("warn", "raise"))
     refuse_rewriters()
     file = ModelFile.load(model)
-    origin = Origin.read(file.path)
+    loaded = _Loaded.of(file, memory_limit, on_exceeded)
     load_for(node for fdef in file.library.values() for node in fdef.node_def)
-    limit = origin.limit_bytes if memory_limit is None else memory_limit
-    loaded = _Loaded.of(file, origin, Request(limit, origin.options, None, "optimize"), on_exceeded)
-    if limit is not None and not is_share(limit):
-        make_one_region(live_device()[0], parse_limit(limit))
-    with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded)):
+    limits = [step.request.memory_limit for step in loaded.steps.values()]
+    if known := [parse_limit(limit) for limit in limits if limit is not None and not is_share(limit)]:
+        make_one_region(live_device()[0], max(known))
+    with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded, file)):
         made = tf.saved_model.load(os.fspath(model))
-    if not loaded.found:
+    if not loaded.found and not all(step.decorated for step in loaded.steps.values()):
+        name = next(iter(loaded.steps.values())).saved.name
         raise InvalidModel(
-            f"nothing in the SavedModel at {str(file.path)!r} calls the step {origin.steps[0].name!r}, which was "
+            f"nothing in the SavedModel at {str(file.path)!r} calls the step {name!r}, which was "
             "planned: its folder is put together from several. Rewrite the original model again."
         )
     return made
@@ -107,15 +112,38 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
 
 @dataclass(frozen=True)
 class _FileStep:
-    """A planned trace of a file: where it is in the library, and its plan."""
+    """A planned trace of a file: where it is in the library, how it was planned, and its plan.
+
+    Attributes:
+        decorated: whether the function that was planned is in the file as it was traced, and not in its place the
+            rewritten one.
+        plan: None of another trace of a decorated function.
+    """
 
     saved: SavedStep
     step: ConcreteStep
-    plan: Plan
+    plan: Plan | None
+    request: Request
+    decorated: bool = False
 
-    def shape_of(self, argument: str) -> tuple[int, ...] | None:
-        """What the plan is for."""
-        return next((each.shape for each in self.saved.arguments if each.name == argument), None)
+    def planned_for(self, inputs: int) -> Shapes:
+        """The shapes that the plan is for, of so many arguments."""
+        shapes = {argument.name: argument.shape for argument in self.saved.arguments}
+        return tuple(shapes.get(name) for name in [*self.step.user_names][:inputs])
+
+
+@dataclass(frozen=True)
+class _Route:
+    """How a function calls a planned step.
+
+    Attributes:
+        arguments: by argument of the step, the position of the function's input that it is given, captures included.
+        results: by result of the function, the position of the step's.
+    """
+
+    file_step: _FileStep
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
 
 
 @dataclass
@@ -124,27 +152,50 @@ class _Loaded:
 
     Attributes:
         library: its functions as they were before they were rewritten, by name.
-        steps: the planned ones, by name.
-        renamed: the file's name of a function, by that in this process.
-        request: for all steps.
+        steps: the planned ones, by name; a decorated one by the name of what carries out its plan too.
         program: what they are parts of.
-        found: whether something was loaded that runs one of them.
+        renamed: the file's name of a function, by that in this process.
+        concretes: the functions in this process, by the file's name.
+        found: whether something was loaded that runs a step.
     """
 
     library: Mapping[str, Any]
-    steps: Mapping[str, _FileStep]
-    request: Request
+    steps: dict[str, _FileStep]
     on_exceeded: str
     renamed: dict[str, str] = field(default_factory=dict[str, str])
+    concretes: dict[str, Any] = field(default_factory=dict[str, Any])
     program: Program = field(default_factory=Program)
     found: bool = False
+    _functions: dict[str, StepFunction] = field(default_factory=dict[str, "StepFunction"])
 
     @staticmethod
-    def of(file: ModelFile, origin: Origin, request: Request, on_exceeded: str) -> _Loaded:
-        """Raises InvalidModel."""
-        original, planned = origin.require(file)
-        steps = {name: _FileStep(*found) for name, found in planned.items()}
-        return _Loaded(original.library, steps, request, on_exceeded)
+    def of(file: ModelFile, memory_limit: int | str | None, on_exceeded: str) -> _Loaded:
+        """
+        Args:
+            memory_limit: of all steps, in place of the file's.
+
+        Raises InvalidModel.
+        """
+
+        def request(origin: Origin) -> Request:
+            limit = origin.limit_bytes if memory_limit is None else memory_limit
+            return Request(limit, origin.options, None, "optimize")
+
+        steps: dict[str, _FileStep] = {}
+        library: Mapping[str, Any] = file.library
+        carried = Carried.of(file)
+        if not carried or (file.path / REQUEST_NAME).exists():
+            origin = Origin.read(file.path)
+            original, planned = origin.require(file)
+            library = original.library
+            steps = {name: _FileStep(*found, request(origin)) for name, found in planned.items()}
+        for each in carried:
+            same = file.same_as(each.original)
+            found = _FileStep(
+                each.origin.steps[0], file.trace(same[0]), each.plan, request(each.origin), decorated=True
+            )
+            steps |= dict.fromkeys((each.rewritten, each.original, *same), found)
+        return _Loaded(library, steps, on_exceeded)
 
     def route(self, fdef: Any) -> _Route | None:
         """The planned step that a function runs, if that is all it does."""
@@ -162,81 +213,68 @@ class _Loaded:
     def _file_name(self, function: str) -> str:
         return self.renamed.get(function, function)
 
+    def runs_a_step(self, name: str) -> bool:
+        """Whether the library function of this name does nothing but run a planned step."""
+        return name in self.library and self.route(self.library[name]) is not None
+
+    def note_traces(self, names: Sequence[str], file: Callable[[str], ConcreteStep]) -> None:
+        """Take note of a function's traces: where one is a decorated step, the others are under its limit too."""
+        known = [self.steps[name] for name in names if name in self.steps and self.steps[name].decorated]
+        for name in names if known else ():
+            if name not in self.steps:
+                saved = SavedStep(name, "", rewritten=False, arguments=())
+                self.steps[name] = _FileStep(saved, file(name), None, known[0].request, decorated=True)
+
+    def function(self, file_step: _FileStep) -> StepFunction:
+        """What runs a step, whoever calls it."""
+        name = file_step.step.name
+        if name not in self._functions:
+            self._functions[name] = StepFunction(self.concretes[name], file_step, self)
+        return self._functions[name]
+
     def optimized(self, function: Any, runs: str) -> LoadedFunction:
         """`function`, which runs the library function `runs`, under the limit."""
         self.found = True
-        made = LoadedFunction(function, self)
         route = self.route(self.library[runs])
         assert route is not None
-        traced = TRACED.fullmatch(route.file_step.saved.name)
-        made.__name__ = traced[1] if traced else route.file_step.saved.name
-        return made
-
-
-@dataclass(frozen=True)
-class _Route:
-    """How a function calls a planned step.
-
-    Attributes:
-        arguments: by argument of the step, the position of the function's input that it is given.
-        results: by result of the function, the position of the step's.
-    """
-
-    file_step: _FileStep
-    arguments: tuple[int, ...]
-    results: tuple[int, ...]
-
-    def shapes(self, inputs: int) -> Shapes:
-        """The shapes that the step's plan is for, by the function's inputs, of which there are so many."""
-        names = [a for _, a in sorted(zip(self.arguments, self._names, strict=True))]
-        return tuple(self.file_step.shape_of(name) for name in names[:inputs])
-
-    @property
-    def _names(self) -> list[str]:
-        return list(self.file_step.step.user_names)
-
-    def graph(self, library: Mapping[str, Any], shapes: Sequence[Any]) -> tuple[Graph, Plan | None]:
-        """The step's graph for arguments of these shapes, in the function's order, and the file's plan if it is of it.
-
-        Args:
-            shapes: of the function's inputs, captures not among them.
-        """
-        from tfswap.importers.library_function import import_library_function
-
-        step = self.file_step.step
-        given = {name: shapes[p] for name, p in zip(self._names, self.arguments, strict=True) if p < len(shapes)}
-        known = {name: shape for name, shape in given.items() if shape is not None and name not in step.handles}
-        graph = import_library_function(library, step.name, known, step.handles)
-        plan = self.file_step.plan
-        same = not plan.changes_nothing and plan.fingerprint == fingerprint(graph)
-        graph.feeds = [feed for _, feed in sorted(zip(self.arguments, graph.feeds, strict=True), key=lambda p: p[0])]
-        graph.fetches = [graph.fetches[i] for i in self.results]
-        return graph, _renamed(plan, graph) if same else None
-
-
-def _renamed(plan: Plan, graph: Graph) -> Plan:
-    """`plan`, for the same step with its arguments and results in another order."""
-    return dataclasses.replace(plan, fingerprint=fingerprint(graph))
+        return LoadedFunction(function, route.file_step, self)
 
 
 class LoadedStep(Step):
-    """As Step, of a trace that runs a step of a file and nothing else."""
+    """As Step, of a step of a file."""
 
-    def __init__(self, name: str, concrete: Any, *args: Any, route: _Route, library: Mapping[str, Any], **options: Any):
+    def __init__(
+        self, name: str, concrete: Any, *args: Any, file_step: _FileStep, library: Mapping[str, Any], **options: Any
+    ):
         super().__init__(name, concrete, *args, **options)
-        self._route = route
+        self._of_file = file_step
         self._library = library
         self._file_plan: Plan | None = None
 
     def _plan(self, inputs: Sequence[Any], *, given: Plan | None = None, ordered: bool = False) -> None:
-        # The trace itself runs the file's plan: nothing is left as it is there.
-        super()._plan(inputs, given=given, ordered=ordered or self._route.file_step.saved.rewritten)
+        # A rewritten trace itself runs the file's plan: nothing is left as it is there.
+        rewritten = self._of_file.saved.rewritten and not self._of_file.decorated
+        super()._plan(inputs, given=given, ordered=ordered or rewritten)
 
     def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
-        shapes = [None if t.shape.rank is None else tuple(t.shape.as_list()) for t in arguments]
-        graph, self._file_plan = self._route.graph(self._library, shapes)
-        place(self.name, graph, [*arguments, *without_asking(self._concrete)], live_device()[1])
-        return graph, ()
+        if self._of_file.decorated:
+            graph, held = super()._import(arguments)
+        else:
+            graph, held = self._original(arguments), ()
+            place(self.name, graph, [*arguments, *without_asking(self._concrete)], live_device()[1])
+        plan = self._of_file.plan
+        same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph)
+        self._file_plan = plan if same else None
+        return graph, held
+
+    def _original(self, arguments: Sequence[Any]) -> Graph:
+        """The function that the step was rewritten from, for arguments of these shapes."""
+        from tfswap.importers.library_function import import_library_function
+
+        step = self._of_file.step
+        given = zip(step.user_names, (t.shape for t in arguments), strict=False)
+        shapes = {name: tuple(s.as_list()) for name, s in given if s.rank is not None and name not in step.handles}
+        return import_library_function(self._library, step.name, shapes, step.handles)
 
     def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
         if self._file_plan is not None:
@@ -250,56 +288,150 @@ class LoadedStep(Step):
         return super()._choose(optimizer, ordered, lacking)
 
 
+class StepFunction(OptimizedFunction):
+    """A step of a file under its limit, called as the file's function that it is.
+
+    Args:
+        concrete: that function, as TensorFlow has loaded it.
+    """
+
+    def __init__(self, concrete: Any, file_step: _FileStep, loaded: _Loaded):
+        super().__init__(_nameless(), file_step.request, loaded.on_exceeded, loaded.program)
+        self.__name__ = _name_of(file_step)
+        self.concrete = concrete
+        self._of_file = file_step
+        self._library = loaded.library
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Its results, flat."""
+        return self.concrete.function_type.output.to_tensors(self._run(self.concrete, inputs))
+
+    @property
+    def latest(self) -> Step | None:
+        """The step that ran last."""
+        return self._latest
+
+    def _joint(self, concrete: Any, inputs: Sequence[Any], watched: int) -> Any:
+        if self._of_file.saved.rewritten and not self._of_file.decorated:
+            raise UnsupportedGraph(f"{self.__name__}: {OUTSIDE}")
+        return super()._joint(concrete, inputs, watched)
+
+    def _planned(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any]) -> Step:
+        planned_for = self._of_file.planned_for(len(inputs))
+        if not self._made.get(concrete) and planned_for != shapes:
+            step = self._new_step(concrete, planned_for)
+            step.planned = True  # to be asked what it covers
+            covers, step.planned = step.covers(shapes), False
+            with contextlib.suppress(InfeasibleMemoryLimit):
+                if covers:
+                    step.prepare(inputs)
+                    self._made.setdefault(concrete, []).append(step)
+                    return step
+        return super()._planned(concrete, shapes, inputs)
+
+    def _step_of(self, concrete: Any, *args: Any, **options: Any) -> Step:
+        given = {"file_step": self._of_file, "library": self._library}
+        return LoadedStep(self.__name__, concrete, *args, **given, **options)
+
+
 class LoadedFunction(OptimizedFunction):
     """A function of a loaded model that runs a planned step: all its traces that do nothing else are under its limit.
 
     Other traces of it run as TensorFlow loads them.
     """
 
-    def __init__(self, function: Any, loaded: _Loaded):
-        super().__init__(function, loaded.request, loaded.on_exceeded, loaded.program)
+    def __init__(self, function: Any, file_step: _FileStep, loaded: _Loaded):
+        super().__init__(function, file_step.request, loaded.on_exceeded, loaded.program)
+        self.__name__ = _name_of(file_step)
         self._loaded = loaded
-        self._routes: dict[Any, _Route | None] = {}
-
-    def route(self, concrete: Any) -> _Route | None:
-        if concrete not in self._routes:
-            self._routes[concrete] = self._loaded.route(concrete.function_def)
-        return self._routes[concrete]
+        self._passing: dict[Any, _Passing | None] = {}
 
     def _run(self, concrete: Any, inputs: Sequence[Any], key: Any = None) -> Any:
-        if self.route(concrete) is None:
+        passing = self._passed_by(concrete)
+        if passing is None:
             return self._call_traced(concrete, inputs, "it is a trace that was not planned when the file was written")
-        return super()._run(concrete, inputs, key)
+        result = passing(inputs)
+        if (step := passing.function.latest) is not None:
+            self._note(step)
+        return result
 
-    def _joint(self, concrete: Any, inputs: Sequence[Any], watched: int) -> Any:
-        route = self.route(concrete)
-        if route is not None and route.file_step.saved.rewritten:
-            raise UnsupportedGraph(f"{self.__name__}: {OUTSIDE}")
-        return super()._joint(concrete, inputs, watched)
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> Any:
+        return self.under_limit(self._trace(args, kwargs))
 
-    def _planned(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any]) -> Step:
-        route = self.route(concrete)
-        if route is not None and not self._made.get(concrete):
-            planned_for = route.shapes(len(inputs))
-            if planned_for != shapes:
-                step = self._new_step(concrete, planned_for)
-                step.planned = True  # to be asked what it covers
-                covers, step.planned = step.covers(shapes), False
-                with contextlib.suppress(InfeasibleMemoryLimit):
-                    if covers:
-                        step.prepare(inputs)
-                        self._made.setdefault(concrete, []).append(step)
-                        return step
-        return super()._planned(concrete, shapes, inputs)
+    def under_limit(self, concrete: Any) -> Any:
+        """A ConcreteFunction that is called as a trace of this one, and runs its step under the limit."""
+        made = open_function(self.__name__, concrete, concrete, functools.partial(self._run, concrete), carries=True)
+        made._function_type = concrete._function_type
+        return made
 
-    def _step_of(self, concrete: Any, *args: Any, **options: Any) -> Step:
-        route = self.route(concrete)
-        if route is None:
-            return super()._step_of(concrete, *args, **options)
-        return LoadedStep(self.__name__, concrete, *args, route=route, library=self._loaded.library, **options)
+    def _passed_by(self, concrete: Any) -> _Passing | None:
+        if concrete not in self._passing:
+            route = self._loaded.route(concrete.function_def)
+            made = None if route is None else _Passing.of(route, concrete, self._loaded.function(route.file_step))
+            self._passing[concrete] = made
+        return self._passing[concrete]
 
 
-def _loader_of(loaded: _Loaded) -> Any:
+@dataclass(frozen=True)
+class _Passing:
+    """A trace that passes what it is given on to a step.
+
+    Attributes:
+        arguments: by argument of the step that is no capture, the position of the trace's input.
+        pack: gives the trace's own result its form.
+    """
+
+    concrete: Any
+    function: StepFunction
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    pack: Callable[[Sequence[Any]], Any]
+
+    @staticmethod
+    def of(route: _Route, concrete: Any, function: StepFunction) -> _Passing | None:
+        """None where the trace gives the step other variables than the file's function has."""
+        own = without_asking(function.concrete)
+        count = len(route.arguments) - len(own)
+        before = len(concrete.inputs) - len(concrete._captured_inputs)
+        captured = without_asking(concrete)
+        for position, capture in zip(route.arguments[count:], own, strict=True):
+            if position < before or captured[position - before] is not capture:
+                return None
+        return _Passing(concrete, function, route.arguments[:count], route.results, concrete.function_type.pack_output)
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        given = [*inputs, *without_asking(self.concrete)]
+        results = self.function.run([given[p] for p in self.arguments])
+        return self.pack([results[i] for i in self.results])
+
+
+def _with_flat_results(concrete: Any) -> Any:
+    """A function of which the file has no structure, which TensorFlow's loader takes for one without results."""
+    from tensorflow.core.function.polymorphism import function_type
+    from tensorflow.python.eager.polymorphic_function import concrete_function
+
+    graph = concrete.graph
+    graph.structured_outputs = list(graph.outputs)
+    made = function_type.from_structured_signature(
+        graph.structured_input_signature, graph.structured_outputs, graph.function_captures.capture_types
+    )
+    return concrete_function.ConcreteFunction.from_func_graph(graph, made, attrs={})
+
+
+def _nameless() -> Any:
+    """What stands for the `tf.function` where there is none."""
+
+    def python_function() -> None: ...
+
+    return types.SimpleNamespace(python_function=python_function, _run_functions_eagerly=False)
+
+
+def _name_of(file_step: _FileStep) -> str:
+    traced = TRACED.fullmatch(file_step.saved.name)
+    return traced[1] if traced else file_step.saved.name
+
+
+def _loader_of(loaded: _Loaded, file: ModelFile) -> Any:
     """TensorFlow's loader of object graphs, which makes a LoadedFunction of what runs a planned step.
 
     As objects are made, and not afterwards: they are then set where the file has them, whatever holds them.
@@ -314,37 +446,42 @@ def _loader_of(loaded: _Loaded) -> Any:
         def _load_all(self) -> None:
             if threading.get_ident() == thread:  # another one loads another model meanwhile
                 self._is_ours = True
+                loaded.concretes = dict(self._concrete_functions)
                 loaded.renamed = {made.name.decode(): name for name, made in self._concrete_functions.items()}
             super()._load_all()
 
+        def _setup_remaining_functions(self) -> None:
+            super()._setup_remaining_functions()
+            for step in loaded.steps.values() if self._is_ours else ():
+                if step.step.name not in self._proto.concrete_functions:
+                    self._restore_captures_of(step)
+
+        def _restore_captures_of(self, step: _FileStep) -> None:
+            """Of a step that only functions call: they capture for it."""
+            for name, concrete in sorted(self._proto.concrete_functions.items()):
+                route = loaded.route(loaded.library[name]) if name in loaded.library else None
+                if route is None or route.file_step is not step:
+                    continue
+                before = len(loaded.library[name].signature.input_arg) - len(concrete.bound_inputs)
+                bound = [concrete.bound_inputs[p - before] for p in route.arguments if p >= before]
+                loaded.concretes[step.step.name] = made = _with_flat_results(loaded.concretes[step.step.name])
+                load_module.restore_captures.restore_captures(made, [self._nodes[index] for index in bound])
+                return
+
         def _recreate_function(self, proto: Any, dependencies: Any) -> Any:
             made, setter = super()._recreate_function(proto, dependencies)
-            runs = filter(self._runs_a_step, proto.concrete_functions) if self._is_ours else ()
-            if (name := next(iter(runs), None)) is not None:
-                made = loaded.optimized(made, name)
+            if self._is_ours:
+                loaded.note_traces(proto.concrete_functions, file.trace)
+                if (name := next(filter(loaded.runs_a_step, proto.concrete_functions), None)) is not None:
+                    made = loaded.optimized(made, name)
             return made, setter
 
         def _recreate_bare_concrete_function(self, proto: Any, dependencies: Any) -> Any:
             made, setter = super()._recreate_bare_concrete_function(proto, dependencies)
-            if self._is_ours and self._runs_a_step(proto.concrete_function_name):
-                made = _bare(made, proto.concrete_function_name, loaded)
+            if self._is_ours and loaded.runs_a_step(proto.concrete_function_name):
+                function = loaded.optimized(_nameless(), proto.concrete_function_name)
+                made = function.under_limit(made)
+                made.report, made.plan, made.stats = function.report, function.plan, function.stats
             return made, setter
 
-        def _runs_a_step(self, name: str) -> bool:
-            return name in loaded.library and loaded.route(loaded.library[name]) is not None
-
     return Loader
-
-
-def _bare(concrete: Any, name: str, loaded: _Loaded) -> Any:
-    """A ConcreteFunction that is called as `concrete`, a signature as a rule, and runs its step under the limit."""
-
-    def python_function() -> None: ...
-
-    function = loaded.optimized(
-        types.SimpleNamespace(python_function=python_function, _run_functions_eagerly=False), name
-    )
-    made = open_function(function.__name__, concrete, concrete, functools.partial(function._run, concrete))
-    made._function_type = concrete._function_type
-    made.report, made.plan, made.stats = function.report, function.plan, function.stats
-    return made

@@ -190,14 +190,33 @@ class ModelFile:
             there = "it has none. Save an object that has the tf.function that trains as an attribute."
         return f"the SavedModel at {str(self.path)!r} has no function {function!r}: {there}"
 
+    def trace(self, name: str) -> ConcreteStep:
+        """The library function of this name, as it is."""
+        concrete = self.meta_graph.object_graph_def.concrete_functions
+        bound = concrete[name].bound_inputs if name in concrete else []
+        arguments = enumerate(self.library[name].signature.input_arg)
+        names = {a.name: _specified_names(self.library[name], i) for i, a in arguments}
+        return ConcreteStep(name, name, names, len(bound), self._handles(name, bound))
+
+    def same_as(self, name: str) -> list[str]:
+        """The traces with the same content as a library function, which saving makes anew of some; else itself."""
+
+        def content(function: str) -> Any:
+            made = type(self.library[function])()
+            made.CopyFrom(self.library[function])
+            made.signature.name = ""
+            return made
+
+        if name in self.meta_graph.object_graph_def.concrete_functions:
+            return [name]
+        traces = {trace for traces in self.function_names().values() for trace in traces if trace in self.library}
+        own = content(name)
+        return sorted(trace for trace in traces if content(trace) == own) or [name]
+
     def _resolve(self, traced: str) -> ConcreteStep:
         """Follow functions that do nothing but call another, such as a signature's wrapper."""
-        concrete = self.meta_graph.object_graph_def.concrete_functions
-        bound = concrete[traced].bound_inputs if traced in concrete else []
-        handles = self._handles(traced, bound)
-        fdef = self.library[traced]
-        names = {a.name: _specified_names(fdef, i) for i, a in enumerate(fdef.signature.input_arg)}
-        name = traced
+        start = self.trace(traced)
+        name, names, handles, fdef = traced, start.user_names, start.handles, self.library[traced]
         while (passed := through_call(fdef, self.library.get)) is not None:
             caller, fdef = fdef, passed.called
             inputs = [caller.signature.input_arg[position].name for position in passed.arguments]
@@ -206,7 +225,7 @@ class ModelFile:
             names = {a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)}
             handles = {a: handles[source] for a, source in pairs if source in handles}
             name = fdef.signature.name
-        return ConcreteStep(name, traced, names, len(bound), handles)
+        return ConcreteStep(name, traced, names, start.captures, handles)
 
     def _handles(self, name: str, bound: Any) -> dict[str, HandleType]:
         arguments = self.library[name].signature.input_arg

@@ -21,7 +21,9 @@ def has_size(tensor: Any) -> bool:
     return tensor.dtype.name == "resource" or tensor.shape.is_fully_defined()
 
 
-def open_function(name: str, base: Any, trace: Any, call: Callable[[Sequence[Any]], Any]) -> Any:
+def open_function(
+    name: str, base: Any, trace: Any, call: Callable[[Sequence[Any]], Any], *, carries: bool = False
+) -> Any:
     """A ConcreteFunction that looks like `base`, and whose calls `call` makes.
 
     Args:
@@ -30,6 +32,7 @@ def open_function(name: str, base: Any, trace: Any, call: Callable[[Sequence[Any
             where they stay open: as a signature that is saved.
         trace: what `base` was made from.
         call: of the flat arguments, whose sizes are known.
+        carries: whether the trace itself carries out a plan, as that of a rewritten file.
     """
     from tensorflow.python.saved_model import save_context
 
@@ -38,14 +41,14 @@ def open_function(name: str, base: Any, trace: Any, call: Callable[[Sequence[Any
             saving = save_context.in_save_context()
             if all(map(has_size, tensor_inputs)) and not saving:
                 return call(tensor_inputs)
-            if base is trace and saving:
+            if base is trace and saving and not carries:
                 log.warning(
                     "tfswap: %s is saved as it was traced, without its limit: its sizes are open, and it has no plan "
                     "yet. Call it once with real tensors before you save it, or rewrite the file with "
                     "tfswap.optimize_graph.",
                     name,
                 )
-            elif base is trace:
+            elif base is trace and not saving:
                 pairs = zip(trace.inputs, tensor_inputs, strict=False)
                 names = ", ".join(f"{own.op.name} {given.shape}" for own, given in pairs if not has_size(given))
                 raise UnsupportedGraph(

@@ -1,7 +1,9 @@
-"""What a rewritten SavedModel keeps of the one that it was made from: enough to plan its steps again when loaded.
+"""What a SavedModel keeps of the steps that its rewritten ones were made from: enough to plan them again when loaded.
 
-Two files in the folder of `saved_model.pb`: the request, as JSON, and the functions that were replaced, as a compressed
-function library. All that they call is in the model's own library. `tf.saved_model.load` does not read either of them.
+Of a model that `optimize_graph` has written, two files in the folder of `saved_model.pb`: the request, as JSON, and the
+functions that were replaced, as a compressed function library. All that they call is in the model's own library.
+`tf.saved_model.load` does not read either of them. Of a decorated function that was saved as a signature, attributes of
+its gate: the function that it was made from, the request and the plan.
 
 Not kept: a profile, whose times are those of one machine; a policy, of which only the answers are.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ from tfswap.files import read_saved, require_regular
 from tfswap.frontends.model_file import ConcreteStep, ModelFile
 from tfswap.frontends.options import Options, Spill
 from tfswap.frontends.policy import Policy, TensorFacts
+from tfswap.importers.shapes import HANDLES
+from tfswap.ir.graph import Graph, Node, Opaque
 from tfswap.json_fields import decode, parse_json
+from tfswap.oplib.names import GATE
 from tfswap.planner.plan import Plan
 
 REQUEST_NAME = "tfswap_request.json"
@@ -37,6 +42,18 @@ class Sized:
 
     name: str
     shape: tuple[int, ...]
+
+
+def sized(arguments: Iterable[tuple[str, Node]]) -> Iterator[Sized]:
+    """Of a step's arguments those that have sizes, with the shapes of their feeds.
+
+    Args:
+        arguments: each with its name.
+    """
+    for name, feed in arguments:
+        shape = tuple(size for size in feed.outputs[0].shape or () if size is not None)
+        if feed.outputs[0].dtype not in HANDLES and shape == feed.outputs[0].shape:
+            yield Sized(name, shape)
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,23 @@ class Origin:
             policy=_answered(self.answers) if self.answers else None,
         )
 
+    def carry(self, graph: Graph, plan: Plan) -> None:
+        """Write this, which is of one step alone, and its plan into the gate of the step's graph, in place."""
+        from tensorflow.core.framework import attr_value_pb2
+
+        original = attr_value_pb2.AttrValue()
+        original.list.func.add(name=self.steps[0].name)
+        gate = next(node for node in graph if node.op == GATE)
+        gate.attrs = {
+            **gate.attrs,
+            "origin": Opaque("attr", original.SerializeToString(deterministic=True)),
+            "request": zlib.compress(self._json().encode()),
+            "plan": zlib.compress(plan.to_json().encode()),
+        }
+
+    def _json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
     def write(self, folder: Path, replaced: Iterable[Any]) -> None:
         """Write both files.
 
@@ -136,8 +170,7 @@ class Origin:
         """
         from tensorflow.core.framework import function_pb2
 
-        text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
-        (folder / REQUEST_NAME).write_text(text + "\n", encoding="utf-8")
+        (folder / REQUEST_NAME).write_text(self._json() + "\n", encoding="utf-8")
         library = function_pb2.FunctionDefLibrary(function=replaced)
         if library.function:
             (folder / FUNCTIONS_NAME).write_bytes(zlib.compress(library.SerializeToString(deterministic=True), 9))
@@ -147,9 +180,9 @@ class Origin:
         """Raises InvalidModel where the folder has no such file, or a damaged one."""
         if not (folder / REQUEST_NAME).is_file():
             raise InvalidModel(
-                f"the SavedModel at {str(folder)!r} has no {REQUEST_NAME}: it is not one that this version of "
-                "tfswap.optimize_graph has written, or a part of its folder is missing. Write it again from the "
-                "original model; tf.saved_model.load loads others."
+                f"the SavedModel at {str(folder)!r} has no {REQUEST_NAME}, and no signature that is a decorated step: "
+                "no limit is known of its functions. Rewrite it with tfswap.optimize_graph (a rewritten one, from the "
+                "original model), or save it with signatures=step, a function that tfswap.optimize has decorated."
             )
         return read_saved(folder / REQUEST_NAME, "request", _parse)
 
@@ -189,6 +222,45 @@ class Origin:
         if missing := sorted(wanted - found.keys()):
             raise InvalidModel(f"{str(path)!r} does not have the function {missing[0]!r}. {_AGAIN}")
         return found
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A decorated step in a file, which a signature runs.
+
+    Attributes:
+        rewritten: the library function that carries out its plan.
+        original: the one that was planned, which an attribute may run.
+    """
+
+    rewritten: str
+    original: str
+    origin: Origin
+    plan: Plan
+
+    @staticmethod
+    def of(file: ModelFile) -> list[Carried]:
+        """Those of a file. Raises InvalidModel where what their gates have of them is damaged."""
+        found: list[Carried] = []
+        for name, fdef in sorted(file.library.items()):
+            for node in (n for n in fdef.node_def if n.op == GATE and "request" in n.attr):
+                original = [function.name for function in node.attr["origin"].list.func]
+                if len(original) != 1 or original[0] not in file.library:
+                    raise InvalidModel(f"{file.title} has lost what {name!r} was made from. {_AGAIN}")
+                texts = [_unpacked(file, name, node.attr[key].s) for key in ("request", "plan")]
+                found.append(Carried(name, original[0], _parse(texts[0]), Plan.from_json(texts[1])))
+        return found
+
+
+def _unpacked(file: ModelFile, name: str, packed: bytes) -> str:
+    try:
+        text = zlib.decompressobj()
+        found = text.decompress(packed, MOST_BYTES).decode()
+        if not text.eof:
+            raise zlib.error("it is cut short")
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise InvalidModel(f"{file.title}: what {name!r} was planned by can't be read: {error}. {_AGAIN}") from error
+    return found
 
 
 _AGAIN = "Copy the whole folder again, or rewrite the original model again."

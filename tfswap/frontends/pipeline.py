@@ -23,6 +23,7 @@ from tfswap.frontends.backward import trains
 from tfswap.frontends.grappler import MOST_NODES, as_executed
 from tfswap.frontends.known import require_countable, require_functional, require_sight, require_sizes
 from tfswap.frontends.options import Options
+from tfswap.frontends.origin import Answer, Asked
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
 from tfswap.frontends.policy import allowed_everywhere, note_permits
 from tfswap.frontends.search import Search
@@ -591,6 +592,14 @@ class Optimizer:
     def copied_bytes(self, shared: Collection[str]) -> int:
         """The bytes of the variables behind these feeds, which an update copies where something else holds them."""
         return sum(round_up(self.flow.values[v].nbytes) for v in self.flow.first_versions(shared))
+
+    def policy_answers(self) -> list[Answer]:
+        """What the policy says of the step's tensors, where it does not allow everything."""
+        if self.options.policy is None:
+            return []
+        asked = Asked(self.options.policy)
+        note_permits(self.graph.copy(), (), asked, self.locate)
+        return asked.kept
 
     def require_fit(self, plan: Plan) -> None:
         """Raise InvalidModel when `plan` is another graph's, is damaged, or needs what the options rule out."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -26,11 +26,10 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
 from tfswap.frontends.options import Options
-from tfswap.frontends.origin import Asked, Origin, SavedStep, Sized
+from tfswap.frontends.origin import Asked, Origin, SavedStep, sized
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.policy import Policy
 from tfswap.importers.damage import named_as_damage
-from tfswap.importers.shapes import HANDLES
 from tfswap.importers.validate import validate_functions
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
@@ -290,19 +289,13 @@ def _optimize_file(
         for step, made in planned.items():
             name = PLAN_NAME if made is main else f"tfswap_plan.{step}.json"
             (folder / name).write_text(made.plan.to_json(), encoding="utf-8")
-            steps.append(SavedStep(step, name, step in changed, tuple(_sized(made.graph))))
+            steps.append(
+                SavedStep(step, name, step in changed, tuple(sized((feed.name, feed) for feed in made.graph.feeds)))
+            )
         answers = () if asked is None else asked.kept
         replaced = [fdef for name, fdef in original.items() if name in changed or name not in file.library]
         Origin.of(function, main.plan.limit_bytes, steps, request.options, answers).write(folder, replaced)
     return main.report
-
-
-def _sized(graph: Graph) -> Iterator[Sized]:
-    """A step's arguments with the shapes that they have in it."""
-    for feed in graph.feeds:
-        shape = tuple(size for size in feed.outputs[0].shape or () if size is not None)
-        if feed.outputs[0].dtype not in HANDLES and shape == feed.outputs[0].shape:
-            yield Sized(feed.name, shape)
 
 
 def _plan_file(file: ModelFile, function: str, request: Request, sizes: ArgumentSizes) -> dict[str, Planned]:

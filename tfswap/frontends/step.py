@@ -35,6 +35,7 @@ from tfswap.frontends.holders import Holders
 from tfswap.frontends.live_device import free_functions, has_arena, is_live, live_device, look, runs_at_once
 from tfswap.frontends.niches import make_niches
 from tfswap.frontends.offline import ALWAYS_OPEN
+from tfswap.frontends.origin import Origin, SavedStep, sized
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
 from tfswap.frontends.plan_cache import PlanCache
@@ -424,8 +425,6 @@ class Step:
         return self.limit_bytes is None or optimizer.fits_unchanged(self.limit_bytes - self._margin_bytes)
 
     def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
-        from tfswap.importers.source_lines import SourceLines
-
         graph, held = self._import(self._planned_for(inputs))
         self._batches = batch_sizes(inputs) * self._batches_beside
         if shared_device() is not None:
@@ -440,13 +439,19 @@ class Step:
             live_device()[1],
             self._request.options,
             resident=resident,
-            locate=SourceLines(self._concrete),
+            locate=self._lines(),
             keeps_results=True,
             held=held,
             plan_cache=PlanCache.of_environment(),
         )
         self._count_limit(resident)
         return made
+
+    def _lines(self) -> Callable[[str], str | None]:
+        """Which line of the user's made a node, as Optimizer's `locate`."""
+        from tfswap.importers.source_lines import SourceLines
+
+        return SourceLines(self._concrete)
 
     def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
         """The graph to plan, and names of the tensors that it holds until its end as it was traced."""
@@ -611,7 +616,9 @@ class Step:
         from tfswap.exporters.function import export_function
 
         assert self._optimizer is not None, "it has made the plan"
-        saved = functools.partial(_for_file, self._optimizer, plan, self._concrete, self._request, self._owner)
+        saved = functools.partial(
+            _for_file, self.name, self._optimizer, plan, self._concrete, self._request, self._owner
+        )
         function = export_function(graph, self._concrete, functools.cache(saved))
         self._watch(graph, gate, function.graph)
         return function
@@ -867,16 +874,21 @@ def _name_floor(optimizer: Optimizer, floor_bytes: int) -> None:
     _named_floors[optimizer.fingerprint] = min(named, floor_bytes)
 
 
-def _for_file(optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
-    """What carries out `plan` in a file whose signature calls it: where that is loaded, its gate alone looks at the
-    arena.
+def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
+    """What carries out `plan` in a file whose signature calls it. Where TensorFlow loads that, its gate alone looks at
+    the arena; `tfswap.load` finds in the gate what it takes to plan again.
     """
     from tfswap.exporters.function import export_function
 
     graph = optimizer.rewrite(plan, ALWAYS_OPEN)
     optimizer.carry_limit(graph, plan)
     apply_claim(graph, request.options.claim(owner, plan))
-    return export_function(graph, concrete)
+    arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
+    sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
+    step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))
+    answers = optimizer.policy_answers()
+    Origin.of(name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
+    return export_function(graph, concrete, refers_to=[concrete])
 
 
 def _is_made_around(given: Any, planned: Any) -> bool:

@@ -46,6 +46,9 @@ REGISTER_OP("Tfswap>Gate")
     .Attr("requests: list(string) = []")
     .Attr("exact: bool = false")
     .Attr("sizes: list(shape) = []")
+    .Attr("origin: list(func) = []")
+    .Attr("request: string = ''")
+    .Attr("plan: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
@@ -63,6 +66,8 @@ requests: What the step asks of the allocator, for each extreme of what is known
 exact: Whether `sizes` has all arguments whose sizes the requests depend on.
 arguments: Those of the step's that may be smaller than was planned. Only their shapes are read.
 sizes: Their shapes as they were planned.
+origin: Of a decorated step that is saved: the function that it was made from. No kernel reads this, nor what follows.
+request, plan: How it was planned (frontends/origin.py).
 )doc");
 
 class Gates {

@@ -30,11 +30,13 @@ from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import largest_kernel_bytes, too_large_to_fold
 from tfswap.collector import without_collector
 from tfswap.errors import TfswapError
+from tfswap.exporters.function_def import BodyFunctions
 from tfswap.exporters.graph_def import enum_of, export_graph_def, fill_shape
 from tfswap.frontends import machine
 from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, reference_variables
 from tfswap.frontends.marks import marked_to_keep
 from tfswap.frontends.plan_cache import PlanCache
+from tfswap.frontends.process_names import ProcessNames
 from tfswap.importers.bodies import import_with_bodies, inside
 from tfswap.importers.function import sparse_shapes
 from tfswap.importers.grappler import run_grappler
@@ -48,7 +50,6 @@ from tfswap.oplib import names
 from tfswap.passes.devices import units
 from tfswap.passes.join import FILTER, FUSED_3D, KERNEL_LABEL, any_size
 from tfswap.passes.nodes import PRESERVE
-from tfswap.passes.split_views import CUSTOM_GRADIENT
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2, node_def_pb2, tensor_shape_pb2
@@ -209,7 +210,8 @@ def _optimized(
     if device.kind == "cpu":
         room_bytes = min(room_bytes, _folding_room(graph))
     unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
-    graph_def = export_graph_def(graph)
+    bodies = BodyFunctions()
+    graph_def = export_graph_def(graph, bodies)
     nodes = graph_def.node
     place = _device_name(device)
     # TensorFlow 1's reference variables stay nodes: what writes them takes nothing else.
@@ -232,8 +234,11 @@ def _optimized(
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
-    _number_gradients(graph_def)
-    made = _made_of(graph_def, [*results, *targets, *kept], options, device)
+    process = ProcessNames(graph_def, feeds, bodies.made)
+    process.replace(graph_def)
+    kept = [process.replaced(name) for name in (*results, *targets, *kept)]
+    made = _made_of(graph_def, kept, options, device)
+    process.restore(made)
     fetched = {node.attr["index"].i: node.input[0] for node in made.node if node.op == "_Retval"}
     for node in made.node:
         if node.name in unfolded:
@@ -302,20 +307,6 @@ def _only_traced(made: Graph, traced: Graph) -> dict[str, TensorType]:
         for k, (body, twin) in enumerate(zip(bodies, twins, strict=False)):
             found |= {f"{inside(node.name, k)}{name}": kind for name, kind in _only_traced(body, twin).items()}
     return found
-
-
-def _number_gradients(graph_def: graph_pb2.GraphDef) -> None:
-    """Name custom gradients by their order in the graph, in place.
-
-    TensorFlow names them by a counter of the process, so that the same step would have another key in another process.
-    The graph holds no names that TensorFlow looks up: what is planned has its gradients taken, and passes ask only
-    whether a node has one.
-    """
-    numbers: dict[bytes, int] = {}
-    for node in (*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)):
-        if CUSTOM_GRADIENT in node.attr:
-            name = node.attr[CUSTOM_GRADIENT]
-            name.s = b"CustomGradient-%d" % numbers.setdefault(name.s, len(numbers))
 
 
 def _made_of(

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, TypeVar
 import tfswap
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel, OpLibraryError
+from tfswap.frontends.process_names import names_everywhere
 from tfswap.ir.graph import Graph
 from tfswap.json_fields import decode, parse_json
 from tfswap.oplib.build import absolute, cache_dir
@@ -280,7 +281,7 @@ class StepPlans:
         # A plan calls nodes by their names, which are no part of the fingerprint, and goes by what may be done to them.
         for part in (graph, *graph.all_bodies()):
             permits = sorted(f"{tensor.name} {sorted(permit.tactics)}" for tensor, permit in part.permits.items())
-            digest.update("\n".join([*(node.name for node in part), *permits, ""]).encode())
+            digest.update("\n".join([*names_everywhere(part), *permits, ""]).encode())
         self._step = digest.hexdigest()[:32]
 
     def plan(self, limit_bytes: int, ordered: bool) -> Plan | None:

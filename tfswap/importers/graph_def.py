@@ -17,7 +17,7 @@ from tfswap.importers.python_functions import asked_token
 from tfswap.importers.shapes import shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.ops import is_loop_frame, passes_on
-from tfswap.ir.python_calls import ASKS, CALL
+from tfswap.ir.python_calls import ASKS, CALL, TOKEN
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def import_graph_def(
                 shapes = decode(value)
             else:
                 attrs[key] = decode(value)
-        if proto.op == CALL and (token := asked_token(proto.attr["token"].s)) is not None:
+        if proto.op == CALL and (token := asked_token(proto.attr[TOKEN].s)) is not None:
             attrs[ASKS] = token
         attrs = all_attrs.setdefault(frozenset((key, id(value)) for key, value in attrs.items()), attrs)
         node = graph.add(sys.intern(proto.op), proto.name, attrs=attrs, device=proto.device)

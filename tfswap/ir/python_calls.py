@@ -10,6 +10,9 @@ from tfswap.ir.graph import Node, Output
 
 CALL = "EagerPyFunc"
 
+TOKEN = "token"
+"""Attribute of all ops that call Python: by which the process finds the function."""
+
 ASKS = "_tfswap_asks"
 """Attribute of a call that computes a gradient: the token of the call whose tape it asks."""
 
@@ -17,7 +20,7 @@ ASKS = "_tfswap_asks"
 def differentiated(node: Node) -> Node | None:
     """The call whose gradient a node computes; None for other nodes, and where its function is not of this process."""
     token = node.attrs.get(ASKS)
-    return None if token is None else next((c for c in node.controls if c.attrs.get("token") == token), None)
+    return None if token is None else next((c for c in node.controls if c.attrs.get(TOKEN) == token), None)
 
 
 def held_until(node: Node) -> list[Output]:

@@ -20,6 +20,7 @@ from tfswap.errors import InvalidModel
 from tfswap.files import read_saved, write_whole
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.ops import control_flow
+from tfswap.ir.python_calls import TOKEN
 from tfswap.json_fields import decode, parse_json
 from tfswap.planner.allocator import round_up
 from tfswap.sizes import MAX_BYTES
@@ -275,9 +276,12 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
 
 
 def fingerprint(graph: Graph) -> str:
-    """Structural fingerprint: ops, wiring, types, attributes and devices. Names of nodes do not count, nor which of
-    several workers the step is of."""
+    """Structural fingerprint: ops, wiring, types, attributes and devices.
+
+    Names of nodes and tokens of Python functions do not count, nor which of several workers the step is of.
+    """
     number: dict[object, int] = {}
+    tokens: dict[object, int] = {}
     digest = hashlib.sha256()
     for i, node in enumerate(graph.topological()):
         number[node] = i
@@ -285,8 +289,10 @@ def fingerprint(graph: Graph) -> str:
         attrs = ";".join(
             f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
             for k, v in sorted(node.attrs.items())
-            if not k.startswith("_") and not (node in graph.bodies and k in functions)
+            if not k.startswith("_") and k != TOKEN and not (node in graph.bodies and k in functions)
         )
+        if TOKEN in node.attrs:
+            attrs += f";{TOKEN}={tokens.setdefault(node.attrs[TOKEN], len(tokens))}"
         inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
         controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
         types = ",".join(map(str, node.outputs))

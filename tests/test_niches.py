@@ -210,6 +210,33 @@ def test_batches_that_are_made_while_a_step_runs_take_what_they_are_and_no_more(
     assert highest <= limit
 
 
+def test_a_share_is_of_the_batches_too_that_the_floor_counts():
+    floor, limit, baseline = on_arena(
+        """
+        import json
+        import tensorflow as tf
+        import tfswap
+
+        weights = tf.Variable(tf.random.stateless_normal([256, 8], [1, 1]))
+        batch = tf.random.stateless_normal([1024, 256], [9, 9])
+
+        def step(batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.softplus(batch @ weights))
+            weights.assign_sub(tape.gradient(loss, weights))
+            return loss
+
+        planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
+        planned.batches_beside = 2
+        planned(batch)
+        report = planned.report()
+        print(json.dumps([report.floor_bytes, report.memory_limit_bytes, report.baseline_peak_bytes]))
+        """,
+        64,
+    )
+    assert 3 << 20 < floor <= limit == baseline
+
+
 def test_niches_lie_apart_and_in_the_smallest_chunks():
     niches = [256, 768, 4096, 16 * KIB, 16 * KIB]
     chunks = [(0, 256, True), (256, 768, False), (1024, 256, True), (1280, 20 * KIB, False)]

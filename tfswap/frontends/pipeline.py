@@ -95,6 +95,7 @@ class Optimizer:
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
         keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
         held: names of tensors that the unoptimised step holds until its end.
+        beside_bytes: which others allocate while the step runs, unoptimised too, as a data pipeline does its batches.
         plan_cache: where plans that were made before are looked for, and new ones are kept.
     """
 
@@ -112,6 +113,7 @@ class Optimizer:
         costs: Costs | None = None,
         keeps_results: bool = False,
         held: Sequence[str] = (),
+        beside_bytes: int = 0,
         plan_cache: PlanCache | None = None,
     ):
         self.options = (options or Options()).on(device)
@@ -121,6 +123,7 @@ class Optimizer:
         self.extra_margin_bytes = extra_margin_bytes
         self.locate = locate
         self._held = held
+        self._beside_bytes = beside_bytes
         require_functional(graph, locate)
         require_sight(graph, locate)
         require_sizes(graph, locate)
@@ -169,11 +172,20 @@ class Optimizer:
         """
         if not self._baseline_known:
             self._baseline_resident = self.search.resident_of(PLAIN)
-            self.__dict__.pop("baseline", None)
+            self.__dict__.pop("_alone", None)
+
+    @property
+    def baseline(self) -> Baseline:
+        """What is predicted of the step as it runs without tfswap, with what others allocate beside it.
+
+        It takes seconds: a limit in bytes does without.
+        """
+        alone = self._alone
+        return alone._replace(peak_bytes=alone.peak_bytes + self._beside_bytes)
 
     @functools.cached_property
-    def baseline(self) -> Baseline:
-        """What is predicted of the step as it runs without tfswap. It takes seconds: a limit in bytes does without."""
+    def _alone(self) -> Baseline:
+        """The same without what others allocate."""
         if self._known is None:
             return self._predicted()
         with self._known.predicting():
@@ -213,12 +225,12 @@ class Optimizer:
 
     @property
     def unchanged_bytes(self) -> int:
-        """A peak that the step as it was traced is not likely to pass.
+        """A peak that the step as it was traced is not likely to pass, without what others allocate.
 
         The predicted one leaves out what iterations of a loop hold that run side by side.
         """
         spread = HELD_SPREAD if self._held else BASELINE_SPREAD
-        return math.floor(self.baseline.peak_bytes * spread) + overlapping_bytes(self.graph)
+        return math.floor(self._alone.peak_bytes * spread) + overlapping_bytes(self.graph)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""

@@ -429,8 +429,9 @@ class Step:
         self._batches = batch_sizes(inputs) * self._batches_beside
         if shared_device() is not None:
             self._element_bytes = sum(map(round_up, element_bytes(graph)))
-        self._growth_bytes = room_bytes(self._batches) // 2
-        self._margin_bytes += room_bytes(self._batches)
+        beside_bytes = room_bytes(self._batches)
+        self._growth_bytes = beside_bytes // 2
+        self._margin_bytes += beside_bytes
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident().beside(self._made_around(inputs))
         self._waits = waits_for_others(graph)
@@ -442,6 +443,7 @@ class Step:
             locate=self._lines(),
             keeps_results=True,
             held=held,
+            beside_bytes=beside_bytes,
             plan_cache=PlanCache.of_environment(),
         )
         self._count_limit(resident)

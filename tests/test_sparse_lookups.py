@@ -128,7 +128,7 @@ def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) 
 
     model = tf.Module()
     model.table, model.weight = tf.Variable(tf.ones([500, 32])), tf.Variable(tf.ones([32, 32]))
-    spec = tf.SparseTensorSpec([64, 5], tf.int64)
+    spec = tf.SparseTensorSpec([None, 5], tf.int64)
 
     def train(ids):
         with tf.GradientTape() as tape:
@@ -148,3 +148,68 @@ def test_refusals_name_what_the_user_can_change(declared: bool, tmp_path: Path) 
     with pytest.raises(tfswap.UnsupportedGraph, match="Call the optimized function from Python") as refused:
         tf.function(lambda ids: step(ids) * 2.0, input_signature=[spec]).get_concrete_function()
     assert "tf.ensure_shape" not in str(refused.value)
+
+
+IN_FILE = """
+import json
+import numpy as np
+import tensorflow as tf
+import tfswap
+from tfswap.exporters.function import grappler_off
+
+ROWS, MOST, WIDTH, WORDS = 2048, 3, 128, 1000
+model = tf.Module()
+model.table = tf.Variable(tf.random.stateless_normal([WORDS, WIDTH], (1, 1)))
+model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (2, i)) * 0.09) for i in range(8)]
+
+def looked_up(ids, others):
+    if KIND == "safe":
+        return tf.nn.safe_embedding_lookup_sparse(model.table, ids, others)
+    if KIND == "unweighted":
+        return tf.nn.safe_embedding_lookup_sparse(model.table, ids, None, combiner="sum")
+    return tf.sparse.sparse_dense_matmul(others, model.table[:MOST]) + tf.gather(
+        model.table, tf.sparse.to_dense(ids)[:, 0])
+
+@tf.function(input_signature=[tf.SparseTensorSpec([ROWS, MOST], kind) for kind in (tf.int64, tf.float32)])
+def train_step(ids, others):
+    with tf.GradientTape() as tape:
+        h = looked_up(ids, others)
+        for weight in model.weights:
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_mean(h ** 2)
+    variables = [model.table, *model.weights]
+    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+        variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+    return loss
+
+model.train_step = train_step
+tf.saved_model.save(model, f"{FOLDER}/model")
+count = ROWS * MOST
+shapes = {f"{a}{b}": s for a in ("ids", "others") for b, s in (("", (count, 2)), ("_1", (count,)), ("_2", (2,)))}
+limit = tfswap.optimize_graph(
+    f"{FOLDER}/model", f"{FOLDER}/made", memory_limit="85%", input_shapes=shapes).memory_limit_bytes
+found, peaks = [], []
+for load in (tf.saved_model.load, tfswap.load):
+    loaded = load(f"{FOLDER}/{'model' if load is tf.saved_model.load else 'made'}")
+    losses = []
+    for seed, share in enumerate((1.0, 0.5, 0.8)):
+        draw = np.random.default_rng(seed)
+        there = np.argwhere(draw.random((ROWS, MOST)) <= share).astype(np.int64)
+        given = [tf.SparseTensor(there, draw.integers(0, WORDS, len(there)), [ROWS, MOST]),
+                 tf.SparseTensor(there, draw.random(len(there), np.float32), [ROWS, MOST])]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        if load is tf.saved_model.load:
+            with grappler_off():
+                losses.append(float(loaded.train_step(*given)))
+        else:
+            losses.append(float(loaded.train_step(*given)))
+            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    found.append((losses, [float(tf.reduce_sum(v)) for v in (loaded.table, *loaded.weights)]))
+    del loaded
+print(json.dumps([found[0] == found[1], max(peaks) <= limit]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["safe", "unweighted", "dense"])
+def test_in_a_file_the_dense_shape_of_sparse_arguments_is_known(kind: str, tmp_path: Path) -> None:
+    assert on_arena(f"KIND, FOLDER = {kind!r}, {str(tmp_path)!r}\n{IN_FILE}") == [True, True]

@@ -48,6 +48,7 @@ class _Entry(NamedTuple):
 
 _UNARY = _Entry(rules.forwarding(0))
 _BINARY = _Entry(rules.forwarding(0, 1))
+_CHOICE = _Entry(rules.forwarding(1, 2))
 _FRESH = _Entry(rules.fresh)
 _VIEW = _Entry(rules.alias_first)
 _FREE = _Entry(rules.nothing)
@@ -233,8 +234,8 @@ _RULES: dict[str, _Entry] = {
     "MatrixSetDiagV3": _UNARY,
     "MaxPoolGradWithArgmax": _UNARY,
     "ScatterNdNonAliasingAdd": _UNARY,
-    "Select": _Entry(rules.forwarding(1, 2)),
-    "SelectV2": _Entry(rules.forwarding(1, 2)),
+    "Select": _CHOICE,
+    "SelectV2": _CHOICE,
     "Snapshot": _UNARY,
     "Softmax": _UNARY,
     "TensorStridedSliceUpdate": _UNARY,
@@ -604,7 +605,7 @@ def no_larger_inputs(op: str) -> tuple[int, ...]:
     element, as its kernel may write over them.
     """
     entry = _RULES.get(op)
-    return (0,) if entry is _UNARY else (0, 1) if entry is _BINARY else ()
+    return (0,) if entry is _UNARY else (0, 1) if entry is _BINARY else (1, 2) if entry is _CHOICE else ()
 
 
 def kernel_memory(

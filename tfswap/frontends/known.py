@@ -130,8 +130,9 @@ def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
             "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file "
             "has shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and "
             "save the model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
-            "tf.nn.safe_embedding_lookup_sparse does, decorate the step with tfswap.optimize in the process that "
-            "trains: sizes that follow from the arguments are computed before each call there."
+            "tf.nn.safe_embedding_lookup_sparse does, give its sparse arguments a full shape "
+            "(tf.SparseTensorSpec([64, 5]) in the input_signature), or decorate the step with tfswap.optimize in the "
+            "process that trains: sizes that follow from the arguments are computed before each call there."
         )
     return (
         "The inputs' sizes are known, but this one depends on what the step computes, or TensorFlow can't infer what "

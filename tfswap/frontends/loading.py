@@ -274,7 +274,7 @@ class LoadedStep(Step):
         step = self._of_file.step
         given = zip(step.user_names, (t.shape for t in arguments), strict=False)
         shapes = {name: tuple(s.as_list()) for name, s in given if s.rank is not None and name not in step.handles}
-        return import_library_function(self._library, step.name, shapes, step.handles)
+        return import_library_function(self._library, step.name, shapes, step.handles, step.values)
 
     def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
         if self._file_plan is not None:

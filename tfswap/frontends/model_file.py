@@ -16,6 +16,7 @@ from tfswap.errors import InvalidModel
 from tfswap.files import require_new_folder, require_regular, unwritable_folder
 from tfswap.frontends.backward import is_training
 from tfswap.importers.damage import named_as_damage
+from tfswap.importers.function import dense_shapes
 from tfswap.importers.library import reachable, through_call
 from tfswap.importers.shapes import HandleType, shape_of
 from tfswap.importers.validate import is_type, validate_functions
@@ -38,6 +39,7 @@ class ConcreteStep:
         user_names: by argument of `name`, the other names that a user may know it by.
         captures: how many of its last arguments are captures.
         handles: what its resource arguments stand for, where the object graph says so.
+        values: what its arguments hold, where the object graph says so: the dense shapes of sparse tensors.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ConcreteStep:
     user_names: dict[str, list[str]]
     captures: int
     handles: dict[str, HandleType]
+    values: dict[str, tuple[int, ...]]
 
 
 @dataclass
@@ -196,7 +199,7 @@ class ModelFile:
         bound = concrete[name].bound_inputs if name in concrete else []
         arguments = enumerate(self.library[name].signature.input_arg)
         names = {a.name: _specified_names(self.library[name], i) for i, a in arguments}
-        return ConcreteStep(name, name, names, len(bound), self._handles(name, bound))
+        return ConcreteStep(name, name, names, len(bound), self._handles(name, bound), self._values(name, len(bound)))
 
     def same_as(self, name: str) -> list[str]:
         """The traces with the same content as a library function, which saving makes anew of some; else itself."""
@@ -217,6 +220,7 @@ class ModelFile:
         """Follow functions that do nothing but call another, such as a signature's wrapper."""
         start = self.trace(traced)
         name, names, handles, fdef = traced, start.user_names, start.handles, self.library[traced]
+        values = start.values
         while (passed := through_call(fdef, self.library.get)) is not None:
             caller, fdef = fdef, passed.called
             inputs = [caller.signature.input_arg[position].name for position in passed.arguments]
@@ -224,8 +228,9 @@ class ModelFile:
             pairs = list(zip(callee, inputs, strict=True))
             names = {a: [*_specified_names(fdef, i), source, *names[source]] for i, (a, source) in enumerate(pairs)}
             handles = {a: handles[source] for a, source in pairs if source in handles}
+            values = {a: values[source] for a, source in pairs if source in values}
             name = fdef.signature.name
-        return ConcreteStep(name, traced, names, start.captures, handles)
+        return ConcreteStep(name, traced, names, start.captures, handles, values)
 
     def _handles(self, name: str, bound: Any) -> dict[str, HandleType]:
         arguments = self.library[name].signature.input_arg
@@ -235,6 +240,19 @@ class ModelFile:
             if nodes[index].WhichOneof("kind") == "variable":
                 found[argument.name] = (nodes[index].variable.dtype, nodes[index].variable.shape)
         return found
+
+    def _values(self, name: str, captures: int) -> dict[str, tuple[int, ...]]:
+        from tensorflow.python.saved_model import nested_structure_coder
+
+        concrete = self.meta_graph.object_graph_def.concrete_functions
+        if name not in concrete or not concrete[name].HasField("canonicalized_input_signature"):
+            return {}
+        arguments = [argument.name for argument in self.library[name].signature.input_arg]
+        try:
+            signature = nested_structure_coder.decode_proto(concrete[name].canonicalized_input_signature)
+        except (TypeError, ValueError, LookupError, nested_structure_coder.NotEncodableError):
+            return {}  # types of another package's, which TensorFlow asks for when it loads the file
+        return dense_shapes(signature, arguments[: len(arguments) - captures])
 
     def variables(self) -> list[tuple[str, Shape]]:
         """Element type and shape of every variable that loading makes."""

@@ -369,7 +369,7 @@ def import_step(file: ModelFile, function: str, step: ConcreteStep, sizes: Argum
         resources = {a.name for a in fdef.signature.input_arg if a.handle_data or a.type == types_pb2.DT_RESOURCE}
         own = [a for a in arguments[: len(arguments) - step.captures] if a not in resources]
         shapes = sizes.bind(function, {a: (step.user_names[a], file_shape(fdef, a)) for a in own})
-        return import_library_function(file.library, step.name, shapes, step.handles)
+        return import_library_function(file.library, step.name, shapes, step.handles, step.values)
 
 
 def open_axes(file: ModelFile, step: ConcreteStep, argument: str, shape: Shape) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfswap.analysis.integers import Integers, Loop, Values
 from tfswap.analysis.kernels import no_larger_inputs
 from tfswap.errors import InvalidModel
-from tfswap.importers.bounds import decides_sizes, largest_shapes
+from tfswap.importers.bounds import decides_sizes, gives_shape_values, largest_shapes, shape_values
 from tfswap.importers.contents import (
     Contents,
     either,
@@ -33,7 +33,7 @@ from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
 from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Opaque, Output
-from tfswap.ir.ops import control_flow, empties_list, gives_shapes
+from tfswap.ir.ops import control_flow, empties_list
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import passed_on
 
@@ -253,17 +253,14 @@ class _Import:
         self._scratch.close()
 
     def _take_shapes(self) -> None:
-        """Take in what `tf.shape_n` gives: TensorFlow's inference reads the value of a Shape, and not of a ShapeN."""
-        asked = [n.name for n in self._graph_def.node if gives_shapes(n.op)]
+        """Take in values of shapes that TensorFlow's inference does not read: it does that of a Shape."""
+        asked = [n.name for n in self._graph_def.node if gives_shape_values(n.op)]
         while asked and self._unknown():
             news: dict[str, Argument] = {}
             for node in (self.graph[name] for name in asked if name in self.graph):
-                for i, tensor in enumerate(node.inputs):
-                    name, shape = f"{node.name}:{i}", tensor.type.shape
-                    if shape is not None and None not in shape and not tensor.type.bound and name not in self._known:
-                        value = tuple(d for d in shape if d is not None)
-                        argument = self._inferred.argument(name)
-                        news[name] = replace(argument, shape=(len(value),), value=value)
+                for i, value in shape_values(node, self.value):
+                    if (name := f"{node.name}:{i}") not in self._known:
+                        news[name] = replace(self._inferred.argument(name), shape=(len(value),), value=value)
             if not news:
                 return
             self._known |= news

@@ -21,6 +21,7 @@ on the step's arguments alone can be computed before it (frontends/told_sizes.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ class Largest(NamedTuple):
     exact: bool = False
 
 
+Values = tuple[int, ...]
+ValueOf = Callable[[str], "Values | None"]
 Rule = Callable[[Node], Iterator[Largest]]
 
 
@@ -164,6 +167,46 @@ _RULES: dict[str, Rule] = {
     "UniqueWithCountsV2": _unique,
     "Where": _where,
 }
+
+
+def _shapes(node: Node, _: ValueOf) -> Iterator[tuple[int, Values]]:
+    for i, tensor in enumerate(node.inputs):
+        shape = tensor.type.shape
+        if shape is not None and None not in shape and not tensor.type.bound:
+            yield i, tuple(d for d in shape if d is not None)
+
+
+def _reshaped(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
+    """The dense shape of a sparse tensor that is reshaped: one dimension may be left open (-1)."""
+    before, after = (value_of(tensor.name) for tensor in node.inputs[1:3])
+    if before is None or after is None:
+        return
+    elements, known = math.prod(before), math.prod(d for d in after if d >= 0)
+    if -1 not in after:
+        yield 1, after
+    elif known > 0 and elements % known == 0:
+        yield 1, tuple(elements // known if d < 0 else d for d in after)
+
+
+_SHAPE_VALUES: dict[str, Callable[[Node, ValueOf], Iterator[tuple[int, Values]]]] = {
+    "ShapeN": _shapes,
+    "SparseReshape": _reshaped,
+}
+"""Ops that give shapes as tensors, whose values TensorFlow's inference does not know."""
+
+
+def gives_shape_values(op: str) -> bool:
+    """Whether the op gives shapes as tensors, whose values TensorFlow does not infer."""
+    return op in _SHAPE_VALUES
+
+
+def shape_values(node: Node, value_of: ValueOf) -> Iterator[tuple[int, Values]]:
+    """Of a node that gives shapes, those that are known, by output.
+
+    Args:
+        value_of: what a small tensor of integers holds, by its name, where that is known.
+    """
+    yield from _SHAPE_VALUES[node.op](node, value_of)
 
 
 def decides_sizes(op: str) -> bool:

@@ -111,18 +111,23 @@ def sparse_shapes(concrete: Any) -> dict[str, tuple[int, ...]]:
 
     A shape that is open in part is not among them: TensorFlow's ops are given it as a tensor, whole.
     """
+    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
+    return dense_shapes(concrete.structured_input_signature, [tensor.op.name for tensor in inputs])
+
+
+def dense_shapes(signature: Any, inputs: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The same of a signature's nested specs, and the names of the inputs that it flattens to."""
     import tensorflow as tf
 
-    given = tf.nest.flatten(concrete.structured_input_signature)
+    given = tf.nest.flatten(signature)
     parts = [[p for p in tf.nest.flatten(s, expand_composites=True) if isinstance(p, tf.TypeSpec)] for s in given]
     ends = list(accumulate(map(len, parts)))
-    inputs = concrete.inputs[: len(concrete.inputs) - len(concrete._captured_inputs)]
     if not ends or ends[-1] != len(inputs):
         return {}  # a variable that is given twice is one input
     found: dict[str, tuple[int, ...]] = {}
     for spec, end in zip(given, ends, strict=True):
         if isinstance(spec, tf.SparseTensorSpec) and spec.shape.is_fully_defined():
-            found[inputs[end - 1].op.name] = tuple(d for d in spec.shape.as_list() if d is not None)
+            found[inputs[end - 1]] = tuple(d for d in spec.shape.as_list() if d is not None)
     return found
 
 

@@ -28,6 +28,7 @@ def import_library_function(
     name: str,
     shapes: Mapping[str, Shape],
     handles: Mapping[str, HandleType] | None = None,
+    values: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Graph:
     """The IR of one library function, pruned to what runs.
 
@@ -37,6 +38,7 @@ def import_library_function(
         shapes: shapes of arguments by argument name; an argument that is not named has the shape that the file
             gives it.
         handles: what the resource arguments stand for, where the file's function does not say it.
+        values: what arguments hold, where that is known.
 
     Raises:
         UnsupportedGraph: it is compiled by XLA, or has TensorFlow 1 loop frames.
@@ -52,7 +54,8 @@ def import_library_function(
         if not found and handles and argument.name in handles:
             found = [handles[argument.name]]
         shape = shapes.get(argument.name, file_shape(fdef, argument.name))
-        arguments[argument.name] = Argument(argument.type, shape, found)
+        value = None if values is None else values.get(argument.name)
+        arguments[argument.name] = Argument(argument.type, shape, found, value=value)
     return import_with_bodies(graph_def, arguments, *ends)
 
 

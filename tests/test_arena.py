@@ -324,6 +324,30 @@ print(json.dumps([step.plan().planned_peak_bytes, step.report().baseline_peak_by
     assert planned <= baseline
 
 
+def test_a_tiny_step_may_have_the_whole_of_its_unoptimised_peak():
+    """The ops of a rewritten loop would take more than its limit has."""
+    changes_nothing, peak, limit = run("""
+w, x = tf.Variable(tf.ones([4, 4]) * 0.1), tf.ones([4, 4])
+
+def step(x):
+    with tf.GradientTape() as tape:
+        h = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.sin(h @ w)), [0, x], maximum_iterations=3)[1]
+        loss = tf.reduce_sum(h)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+    return loss
+
+step = tfswap.optimize(tf.function(step), memory_limit="100%")
+for _ in range(3):
+    step(x)
+tf.config.experimental.reset_memory_stats("CPU:0")
+step(x)
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+print(json.dumps([step.plan().changes_nothing, peak, step.plan().limit_bytes]))
+""")
+    assert changes_nothing
+    assert peak <= limit
+
+
 def test_a_loop_whose_iterations_run_side_by_side_is_not_left_alone():
     """Unordered they hold a batch each, as often as there are threads: which no prediction has."""
     unordered, limit, peak, order = run("""

@@ -370,6 +370,10 @@ class Optimizer:
             return False  # without an order no less is live
         return aim_bytes >= self.unchanged_bytes
 
+    def unchanged(self, limit_bytes: int | None) -> Plan:
+        """The plan that leaves the step as it was traced."""
+        return self._freeze(limit_bytes, None)
+
     def lowest(self) -> Plan:
         """A plan that moves nothing outside of loops, of the variant that can be brought down to the least."""
         variant = self.search.lowest().variant

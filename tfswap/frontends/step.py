@@ -299,7 +299,9 @@ class Step:
                         optimizer.suppose(resident)
                         continue
                 fits, plan = False, optimizer.lowest()
-                if not live or optimizer.has_made(plan):
+                if (not live or optimizer.has_made(plan)) and self._may_stay(optimizer, ordered):
+                    plan = optimizer.unchanged(self.limit_bytes)
+                elif not live or optimizer.has_made(plan):
                     _name_floor(optimizer, error.floor_bytes)
                     function = None  # whoever holds the refusal holds this frame, and with it constants in the arena
                     raise self._refusal(error, resident) from None
@@ -567,6 +569,16 @@ class Step:
                 return plan
             optimizer.extra_margin_bytes = self._margin_bytes
         raise optimizer.infeasible(self.limit_bytes)
+
+    def _may_stay(self, optimizer: Optimizer, ordered: bool) -> bool:
+        """Whether a step that has no plan may run as it was traced.
+
+        Its limit is a share, of the whole of its unoptimised peak, which it was not seen to pass: ops of a rewritten
+        step can take more than a tiny step has.
+        """
+        limit = self._request.limit(live_device()[0])
+        is_whole = self.limit_bytes is not None and self.limit_bytes >= optimizer.baseline.peak_bytes
+        return limit is not None and is_share(limit) and is_whole and not ordered
 
     def _refusal(self, error: InfeasibleMemoryLimit, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""

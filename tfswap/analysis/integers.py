@@ -279,19 +279,20 @@ class Loop(NamedTuple):
     change: Integers
 
     def run(
-        self, given: Sequence[Values | None], *, bound: bool = True
+        self, given: Sequence[Values | None], *, bound: bool = True, most: int = MOST_TRIPS
     ) -> tuple[list[list[Values | None]] | None, bool]:
         """The loop variables' integers before each iteration, and after the last; None where the end is not known.
         And whether it ends there, or may end before.
 
         Args:
             bound: whether an end that may come before is asked for.
+            most: after so many iterations the end is not known.
         """
         asked = (self.condition.fetches[0].node, self.condition.fetches[0].index)
         results = [(f.node, f.index) for f in self.body.fetches]
         found: list[list[Values | None]] = [list(given)]
         certain = True
-        while len(found) <= MOST_TRIPS:
+        while len(found) <= most + 1:
             goes_on = self.test.follow(as_feeds(self.condition, found[-1])).get(asked)
             if goes_on == (0,):
                 return found, certain

@@ -51,6 +51,7 @@ from tfswap.passes.shared_reads import apply_shared_reads
 from tfswap.passes.split_sums import apply_split_sums
 from tfswap.passes.split_views import apply_split_views
 from tfswap.passes.swap import apply_swaps
+from tfswap.passes.unroll import apply_unroll
 from tfswap.passes.verify import require_stock, verify
 from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
 from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
@@ -121,7 +122,6 @@ class Optimizer:
         self.graph = graph
         self.device = device
         self.extra_margin_bytes = extra_margin_bytes
-        self.locate = locate
         self._held = held
         self._beside_bytes = beside_bytes
         require_functional(graph, locate)
@@ -137,6 +137,9 @@ class Optimizer:
             self._known = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         apply_ordered_sums(settled, device, held=held, portable=portable)
+        in_body = apply_unroll(settled, device)
+        self.locate = lambda name: locate(in_body.get(name, name))
+        self._overlapping_bytes = overlapping_bytes(settled)
         apply_collective_order(settled)
         apply_together(settled)
         apply_free_constants(settled)
@@ -230,7 +233,7 @@ class Optimizer:
         The predicted one leaves out what iterations of a loop hold that run side by side.
         """
         spread = HELD_SPREAD if self._held else BASELINE_SPREAD
-        return math.floor(self._alone.peak_bytes * spread) + overlapping_bytes(self.graph)
+        return math.floor(self._alone.peak_bytes * spread) + self._overlapping_bytes
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
@@ -418,6 +421,7 @@ class Optimizer:
         # What a list holds that a function returns can't be told of what Grappler makes of it.
         if not self._holds_lists:
             graph = as_executed(graph, self.device)
+        apply_unroll(graph, self.device, lowered=True)
         flow = analyse_dataflow(graph, self.device, lowered=self.costs.seconds)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]

@@ -97,6 +97,9 @@ class Trait(Flag):
     """Makes a smaller form of its input, to be kept in place of it."""
     DECODES = auto()
     """Makes a tensor of such a form."""
+    ONE_NODE = auto()
+    """Several nodes do not do what this one does when it runs several times: its kernel keeps a state, what it makes or
+    waits for is called after it, or it writes where others read."""
     COLLECTIVE = auto()
     """One of a group on several devices or workers, none of which ends before all have begun."""
     JOINED = auto()
@@ -122,9 +125,12 @@ _WRITES = Trait.WRITES_VARIABLE
 _SPARSE_READS = Trait.READS_VARIABLE | Trait.COPY_ON_READ
 _SPARSE_WRITES = Trait.WRITES_VARIABLE | Trait.COPY_ON_READ
 _RANDOM = Trait.RANDOM
+_DRAWS = Trait.RANDOM | Trait.ONE_NODE
 _EFFECT = Trait.SIDE_EFFECT
+_ONE_EFFECT = Trait.SIDE_EFFECT | Trait.ONE_NODE
 _COLLECTIVE = Trait.SIDE_EFFECT | Trait.COLLECTIVE | Trait.WAITS
 _WAITS = Trait.SIDE_EFFECT | Trait.WAITS
+_ONE_WAITS = Trait.SIDE_EFFECT | Trait.WAITS | Trait.ONE_NODE
 _CALL = Trait.CALLS
 _PIPELINE = Trait.PIPELINE
 _FRAME = Trait.FRAME
@@ -222,23 +228,23 @@ _TRAITS: dict[str, Trait] = {
     "ResourceSparseApplyFtrlV2": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyProximalAdagrad": _SPARSE_WRITES,  # in place
     "ResourceSparseApplyProximalGradientDescent": _SPARSE_WRITES,  # in place
-    "TemporaryVariable": _EFFECT,  # Grappler's, for sums in any order
-    "DestroyTemporaryVariable": _EFFECT,  # the same
-    "Variable": _READS,  # TensorFlow 1: a reference
-    "VariableV2": _READS,  # TensorFlow 1: a reference
+    "TemporaryVariable": _ONE_EFFECT,  # Grappler's, for sums in any order
+    "DestroyTemporaryVariable": _ONE_EFFECT,  # the same
+    "Variable": _READS | Trait.ONE_NODE,  # TensorFlow 1: a reference
+    "VariableV2": _READS | Trait.ONE_NODE,  # TensorFlow 1: a reference
     "Assign": _WRITES,  # TensorFlow 1: through a reference
     "AssignAdd": _WRITES,  # TensorFlow 1: through a reference
     "AssignSub": _WRITES,  # TensorFlow 1: through a reference
     # Random: another value every time they run.
-    "Multinomial": _RANDOM,
-    "ParameterizedTruncatedNormal": _RANDOM,
-    "RandomGamma": _RANDOM,
-    "RandomPoisson": _RANDOM,
-    "RandomPoissonV2": _RANDOM,
-    "RandomShuffle": _RANDOM,
-    "RandomStandardNormal": _RANDOM | Trait.SIZED_BY_VALUE,
-    "RandomUniform": _RANDOM | Trait.SIZED_BY_VALUE,
-    "RandomUniformInt": _RANDOM | Trait.SIZED_BY_VALUE,
+    "Multinomial": _DRAWS,
+    "ParameterizedTruncatedNormal": _DRAWS,
+    "RandomGamma": _DRAWS,
+    "RandomPoisson": _DRAWS,
+    "RandomPoissonV2": _DRAWS,
+    "RandomShuffle": _DRAWS,
+    "RandomStandardNormal": _DRAWS | Trait.SIZED_BY_VALUE,
+    "RandomUniform": _DRAWS | Trait.SIZED_BY_VALUE,
+    "RandomUniformInt": _DRAWS | Trait.SIZED_BY_VALUE,
     "RngReadAndSkip": _RANDOM,
     "RngSkip": _RANDOM,
     "StatefulRandomBinomial": _RANDOM,
@@ -247,7 +253,7 @@ _TRAITS: dict[str, Trait] = {
     "StatefulUniform": _RANDOM,
     "StatefulUniformFullInt": _RANDOM,
     "StatefulUniformInt": _RANDOM,
-    "TruncatedNormal": _RANDOM | Trait.SIZED_BY_VALUE,
+    "TruncatedNormal": _DRAWS | Trait.SIZED_BY_VALUE,
     # Side effects: what they do outside the graph must happen once.
     "Assert": _EFFECT,
     "Abort": _EFFECT,
@@ -268,11 +274,11 @@ _TRAITS: dict[str, Trait] = {
     "CollectiveReduceV2": _COLLECTIVE,
     "CollectiveReduceV3": _COLLECTIVE,
     "EagerPyFunc": _WAITS | Trait.RUNS_PYTHON,
-    "HashTableV2": _EFFECT,
+    "HashTableV2": _ONE_EFFECT,
     "InitializeTableV2": _EFFECT,
-    "InplaceAdd": _EFFECT,  # writes over its first input, whoever else reads that
-    "InplaceSub": _EFFECT,  # the same
-    "InplaceUpdate": _EFFECT,  # the same
+    "InplaceAdd": _ONE_EFFECT,  # writes over its first input, whoever else reads that
+    "InplaceSub": _ONE_EFFECT,  # the same
+    "InplaceUpdate": _ONE_EFFECT,  # the same
     "IteratorGetNext": _WAITS | Trait.NEXT_ELEMENT,
     "IteratorGetNextAsOptional": _WAITS | Trait.NEXT_ELEMENT,
     "IteratorGetNextSync": _WAITS | Trait.NEXT_ELEMENT,
@@ -280,10 +286,10 @@ _TRAITS: dict[str, Trait] = {
     "LookupTableImportV2": _EFFECT,
     "LookupTableInsertV2": _EFFECT,
     "MergeV2Checkpoints": _EFFECT,
-    "MutableHashTableV2": _EFFECT,
-    "NcclAllReduce": _WAITS,
-    "NcclBroadcast": _WAITS,
-    "NcclReduce": _WAITS,
+    "MutableHashTableV2": _ONE_EFFECT,
+    "NcclAllReduce": _ONE_WAITS,
+    "NcclBroadcast": _ONE_WAITS,
+    "NcclReduce": _ONE_WAITS,
     "NoOp": _EFFECT | Trait.INLINE,  # nothing but its control edges, which must stay
     "OptionalGetValue": _EFFECT | Trait.UNWRAPS,
     "OptionalHasValue": _EFFECT,
@@ -294,32 +300,32 @@ _TRAITS: dict[str, Trait] = {
     "QueueDequeueV2": _WAITS,
     "QueueEnqueueV2": _WAITS,
     "ReadFile": _EFFECT,
-    "Recv": _WAITS,
+    "Recv": _ONE_WAITS,
     "RestoreV2": _EFFECT,
     "SaveV2": _EFFECT,
-    "Send": _EFFECT,
+    "Send": _ONE_EFFECT,
     "ShardedFilename": _EFFECT,
     "StackPopV2": _EFFECT,
     "StackPushV2": _EFFECT,
-    "StackV2": _EFFECT,
+    "StackV2": _ONE_EFFECT,
     "TensorArrayCloseV3": _EFFECT,
     "TensorArrayGatherV3": _EFFECT,
-    "TensorArrayGradV3": _EFFECT,
+    "TensorArrayGradV3": _ONE_EFFECT,
     "TensorArrayReadV3": _EFFECT,
     "TensorArrayScatterV3": _EFFECT,
-    "TensorArrayV3": _EFFECT,
+    "TensorArrayV3": _ONE_EFFECT,
     "TensorArrayWriteV3": _EFFECT,
     "Timestamp": _EFFECT,
     "WriteFile": _EFFECT,
     "WriteScalarSummary": _EFFECT,
     "WriteSummary": _EFFECT,
-    "_HostRecv": _WAITS,
-    "_HostSend": _EFFECT,
-    "_Recv": _WAITS,
-    "_Send": _EFFECT,
-    "_ScopedAllocator": _EFFECT,
-    "_ScopedAllocatorConcat": _EFFECT,
-    "_ScopedAllocatorSplit": _EFFECT,
+    "_HostRecv": _ONE_WAITS,
+    "_HostSend": _ONE_EFFECT,
+    "_Recv": _ONE_WAITS,
+    "_Send": _ONE_EFFECT,
+    "_ScopedAllocator": _ONE_EFFECT,
+    "_ScopedAllocatorConcat": _ONE_EFFECT,
+    "_ScopedAllocatorSplit": _ONE_EFFECT,
     # Functional control flow and calls: their bodies are graphs of their own.
     "Case": _CALL,
     "If": _CALL,
@@ -1058,6 +1064,13 @@ def sized_by_value(op: str) -> bool:
 def has_small_extras(op: str) -> bool:
     """Whether outputs of unknown size may be taken to be small."""
     return Trait.SMALL_EXTRAS in traits(op)
+
+
+@cache
+def is_one_node(op: str) -> bool:
+    """Whether several nodes of the op may do something else than one that runs several times. Unknown ones may."""
+    one = Trait.ONE_NODE | Trait.HANDLE | Trait.COLLECTIVE | Trait.RUNS_PYTHON | Trait.PIPELINE | Trait.DATASET_LOOP
+    return not is_known(op) or bool(traits(op) & (one | Trait.FRAME))
 
 
 @cache

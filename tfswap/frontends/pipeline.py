@@ -138,7 +138,7 @@ class Optimizer:
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         apply_ordered_sums(settled, device, held=held, portable=portable)
         in_body = apply_unroll(settled, device)
-        self.locate = lambda name: locate(in_body.get(name, name))
+        self.locate: Callable[[str], str | None] = lambda name: locate(in_body.get(name, name))
         self._overlapping_bytes = overlapping_bytes(settled)
         apply_collective_order(settled)
         apply_together(settled)

@@ -249,6 +249,7 @@ print(json.dumps({
         run([b"strange", square], [0, -1], [0, 1], [256], [1, 0, 0], [0, 1], x),
     ],
     "more": run([neg, square], [0, 0], [0, 0], [4], [1, 0, 0], [1, 1], x),
+    "two in a chunk": [len(v) for v in run([neg, square], [0, 0], [0, 0], [256], [1, 0, 1, 0], [1, 1], x)],
 }))
 """
 
@@ -261,3 +262,4 @@ def test_the_node_runs_its_kernels_says_which_failed_and_refuses_damaged_attribu
     assert all(isinstance(message, str) for message in found["damaged"])
     assert all("do not fit its kernels" in message for message in found["damaged"][:5])
     assert found["more"] == [[0.0, -1.0, -2.0, -3.0], [0.0, 1.0, 4.0, 9.0]], "requests that no chunk serves"
+    assert found["two in a chunk"] == [4, 4], "which is freed once"

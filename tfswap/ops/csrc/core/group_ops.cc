@@ -130,8 +130,8 @@ class Chunks {
     {
       std::lock_guard<std::mutex> lock(mu_);
       is_open_ = false;
-      for (const Chunk& chunk : chunks_) {
-        if (chunk.tensors == 0 && chunk.ptr != nullptr) unused.push_back(chunk.ptr);
+      for (Chunk& chunk : chunks_) {
+        if (chunk.tensors == 0 && chunk.ptr != nullptr) unused.push_back(std::exchange(chunk.ptr, nullptr));
       }
       last = tensors_ == 0;
     }
@@ -170,19 +170,20 @@ class Chunks {
 
   void Return(void* ptr) {
     Allocator* const allocator = allocator_;  // once this is counted, another thread may be the last, and delete it
-    bool last, is_served = false;
+    bool last, is_last_of_chunk = true;
     {
       std::lock_guard<std::mutex> lock(mu_);
       --tensors_;
-      if (is_open_) {
-        const auto found =
-            std::find_if(chunks_.begin(), chunks_.end(), [ptr](const Chunk& chunk) { return chunk.ptr == ptr; });
-        is_served = found != chunks_.end();
-        if (is_served) --found->tensors;
+      const auto found =
+          std::find_if(chunks_.begin(), chunks_.end(), [ptr](const Chunk& chunk) { return chunk.ptr == ptr; });
+      if (found != chunks_.end()) {
+        // Damaged attributes may have several tensors in one chunk that outlive the run.
+        is_last_of_chunk = --found->tensors == 0 && !is_open_;
+        if (is_last_of_chunk) found->ptr = nullptr;
       }
       last = !is_open_ && tensors_ == 0;
     }
-    if (!is_served) allocator->DeallocateRaw(ptr);
+    if (is_last_of_chunk) allocator->DeallocateRaw(ptr);
     if (last) delete this;
   }
 

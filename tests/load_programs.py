@@ -297,6 +297,56 @@ def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
     return {**found, "same": losses == expected}
 
 
+STEPS = {"first": "80%", "second": "95%", "third": "70%"}
+"""Steps of one model that are rewritten one after another, and their limits."""
+
+
+def save_steps(folder: str) -> None:
+    """A model in which each of STEPS is rewritten, one file from another, in a folder that is called "made"."""
+    import tensorflow as tf
+
+    import tfswap
+
+    model = tf.Module()
+    model.weights = [tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (n, 1)) * 0.1) for n in range(6)]
+    for name in STEPS:
+        spec = tf.TensorSpec([None, WIDTH], name="x")
+        setattr(model, name, tf.function(_training(model), input_signature=[spec]))
+    tf.saved_model.save(model, f"{folder}/0", signatures={name: getattr(model, name) for name in STEPS})
+    for number, (name, limit) in enumerate(STEPS.items()):
+        output = f"{folder}/{number + 1}" if number + 1 < len(STEPS) else f"{folder}/made"
+        tfswap.optimize_graph(f"{folder}/{number}", output, function=name, batch_size=ROWS, memory_limit=limit)
+
+
+def run_steps(folder: str, others_mib: int) -> list[dict[str, Any]]:
+    """How these run, as signatures and attributes, where tfswap loads the file beside other tensors."""
+    import tensorflow as tf
+
+    import tfswap
+    from tfswap.exporters.function import grappler_off
+
+    others = tf.zeros([others_mib << 18])
+    x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
+    original = tf.saved_model.load(f"{folder}/0")
+    with grappler_off():
+        expected = [float(getattr(original, name)(x)["loss"]) for name in STEPS for _ in range(2)]
+    del original
+    model = tfswap.load(f"{folder}/made")
+    found: list[dict[str, Any]] = []
+    losses: list[float] = []
+    for name in STEPS:
+
+        def run(name: str = name) -> None:
+            losses.append(float(model.signatures[name](x=x)["loss"]))
+            losses.append(float(getattr(model, name)(x)["loss"]))
+
+        peak = peak_of(run)
+        report = getattr(model, name).report()
+        once = model.signatures[name].report().memory_limit_bytes == report.memory_limit_bytes
+        found.append({"peak": peak, "limit": report.memory_limit_bytes, "once": once})
+    return [*found, {"same": losses == expected, "others": int(tf.size(others))}]
+
+
 def in_small_regions(folder: str) -> dict[str, Any]:
     """How a rewritten model runs that TensorFlow loads into an arena that grows."""
     import tensorflow as tf

@@ -146,6 +146,20 @@ def test_a_decorated_step_that_was_saved_keeps_its_limit_where_tfswap_loads_it(
     assert found["the file's plan"] or others_mib
 
 
+def test_steps_of_one_model_have_a_limit_each(tmp_path: Path) -> None:
+    folder = repr(str(tmp_path))
+    run_forked(f"import load_programs; load_programs.save_steps({folder})", TF_ENABLE_ONEDNN_OPTS="0")
+    found = on_arena(f"import json, load_programs; print(json.dumps(load_programs.run_steps({folder}, 1)))")
+    limits = [made["limit"] for made in found[:-1]]
+    assert limits[2] < limits[0] < limits[1]
+    assert all(made["peak"] <= made["limit"] for made in found[:-1])
+    assert all(made["once"] for made in found[:-1])
+    assert found[-1]["same"]
+    assert len(verify_model(tmp_path / "made")) == 3
+    plans = [tfswap.Plan.load(tmp_path / "made" / f"tfswap_plan{n}.json") for n in ("", ".1", ".2")]
+    assert [plan.limit_bytes for plan in plans] == [limits[2], limits[0], limits[1]]
+
+
 def test_a_folder_without_planned_steps_is_told_apart(tmp_path: Path) -> None:
     run_forked(
         f"""

@@ -185,10 +185,10 @@ class _Loaded:
         library: Mapping[str, Any] = file.library
         carried = Carried.of(file)
         if not carried or (file.path / REQUEST_NAME).exists():
-            origin = Origin.read(file.path)
-            original, planned = origin.require(file)
-            library = original.library
-            steps = {name: _FileStep(*found, request(origin)) for name, found in planned.items()}
+            for origin in Origin.read(file.path):
+                original, planned = origin.require(file)
+                library = {**library, **original.library, **{name: library[name] for name in steps}}
+                steps |= {name: _FileStep(*found, request(origin)) for name, found in planned.items()}
         for each in carried:
             same = file.same_as(each.original)
             found = _FileStep(

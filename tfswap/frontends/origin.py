@@ -101,6 +101,7 @@ class Origin:
         tactics, host_limit_bytes, precision, portable: as of Options.
         spill_dir, spill_limit_bytes: likewise.
         answers: of the policy, where it did not allow everything.
+        number: of its files, of a function that was rewritten before another one; else 0.
     """
 
     format: int
@@ -114,6 +115,7 @@ class Origin:
     precision: tuple[Rule, ...]
     portable: bool
     answers: tuple[Answer, ...]
+    number: int = 0
 
     @staticmethod
     def of(
@@ -160,7 +162,9 @@ class Origin:
         }
 
     def _json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+        content = dataclasses.asdict(self)
+        del content["number"]  # its files' names say it
+        return json.dumps(content, indent=1, sort_keys=True)
 
     def write(self, folder: Path, replaced: Iterable[Any]) -> None:
         """Write both files.
@@ -176,15 +180,41 @@ class Origin:
             (folder / FUNCTIONS_NAME).write_bytes(zlib.compress(library.SerializeToString(deterministic=True), 9))
 
     @staticmethod
-    def read(folder: Path) -> Origin:
-        """Raises InvalidModel where the folder has no such file, or a damaged one."""
+    def make_room(folder: Path) -> None:
+        """Give the files of an earlier rewriting other names. Raises InvalidModel where they are damaged."""
+        if not (folder / REQUEST_NAME).is_file():
+            return
+        number = len(Origin.read(folder))
+        earlier = read_saved(folder / REQUEST_NAME, "request", _parse)
+        steps: list[SavedStep] = []
+        for step in earlier.steps:
+            plan = _numbered(Path(step.plan).name, number)
+            if (folder / Path(step.plan).name).is_file():
+                (folder / Path(step.plan).name).rename(folder / plan)
+            steps.append(dataclasses.replace(step, plan=plan))
+        if (folder / FUNCTIONS_NAME).exists():
+            (folder / FUNCTIONS_NAME).rename(folder / _numbered(FUNCTIONS_NAME, number))
+        (folder / REQUEST_NAME).unlink()
+        moved = dataclasses.replace(earlier, steps=tuple(steps))
+        (folder / _numbered(REQUEST_NAME, number)).write_text(moved._json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path) -> list[Origin]:
+        """Those of a model: the latest first, then those of functions that were rewritten before, as they were made.
+
+        Raises InvalidModel where the folder has no such file, or a damaged one.
+        """
         if not (folder / REQUEST_NAME).is_file():
             raise InvalidModel(
                 f"the SavedModel at {str(folder)!r} has no {REQUEST_NAME}, and no signature that is a decorated step: "
                 "no limit is known of its functions. Rewrite it with tfswap.optimize_graph (a rewritten one, from the "
                 "original model), or save it with signatures=step, a function that tfswap.optimize has decorated."
             )
-        return read_saved(folder / REQUEST_NAME, "request", _parse)
+        found = [read_saved(folder / REQUEST_NAME, "request", _parse)]
+        while (path := folder / _numbered(REQUEST_NAME, len(found))).is_file():
+            earlier = read_saved(path, "request", _parse)
+            found.append(dataclasses.replace(earlier, number=len(found)))
+        return found
 
     def require(self, file: ModelFile) -> tuple[ModelFile, dict[str, tuple[SavedStep, ConcreteStep, Plan]]]:
         """`file`, which this is of, with the functions as they were; and its planned steps with their plans, by name.
@@ -208,7 +238,7 @@ class Origin:
 
         wanted = {step.name for step in self.steps if step.rewritten}
         found: dict[str, Any] = {}
-        path = folder / FUNCTIONS_NAME
+        path = folder / _numbered(FUNCTIONS_NAME, self.number)
         try:
             if wanted:
                 packed = zlib.decompressobj()
@@ -263,6 +293,12 @@ def _unpacked(file: ModelFile, name: str, packed: bytes) -> str:
     return found
 
 
+def _numbered(name: str, number: int) -> str:
+    """What a file is called that belongs to an earlier rewriting."""
+    start, _, end = name.partition(".")
+    return f"{start}.{number}.{end}" if number else name
+
+
 _AGAIN = "Copy the whole folder again, or rewrite the original model again."
 
 
@@ -274,7 +310,7 @@ def _parse(text: str) -> Origin:
         made.options  # noqa: B018 checks them
     except TfswapError as error:
         raise InvalidModel(f"request: {error}") from error
-    return made
+    return dataclasses.replace(made, number=0)
 
 
 @dataclass

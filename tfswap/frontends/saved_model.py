@@ -284,6 +284,7 @@ def _optimize_file(
             file.write(folder)
             text = _readme(function, changed, request.options)
             (folder / README_NAME).write_text(text, encoding="utf-8")
+        Origin.make_room(folder)
         main = _largest(planned)
         steps: list[SavedStep] = []
         for step, made in planned.items():

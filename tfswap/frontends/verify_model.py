@@ -31,7 +31,8 @@ def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
     file.check_assets()
     with file.named():
         if (file.path / REQUEST_NAME).is_file():
-            Origin.read(file.path).require(file)
+            for origin in Origin.read(file.path):
+                origin.require(file)
         return _verified(file)
 
 

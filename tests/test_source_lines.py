@@ -107,6 +107,33 @@ def test_the_loop_without_bound_is_made_there(way):
     with pytest.raises(tfswap.UnsupportedGraph, match="has no bound") as error:
         tfswap.optimize(training_step(layer), memory_limit="90%")(batch())
     assert own_lines(str(error.value)) == [marked("loops")]
+    assert "maximum_iterations=, of tf.while_loop" in str(error.value)
+
+
+def test_the_loop_of_a_library_can_be_done_without():
+    """As the message on the loop that has no bound says, and that on vectorized_map: it can't be given one there."""
+
+    def refusal(layer):
+        with pytest.raises(tfswap.UnsupportedGraph) as error:
+            tfswap.optimize(training_step(layer), memory_limit="110%")(batch(8))
+        return str(error.value)
+
+    def square(x):
+        return tf.reshape(x, [8, 8, -1])[:, :, :8]
+
+    def bounded(x):
+        steps = tf.cast(tf.reduce_max(x), tf.int32)
+        return tf.while_loop(lambda i, _: i < steps, lambda i, x: (i + 1, x @ x), [0, x], maximum_iterations=3)[1]
+
+    assert "library function's own, as that of tf.linalg.expm" in refusal(lambda w, x: tf.linalg.expm(square(x @ w)))
+    assert "tf.map_fn" in refusal(lambda w, x: tf.vectorized_map(bounded, square(x @ w)))
+    for instead in (
+        lambda x: x + tf.stop_gradient(tf.linalg.expm(x)),
+        bounded,
+        lambda x: tf.map_fn(bounded, x),
+    ):
+        step = tfswap.optimize(training_step(lambda w, x, of=instead: of(square(x @ w))), memory_limit="110%")
+        step(batch(8))
 
 
 def test_tensors_of_called_functions_are_reported_with_their_lines():

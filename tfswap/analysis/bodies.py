@@ -163,9 +163,7 @@ class UnboundedLoop(UnsupportedGraph):
     def __init__(self, loop: str, kept_bytes: int):
         super().__init__(
             f"the loop {loop!r} keeps {kept_bytes} bytes of each iteration, and how many iterations there are is not "
-            "known before the step runs: its memory has no bound. Give the loop one that does not depend on what the "
-            "step computes: maximum_iterations=, of tf.while_loop or, in a loop of Python's, of "
-            "tf.autograph.experimental.set_loop_options."
+            "known before the step runs: its memory has no bound."
         )
         self.loop = loop
 

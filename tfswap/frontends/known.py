@@ -94,6 +94,25 @@ def require_countable(graph: Graph, resident_bytes: int) -> None:
         )
 
 
+IN_LIBRARY = (
+    "compute that outside of the step, as one of its arguments, or in a tf.while_loop of your own with "
+    "maximum_iterations=; where it is tf.vectorized_map that changes a loop inside of it, call what is mapped on the "
+    "whole batch, or by tf.map_fn"
+)
+"""What to do in place of calling a library's function that has a loop without bound: it takes none."""
+
+
+def bound_of_loop(loop: str, locate: Locate) -> str:
+    """How the loop of this name can be given a bound of its iterations, and where it is made."""
+    line = locate(loop)
+    return (
+        "Give the loop one that does not depend on what the step computes: maximum_iterations=, of tf.while_loop or, "
+        "in a loop of Python's, of tf.autograph.experimental.set_loop_options. Where the loop is a library function's "
+        f"own, as that of tf.linalg.expm, {IN_LIBRARY}; or take no gradients through it (tf.stop_gradient), and "
+        "nothing is kept." + (f" It is made at {line}." if line else "")
+    )
+
+
 def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
     """
     Args:
@@ -123,7 +142,8 @@ def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
         return (
             "The inputs' sizes are known, but how many elements this list gets depends on what the step computes. Give "
             "the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a number of iterations that "
-            "follows from shapes."
+            "follows from shapes. Where the list is a library function's own, "
+            f"{IN_LIBRARY}."
         )
     if not has_line:
         return (

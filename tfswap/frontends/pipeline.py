@@ -21,7 +21,7 @@ from tfswap.collector import without_collector
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.frontends.backward import trains
 from tfswap.frontends.grappler import MOST_NODES, as_executed
-from tfswap.frontends.known import require_countable, require_functional, require_sight, require_sizes
+from tfswap.frontends.known import bound_of_loop, require_countable, require_functional, require_sight, require_sizes
 from tfswap.frontends.options import Options
 from tfswap.frontends.origin import Answer, Asked
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
@@ -276,8 +276,7 @@ class Optimizer:
         try:
             return analyse_dataflow(graph, self.device)
         except UnboundedLoop as error:
-            line = self.locate(error.loop)
-            raise UnsupportedGraph(f"{error}{f' It is made at {line}.' if line else ''}") from None
+            raise UnsupportedGraph(f"{error} {bound_of_loop(error.loop, self.locate)}") from None
 
     def plan(self, limit: int | str | None, *, ordered: bool = False) -> Plan:
         """The plan for a limit. Raises InfeasibleMemoryLimit, with the floor, when there is none.

@@ -218,15 +218,16 @@ def run(function):
 
 traced = tf.function(step)
 found = {run(tfswap.optimize(traced, memory_limit=limit)) for limit in ("95%", "60%", "50%")}
-with memory_optimizer_off():  # threads race where the machine is busy
-    expected = {run(tf.function(step)) for _ in range(20)}
-print(json.dumps([len(found), found <= expected]))
+with memory_optimizer_off():
+    expected = {run(tf.function(step)) for _ in range(3)}
+print(json.dumps([len(found), found == expected]))
 """
 
 
 def test_a_shared_term_is_added_last_as_tensorflow_does() -> None:
     pytest.importorskip("tensorflow")
-    assert on_arena(SOLVES) == [1, True]
+    # With one thread for kernels nothing races, whatever else the machine does.
+    assert on_arena(SOLVES, TF_NUM_INTEROP_THREADS="1") == [1, True]
 
 
 SERVED = """

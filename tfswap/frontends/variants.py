@@ -134,6 +134,11 @@ class Found(NamedTuple):
     variant: Variant
     candidate: Candidate
 
+    @property
+    def peaks_in_body(self) -> bool:
+        """Whether a loop or a conditional runs when it holds most."""
+        return self.variant.flow.nodes[self.candidate.largest_kernel()] in self.variant.graph.bodies
+
 
 class Variants:
     """The variants of one step, each made when it is first asked for.

@@ -52,6 +52,8 @@ def apply_loop_swap(
         chains: the order of each body's kernels, as `apply_bodies` gave it.
         prefetched: names of those whose copies back start in the iteration before.
     """
+    if not swapped:
+        return 0
     chosen = [a for a in find_accumulators(graph) if a.name in swapped]
     order = {body: [body[name] for name in chain] for body, chain in zip(graph.all_bodies(), chains, strict=True)}
     edits = _edits(chosen)

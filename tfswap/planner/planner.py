@@ -27,6 +27,7 @@ from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
+from tfswap.ir.graph import Node
 from tfswap.ir.permits import TACTICS
 from tfswap.planner import classics, evict, exact, furthest, meng
 from tfswap.planner.beside import (
@@ -217,6 +218,7 @@ class Planner:
         portable: plan with TensorFlow's own ops alone: no kernels side by side, and no chunks of a request's own size.
         least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
         orders: what `rank_orders` gives for these facts and costs, where that is known.
+        outside: the planner of the same step with nothing moved inside of its bodies: the orders are that one's.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class Planner:
         least_s: float = 0.0,
         least_bytes: int = 0,
         orders: Sequence[list[int]] = (),
+        outside: Planner | None = None,
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
         self._least_s, self.least_bytes = least_s, least_bytes
@@ -266,9 +269,15 @@ class Planner:
             groups = [EVICT[:count], SWAP[:count]]
         climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
         del orders[max(climb.orders for climb in climbs) :]
-        if self._runs_beside:
-            roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates) if kernels <= TWO_SOLVERS else []
-            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders] + roomy
+        if outside is not None:
+            orders, self._roomy = outside.ranked[: len(orders)], outside._roomy
+        elif self._runs_beside:
+            self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates) if kernels <= TWO_SOLVERS else []
+            orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
+        else:
+            self._roomy = []
+        self.ranked = orders
+        orders = orders + self._roomy
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
         ]
@@ -283,6 +292,14 @@ class Planner:
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         first = climbs[0]
         self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), first.rungs) for p in restarts[: first.spare]]
+
+    def live_bytes_outside(self, bodies: Collection[Node]) -> int:
+        """The least that is live at once with nothing moved, while none of these nodes runs, which have bodies."""
+        nodes = self.flow.nodes
+        return min(
+            max((int(n) for i, n in zip(p.order, p.live_bytes, strict=True) if nodes[i] not in bodies), default=0)
+            for p in self.problems
+        )
 
     @property
     def live_peak_bytes(self) -> int:

@@ -345,7 +345,9 @@ class Search:
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))
         for form in self._inner_forms:
-            if least.variant.rewriting == form and not least.peaks_in_body:
+            # With little host memory, less that is swapped in bodies leaves more for what is around them.
+            by_bytes_alone = self._options.tiers.host_bytes is None
+            if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
                 continue
             of_form = [entry for entry in inner if entry[0].outside == form]
             for least_bytes, rungs in itertools.groupby(of_form, key=lambda entry: self._least_bytes(*entry)):
@@ -361,7 +363,7 @@ class Search:
                         lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
                         least = _lower(least, variant, lowest)
                 # The next rungs hold more in the bodies, and as much around them.
-                if least is before and any(rung.stands_for_others for _, rung in tried):
+                if by_bytes_alone and least is before and any(rung.stands_for_others for _, rung in tried):
                     break
         return least
 

@@ -269,15 +269,15 @@ class Planner:
             groups = [EVICT[:count], SWAP[:count]]
         climbs = [_Climb.of(group, sweeps, int(share * MAX_RUNGS), len(orders)) for group in groups]
         del orders[max(climb.orders for climb in climbs) :]
+        self._roomy: list[list[int]] = []
         if outside is not None:
             orders, self._roomy = outside.ranked[: len(orders)], outside._roomy
         elif self._runs_beside:
-            self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates) if kernels <= TWO_SOLVERS else []
+            if kernels <= TWO_SOLVERS:
+                self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates)
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
-        else:
-            self._roomy = []
-        self.ranked = orders
-        orders = orders + self._roomy
+        self.ranked: list[list[int]] = orders
+        orders = [*orders, *self._roomy]
         self.problems = [
             make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
         ]

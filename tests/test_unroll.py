@@ -194,3 +194,9 @@ def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple
     assert found["peak"] <= found["planned"] <= found["limit"]
     assert found["unoptimised"] == pytest.approx(found["predicted"], rel=0.15)
     assert any("iteration_3" in name for name in found["order"])
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.long)])
+def test_random_loops_have_their_bits_and_no_higher_floor(seeds: range) -> None:
+    found = on_arena(f"from micro_batches import *\nprint(json.dumps(random_loops({seeds})))")
+    assert found == [[True] * 4] * len(seeds)

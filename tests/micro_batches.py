@@ -89,12 +89,10 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float) -> d
     plan = optimised.plan()
     return {
         "same": bits == wanted,
-        "unoptimised": unoptimised,
         "peak": peak,
         "planned": plan.planned_peak_bytes,
         "limit": plan.limit_bytes,
         "order": list(plan.order),
-        "predicted": optimised.report().baseline_peak_bytes,
     }
 
 

@@ -192,7 +192,6 @@ def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple
     )
     assert found["same"]
     assert found["peak"] <= found["planned"] <= found["limit"]
-    assert found["unoptimised"] == pytest.approx(found["predicted"], rel=0.15)
     assert any("iteration_3" in name for name in found["order"])
 
 

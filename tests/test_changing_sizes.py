@@ -96,18 +96,20 @@ def test_rows_and_columns_that_change_apart_are_covered_together():
     for _ in range(1000):
         asked = ((random_sizes.randint(1, 512), random_sizes.randint(1, 2000)), None)
         if not any(all(a <= p for a, p in zip(asked[0], made[0], strict=True)) for made in planned):
-            planned.append(grown(asked, planned))
+            planned.append(grown(asked, planned, 1))
             assert all(a <= p for a, p in zip(asked[0], planned[-1][0], strict=True))
     assert len(planned) < 20
 
 
 def test_the_first_two_plans_are_for_what_is_asked_and_ranks_are_not_mixed():
-    assert grown(((8,),), []) == ((8,),)
-    assert grown(((9,),), [((8,),)]) == ((9,),)
-    assert grown(((10,),), [((8,),), ((9,),)]) == ((int(9 * GROWTH),),)
-    assert grown(((100,),), [((8,),), ((9,),)]) == ((100,),)
-    assert grown(((3, 4),), [((8,),), ((9,),)]) == ((3, 4),)
-    assert grown((None, ()), [(None, ()), (None, ())]) == (None, ())
+    assert grown(((8,),), [], 1) == ((8,),)
+    assert grown(((9,),), [((8,),)], 1) == ((9,),)
+    assert grown(((10,),), [((8,),), ((9,),)], 1) == ((int(9 * GROWTH),),)
+    assert grown(((100,),), [((8,),), ((9,),)], 1) == ((100,),)
+    assert grown(((3, 4),), [((8,),), ((9,),)], 1) == ((3, 4),)
+    assert grown(((100,), (9,)), [((100,), (8,))], 1) == ((100,), (12,)), "the second is told"
+    assert grown(((8,), (9,)), [((100,), (100,))], 1) == ((8,), (150,))
+    assert grown((None, ()), [(None, ()), (None, ())], 2) == (None, ())
 
 
 def test_where_the_limit_has_no_room_for_more_the_plan_is_for_what_is_asked():

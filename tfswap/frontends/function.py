@@ -62,6 +62,9 @@ MAX_PLAIN = 1024
 """So many kinds of calls are remembered with their traces. One of open dimensions has a kind for each size."""
 GROWTH = 1.5
 """Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
+SCATTER = 4
+"""Counts that follow from what batches hold are planned for with so many times the room that they have differed by, and
+no more than GROWTH: near a limit half as much again has no plan, where the next batch differs by a hundredth."""
 
 
 FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "
@@ -420,7 +423,8 @@ class OptimizedFunction(Generic[P, R]):
         made = self._made.setdefault(concrete, [])
         if all(has_size(t) for t in concrete.inputs[: len(inputs)]):
             shapes = (*(None,) * len(inputs), *shapes[len(inputs) :])
-        larger = grown(shapes, [step.shapes for step in made if step.planned and step.instead_of is None])
+        planned = [step.shapes for step in made if step.planned and step.instead_of is None]
+        larger = grown(shapes, planned, len(inputs))
         if larger != shapes:
             step = self._new_step(concrete, larger)
             with contextlib.suppress(InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph):
@@ -639,24 +643,38 @@ def sized_like(tensor: Any, shape: Any) -> Any:
         return tf.compat.v1.placeholder(tensor.dtype, tensor.shape.merge_with(shape), tensor.op.name)
 
 
-def grown(shapes: Shapes, planned: Sequence[Shapes]) -> Shapes:
+def grown(shapes: Shapes, planned: Sequence[Shapes], arguments: int) -> Shapes:
     """The sizes to plan for next, where there are plans for others: so many that plans stay few.
 
-    The second plan is for the sizes that are asked for. From the third on it covers all that came before as well, and
-    an axis that is longer than ever gets GROWTH times what it had at most.
+    Of arguments the second plan is for the sizes that are asked for. From the third on it covers all that came before
+    as well, and an axis that is longer than ever gets GROWTH times what it had at most. Sizes that depend on what
+    arguments hold scatter from batch to batch: from the second plan on, those that differ get SCATTER times what they
+    differ by.
+
+    Args:
+        arguments: so many of the shapes are the arguments' own.
     """
     planned = [each for each in planned if len(each) == len(shapes)]  # others knew nothing of some sizes
-    if len(planned) < 2:
+    if not planned:
         return shapes
 
-    def size(axis: int, most: int) -> int:
-        return most if axis <= most else max(axis, int(most * GROWTH))
+    def size(axis: int, sizes: Sequence[int], told: bool) -> int:
+        most = max(sizes)
+        longest = max(axis, int(most * GROWTH))
+        if not told:
+            return most if axis <= most else longest
+        high = max(axis, most)
+        return min(high + SCATTER * (high - min(axis, *sizes)), max(high, longest))
 
     made = []
     for position, shape in enumerate(shapes):
+        told = position >= arguments
         earlier = [p for each in planned if (p := each[position]) is not None and len(p) == len(shape or ())]
-        most = [max(sizes) for sizes in zip(*earlier, strict=True)]
-        made.append(tuple(map(size, shape, most)) if shape and most else shape)
+        if not shape or not earlier or (len(planned) < 2 and not told):
+            made.append(shape)
+            continue
+        columns = zip(shape, zip(*earlier, strict=True), strict=True)
+        made.append(tuple(size(axis, sizes, told) for axis, sizes in columns))
     return tuple(made)
 
 

@@ -79,3 +79,27 @@ def test_linear_steps_train_where_they_compute_gradients(kind: str, tmp_path: Pa
     assert report.trains
     with pytest.raises(tfswap.UnsupportedGraph, match=r"'infer' has no backward pass.*these train: 'train'"):
         tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="infer", memory_limit="100%")
+
+
+def test_a_backward_pass_that_is_written_by_hand_is_one(tmp_path):
+    model = tf.Module()
+    model.weights = [tf.Variable(tf.random.stateless_normal([64, 64], (n, 1))) for n in range(3)]
+    x = tf.random.stateless_normal([512, 64], (9, 1))
+
+    def step(x):
+        states = [x]
+        for weight in model.weights:
+            states.append(states[-1] @ weight)
+        slope, gradients = states[-1] - x, []
+        for weight, state in zip(reversed(model.weights), reversed(states[:-1]), strict=True):
+            gradients.append(tf.matmul(state, slope, transpose_a=True))
+            slope = tf.matmul(slope, weight, transpose_b=True)
+        return gradients
+
+    optimized = tfswap.optimize(tf.function(step), memory_limit="80%")
+    optimized(x)
+    assert "no backward pass" not in f"{optimized.report().headline()} {optimized.report()}"
+    model.step = tf.function(step, input_signature=[tf.TensorSpec(x.shape)])
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    made = tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="step", memory_limit="80%")
+    assert made.trains

@@ -9,7 +9,8 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.frontends.graph_variables import writes_reference
 from tfswap.importers.hidden import hidden_calls
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import writes_variable
+from tfswap.ir.ops import reads_variable, writes_variable
+from tfswap.ir.views import origin
 from tfswap.oplib.names import OUTSIDE
 
 
@@ -20,7 +21,17 @@ def is_training(op: str, name: str) -> bool:
 
 def trains(graph: Graph) -> bool:
     """Whether anything in the graph trains: an update, or a gradient, which may be one that is asked for outside."""
-    return any(is_training(n.op, n.name) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g)
+    if any(is_training(n.op, n.name) or n.op == OUTSIDE for g in (graph, *graph.all_bodies()) for n in g):
+        return True
+    return _returns_gradients(graph)
+
+
+def _returns_gradients(graph: Graph) -> bool:
+    """Whether a result is shaped as a variable that the step reads. A backward pass that is written by hand has no
+    names that tell it.
+    """
+    read = {n.outputs[0] for n in graph if reads_variable(n.op) and n.outputs and n.outputs[0].shape}
+    return any(t.type in read and not reads_variable(origin(t).node.op) for t in graph.fetches)
 
 
 def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]] | None = None) -> None:

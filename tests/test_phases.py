@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,12 +82,15 @@ def test_linear_steps_train_where_they_compute_gradients(kind: str, tmp_path: Pa
         tfswap.optimize_graph(tmp_path / "model", tmp_path / "made", function="infer", memory_limit="100%")
 
 
-def test_a_backward_pass_that_is_written_by_hand_is_one(tmp_path):
+def test_a_backward_pass_that_is_written_by_hand_is_one(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    import tfswap
+
     model = tf.Module()
     model.weights = [tf.Variable(tf.random.stateless_normal([64, 64], (n, 1))) for n in range(3)]
     x = tf.random.stateless_normal([512, 64], (9, 1))
 
-    def step(x):
+    def step(x: Any) -> Any:
         states = [x]
         for weight in model.weights:
             states.append(states[-1] @ weight)

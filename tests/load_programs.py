@@ -356,7 +356,19 @@ def in_small_regions(folder: str) -> dict[str, Any]:
     model = tf.saved_model.load(folder)
     batch = pair(ROWS)
     peak = peak_of(lambda: [model.inner.step(batch, 0.1) for _ in range(3)])
-    return {"peak": peak, "loss": float(model.inner.step(batch, 0.1)["loss"])}
+    loss = float(model.inner.step(batch, 0.1)["loss"])
+    larger, said = pair(ROWS + 1), ""
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+    def run() -> None:
+        nonlocal said
+        try:
+            model.inner.step(larger, 0.1)
+        except tf.errors.ResourceExhaustedError as error:
+            said = error.message
+
+    rise = peak_of(run) - before
+    return {"peak": peak, "loss": loss, "larger": said, "rise": rise}
 
 
 def drawing_loop() -> Any:

@@ -188,6 +188,8 @@ tfswap.optimize_graph("{tmp_path}/model", "{tmp_path}/made", **given)
     )
     assert limit is not None
     assert found["peak"] <= limit
+    assert "for smaller arguments: of [2048,128], and is given [2049,128]" in found["larger"]
+    assert found["rise"] < 2**16, "its kernels have run"
 
 
 def test_what_is_known_by_bounds_gets_the_region_that_it_needs_or_is_refused(tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
   if (limit_bytes_ == 0 || !limits_count) return absl::OkStatus();
   auto* const arena = FindArena(ctx);
   if (arena == nullptr) return absl::OkStatus();
+  if (const int larger = LargerArgument(ctx); larger >= 0) {
+    const std::string message = absl::StrCat(
+        "tfswap: this step was planned for a limit of ", Mebibytes(limit_bytes_), " and for smaller arguments: of ",
+        sizes_[larger].DebugString(), ", and is given ", ctx->input(larger).shape().DebugString(),
+        ". What it takes with these is not known. Load the model with tfswap.load, which plans for each size, or rewrite "
+        "it for the largest (batch_size=, input_shapes=).");
+    std::lock_guard<std::mutex> lock(mu_);
+    return Say(message, fails);
+  }
   const tensorflow::MemoryDump map = arena->RecordMemoryMap();
   const uint64_t arena_bytes = arena->GetStats()->bytes_limit.value_or(0);
   const uint64_t limit_bytes = arena_bytes == 0 ? limit_bytes_ : std::min(limit_bytes_, arena_bytes);
@@ -142,7 +151,12 @@ absl::Status LimitCheck::Check(tensorflow::OpKernelContext* ctx, bool fails) {
             : "It was planned before, for the arena as it was then, since it runs inside of another function or was taken "
               "by get_concrete_function. Free what this process keeps on the device besides, or call the decorated "
               "function itself, which looks at the arena before each step.");
-  if (found.verdict == Verdict::kPassed && fails) return absl::ResourceExhaustedError(message);
+  return Say(message, found.verdict == Verdict::kPassed && fails);
+}
+
+// mu_ is held.
+absl::Status LimitCheck::Say(const std::string& message, bool fails) {
+  if (fails) return absl::ResourceExhaustedError(message);
   if (!std::exchange(warned_, true)) LOG(WARNING) << message;
   return absl::OkStatus();
 }
@@ -187,6 +201,17 @@ bool LimitCheck::MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow
     }
   }
   return false;
+}
+
+int LimitCheck::LargerArgument(tensorflow::OpKernelContext* ctx) const {
+  for (size_t i = 0; i < sizes_.size(); ++i) {
+    const tensorflow::TensorShape& given = ctx->input(i).shape();
+    if (given.dims() != sizes_[i].dims()) return i;
+    for (int d = 0; d < given.dims(); ++d) {
+      if (given.dim_size(d) > sizes_[i].dim_size(d)) return i;
+    }
+  }
+  return -1;
 }
 
 bool LimitCheck::AsPlanned(tensorflow::OpKernelContext* ctx) const {

@@ -6,7 +6,8 @@
 // not fit, and with one more region would, and the arena may grow, the arena gets that region.
 //
 //   it keeps the limit                        nothing is said
-//   it may pass it: arguments as planned      the step fails before any of its kernels has run
+//   arguments larger than planned             the step fails before any of its kernels has run: nothing is known of it
+//   it may pass it: arguments as planned      the step fails likewise
 //   it may pass it: smaller arguments, or     a warning, once; the step runs
 //   on a GPU integers, which are not read
 //
@@ -55,7 +56,10 @@ class LimitCheck {
               uint64_t region_bytes) const;
   bool MakeOneRegion(tensorflow::BFCAllocator* arena, const tensorflow::MemoryDump& map, uint64_t limit_bytes,
                      uint64_t arena_bytes) const;
+  // The first argument that is larger than planned for in some dimension; -1 where none is.
+  int LargerArgument(tensorflow::OpKernelContext* ctx) const;
   bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
+  absl::Status Say(const std::string& message, bool fails);
 
   static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in frontends/step.py
 

@@ -68,6 +68,8 @@ def members(optimized: OptimizedFunction[[int], str]) -> None:
     assert_type(optimized.stats(), StepStats)
     assert_type(decorated.report(), Report)
     assert_type(optimized.memory_limit, int | str | None)
+    assert_type(optimized.experimental_get_tracing_count(), int)
+    optimized.reprot()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def options() -> None:

@@ -256,11 +256,22 @@ class OptimizedFunction(Generic[P, R]):
                 self._bound[instance] = self._of(bound)
             return self._bound[instance]
 
-    def __getattr__(self, name: str) -> Any:
-        # What a tf.function has besides: its signature, tracing count, and what TensorFlow asks of it to save it.
-        if name.startswith("__") or "_function" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._function, name)
+    if TYPE_CHECKING:
+        # By name, so that type checkers tell others from misspelt ones.
+        experimental_get_tracing_count: Callable[[], int]
+        function_spec: Any
+        function_type: Any
+        get_initialization_function: Callable[..., Any]
+        input_signature: Any
+        name: str
+        pretty_printed_concrete_signatures: Callable[..., str]
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            # What a tf.function has besides: its signature, tracing count, and what TensorFlow asks of it to save it.
+            if name.startswith("__") or "_function" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self._function, name)
 
     def __repr__(self) -> str:
         return f"<tfswap.OptimizedFunction {self.__name__}, memory_limit={self._request.memory_limit!r}>"

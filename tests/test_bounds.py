@@ -14,6 +14,7 @@ from tfswap.ir.text import format_graph, parse_graph
 tf: Any = pytest.importorskip("tensorflow")
 
 from tfswap.importers.function import import_function  # noqa: E402 needs TensorFlow
+from tfswap.importers.hidden import functions_of  # noqa: E402
 
 
 def types(function: Any, *shapes: tuple[int, ...]) -> dict[str, str]:
@@ -207,3 +208,13 @@ def test_the_limit_is_kept_and_the_bits_are_the_same(program):
     assert found["digest"] == expected["digest"]
     assert found["peak"] <= found["planned"] <= found["limit"] < expected["peak"] * 0.8
     assert found["bounds"] > 0
+
+
+def test_bodies_are_told_apart_whatever_order_attributes_come_in():
+    concrete = tf.function(lambda x: tf.cond(x[0] > 0, lambda: x * 2.0, lambda: x + 1.0)).get_concrete_function(
+        tf.TensorSpec([8])
+    )
+    (node,) = import_function(concrete).bodies
+    for attrs in (node.attrs, dict(sorted(node.attrs.items())), dict(sorted(node.attrs.items(), reverse=True))):
+        node.attrs = attrs
+        assert ["_true_" in name for name in functions_of(node)] == [True, False]

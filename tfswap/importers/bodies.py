@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,9 +30,10 @@ from tfswap.importers.contents import (
     with_shape,
 )
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations, functions_in
+from tfswap.importers.hidden import functions_of
+from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations
 from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
-from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Opaque, Output
+from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
 from tfswap.ir.ops import control_flow, empties_list
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import passed_on
@@ -356,7 +357,7 @@ def _bodies(node: Node, made: _Import, library: Library) -> tuple[tuple[Graph, .
     """What a loop or a conditional runs, and what is known of what it gives: as much as it can be, or less."""
     kind = control_flow(node.op)
     assert kind is not None
-    called = [_Called(name, made.told_inside(node.name, k)) for k, name in enumerate(_names(node, kind.functions))]
+    called = [_Called(name, made.told_inside(node.name, k)) for k, name in enumerate(functions_of(node))]
     passed = [t.name for t in node.inputs[kind.first_argument :]]
     if kind.is_loop:
         bodies, given = _loop(
@@ -395,18 +396,6 @@ def _held(branches: Sequence[tuple[Graph, list[Argument]]], position: int) -> li
 def _is_empty(tensor: Output) -> bool:
     """Whether it is a list without elements, or an optional without value."""
     return empties_list(passed_on(tensor).node.op)
-
-
-def _names(node: Node, attributes: Iterable[str]) -> list[str]:
-    """Names of the functions that the node runs."""
-    from tensorflow.core.framework import attr_value_pb2
-
-    found = []
-    for attribute in attributes:
-        value = node.attrs[attribute]
-        assert isinstance(value, Opaque)
-        found += [f.name for f in functions_in(attr_value_pb2.AttrValue.FromString(value.data))]
-    return found
 
 
 def _loop(

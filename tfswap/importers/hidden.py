@@ -12,7 +12,7 @@ from typing import Any
 
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph, Node, Opaque
-from tfswap.ir.ops import makes_pipeline
+from tfswap.ir.ops import control_flow, makes_pipeline
 from tfswap.oplib.names import TEMPORARY_BYTES
 
 
@@ -42,12 +42,17 @@ def functions_beside(graph: Graph) -> Mapping[str, Any]:
 
 
 def functions_of(node: Node) -> list[str]:
-    """Names of the functions that a node runs."""
+    """Names of the functions that a node runs: of a loop or conditional as its bodies are, of others by attribute.
+
+    Attributes come from a protobuf map, whose order is another one in each process.
+    """
     from tensorflow.core.framework import attr_value_pb2
 
+    kind = control_flow(node.op)
+    values = (node.attrs[name] for name in (sorted(node.attrs) if kind is None else kind.functions))
     return [
         function.name
-        for value in node.attrs.values()
+        for value in values
         if isinstance(value, Opaque) and value.kind == "attr"
         for function in functions_in(attr_value_pb2.AttrValue.FromString(value.data))
     ]

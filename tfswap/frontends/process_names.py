@@ -123,7 +123,7 @@ def _number_arguments(function: Any) -> None:
     for node in function.node_def:
         node.input[:] = [_renamed_input(source, names) for source in node.input]
     for ends in (function.ret, function.control_ret):
-        for result, source in ends.items():
+        for result, source in list(ends.items()):  # a map that is written is not iterated
             ends[result] = _renamed_input(source, names)
 
 

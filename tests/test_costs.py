@@ -152,6 +152,46 @@ def test_a_batch_of_products_is_shared_among_cores_where_the_products_are_large_
     assert plain.copy_share == 0.25 < onednn.copy_share < 1
 
 
+def einsum(equation: str, left: str, right: str, result: str) -> Node:
+    text = f"%a = Placeholder() -> float32[{left}]\n%b = Placeholder() -> float32[{right}]\n"
+    return node_of(text + f'%c = Einsum(%a, %b) {{equation=b"{equation}"}} -> float32[{result}]')
+
+
+def test_an_einsum_takes_its_multiply_adds():
+    rates = Rates(1e9, math.inf, math.inf, 1.0, 1.0, 0.0, 2)
+    product = "%a = Placeholder() -> float32[64,512]\n%b = Placeholder() -> float32[512,1024]\n%c = MatMul(%a, %b)"
+    same = einsum("ij,jk->ik", "64,512", "512,1024", "64,1024")
+    assert work_seconds(same, rates) == work_seconds(node_of(f"{product} -> float32[64,1024]"), rates)
+    batch = "%a = Placeholder() -> float32[8,64,96]\n%b = Placeholder() -> float32[8,96,32]\n%c = BatchMatMulV2(%a, %b)"
+    same = einsum("bij,bjk->bik", "8,64,96", "8,96,32", "8,64,32")
+    assert work_seconds(same, rates) == work_seconds(node_of(f"{batch} -> float32[8,64,32]"), rates)
+
+
+def test_an_einsum_that_transposes_takes_longer_and_one_of_vectors_streams():
+    seconds = [
+        work_seconds(einsum(e, *given, "64,100,256"), default_rates(CPU))
+        for e, given in (
+            ("bt,bh->bth", ("64,100", "64,256")),
+            ("bh,bt->bth", ("64,256", "64,100")),
+        )
+    ]
+    assert 5 < seconds[1] / seconds[0] < 20  # measured: 8
+    stream = "%a = Placeholder() -> float32[64,100]\n%b = Placeholder() -> float32[64,256]\n"
+    stream += "%c = Tensordot(%a, %b) -> float32[64,100,256]"
+    assert seconds[0] == work_seconds(node_of(stream), default_rates(CPU))
+
+
+def test_the_gradient_of_a_slice_writes_zeros_and_the_slice():
+    def seconds(slice_of: str) -> float:
+        sizes = "".join(f"%{name} = Placeholder() -> int32[3]\n" for name in "sbex")
+        text = f"{sizes}%g = Placeholder() -> float32[{slice_of}]\n"
+        return work_seconds(
+            node_of(f"{text}%c = StridedSliceGrad(%s, %b, %e, %x, %g) -> float32[100,64,256]"), default_rates(CPU)
+        )
+
+    assert 10 * seconds("1,64,256") < seconds("100,64,256")
+
+
 def test_a_small_product_of_two_matrices_takes_one_core():
     def cores(shape: str, rates: Rates) -> float:
         text = f"%x = Placeholder() {{dtype=float32}} -> float32[{shape}]\n"

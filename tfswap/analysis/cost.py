@@ -20,6 +20,7 @@ from tfswap.analysis.columns import conv3d_columns
 from tfswap.analysis.convolutions import CHANNELS_FIRST, copied_bytes
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates, default_rates
+from tfswap.analysis.einsum import einsum_parts
 from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph, Node
@@ -340,16 +341,55 @@ _ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
 def _product(node: Node, rates: Rates) -> Work:
     """Of a product of two matrices. Of 3 to 34 million operations, an LSTM's of 128 to 256 units, those of sixteen
     shapes took 0.89 to 1.89 times as long on one thread as on two, 1.09 in the middle; of 67 to 4,300 million 1.56."""
-    small = not (rates.onednn or rates.cudnn) and _matmul(node) <= LARGE_PRODUCT_FLOPS
+    return _of_product(_matmul(node), rates)
+
+
+def _of_product(flops: float, rates: Rates) -> Work:
+    small = not (rates.onednn or rates.cudnn) and flops <= LARGE_PRODUCT_FLOPS
     return _SMALL_PRODUCTS if small else _MATMUL
 
 
 def _products(node: Node, rates: Rates) -> Work:
     """Of a batch of products of matrices."""
+    matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
+    return _of_products(_matmul(node), matrices, rates)
+
+
+def _of_products(flops: float, matrices: int, rates: Rates) -> Work:
     if rates.onednn:
         return _ONEDNN_PRODUCTS
-    matrices = math.prod(d or 1 for d in (node.outputs[0].shape or ())[:-2])
-    return _LARGE_PRODUCTS if _matmul(node) > matrices * LARGE_PRODUCT_FLOPS else _SMALL_PRODUCTS
+    return _LARGE_PRODUCTS if flops > matrices * LARGE_PRODUCT_FLOPS else _SMALL_PRODUCTS
+
+
+TRANSPOSED_STEPS = 5
+"""Element-wise operations that it takes to transpose an element."""
+FILLED_STEPS = 12
+"""Those that it takes to write an element of a slice's gradient among the zeros."""
+
+
+def _einsum(node: Node, rates: Rates) -> Work:
+    """A product of matrices, or a batch of them, and what is transposed before and after.
+
+    A product with a vector, or of two, streams: TensorFlow shares a batch of these among the cores
+    (batch_matmul_op_impl.h).
+    """
+    parts = einsum_parts(node.attrs.get("equation"), [t.type for t in node.inputs])
+    if parts is None:
+        return _STREAM
+    product, copied = parts
+    largest = max(map(_elements, (*node.outputs, *(t.type for t in node.inputs))))
+    steps = TRANSPOSED_STEPS * copied / max(largest, 1)
+    if product is None or min(product.rows, product.inner, product.columns) == 1:
+        return Work(steps=steps)
+    flops = 2.0 * product.batch * product.rows * product.inner * product.columns
+    work = _of_product(flops, rates) if product.batch == 1 else _of_products(flops, product.batch, rates)
+    return work._replace(flops=lambda _: flops, steps=steps)
+
+
+def _slice_gradient(node: Node, _: Rates) -> Work:
+    """Zeros, and the gradient of the slice among them."""
+    filled, of = _elements(node.inputs[-1].type), _elements(node.outputs[0])
+    return Work(steps=FILLED_STEPS * filled / max(filled, of, 1))
 
 
 _STREAM = Work()
@@ -386,6 +426,7 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "DepthwiseConv2dNative": Work(_depthwise(_output, 1), 0.16),
     "DepthwiseConv2dNativeBackpropFilter": Work(_depthwise(_third_input, None), 0.14),
     "DepthwiseConv2dNativeBackpropInput": Work(_depthwise(_third_input, 1), 0.12),
+    "Einsum": _einsum,
     "Erfc": Work(steps=3.5),
     "Expm1": Work(steps=4),
     "FloorMod": Work(steps=4),
@@ -432,7 +473,7 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "StatelessRandomUniformV2": Work(steps=9),
     "StatelessTruncatedNormal": Work(steps=46),
     "StatelessTruncatedNormalV2": Work(steps=46),
-    "StridedSliceGrad": Work(steps=12),
+    "StridedSliceGrad": _slice_gradient,
     "Sum": Work(steps=1.2),
     "TensorListGetItem": _NOTHING,  # lists pass on what they keep
     "TensorListPopBack": _NOTHING,
@@ -440,7 +481,7 @@ _WORK: dict[str, Work | Callable[[Node, Rates], Work]] = {
     "TensorListSetItem": _NOTHING,
     "TensorScatterAdd": Work(steps=10, spread=0.0),
     "TopKV2": Work(steps=9),
-    "Transpose": Work(steps=5),
+    "Transpose": Work(steps=TRANSPOSED_STEPS),
     "TruncatedNormal": Work(steps=46),
     "UnsortedSegmentSum": Work(steps=9),
     "Where": Work(steps=25, spread=0.0),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tfswap.analysis.kernel_rules import KernelMemory, fresh
 from tfswap.analysis.workspace import ONEDNN_SCRATCH_BYTES, Event, Facts, Product, known_shape, onednn_product_bytes
-from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.ir.types import ELEMENT_BYTES, TensorType
 
 # einsum_op_impl.h, DimensionType, in the order in which an operand's dimensions are sorted.
 _BROADCAST, _BATCH, _FREE, _CONTRACT, _REDUCE = range(5)
@@ -32,15 +32,21 @@ class _Tensor(NamedTuple):
 
 
 class _Log:
-    """What is allocated and freed, and what is multiplied."""
+    """What is allocated and freed, what is multiplied, and what is copied."""
 
     def __init__(self, element_bytes: int):
         self._element_bytes = element_bytes
         self._log: list[tuple[int, int]] = []  # allocation, bytes; -1 where it is freed
         self._count = 0
         self.product: Product | None = None
+        self.copied = 0
 
-    def allocate(self, shape: Shape) -> _Tensor:
+    def allocate(self, shape: Shape, *, copied: bool = True) -> _Tensor:
+        """
+        Args:
+            copied: whether another tensor's elements are, transposed or summed.
+        """
+        self.copied += prod(shape) if copied else 0
         self._log.append((self._count, self._element_bytes * prod(shape)))
         self._count += 1
         return _Tensor(shape, self._count - 1)
@@ -80,6 +86,16 @@ def einsum(facts: Facts) -> KernelMemory:
     return KernelMemory(alias=alias, events=events, exact=exact)
 
 
+def einsum_parts(equation: object, kinds: Sequence[TensorType]) -> tuple[Product | None, int] | None:
+    """The product of an einsum, if it has one, and how many elements it transposes or sums; None without sizes."""
+    shapes = [known_shape(kind) for kind in kinds]
+    if not isinstance(equation, bytes) or None in shapes:
+        return None
+    log = _Log(0)
+    _run(equation.decode(), [s for s in shapes if s is not None], log)
+    return log.product, log.copied
+
+
 def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
     left, _, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -102,7 +118,7 @@ def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
         inner = prod(dim for label, dim in dims.items() if kinds[label] == _CONTRACT)
         turned = reduced[0].swapped, not reduced[1].swapped
         log.product = Product(prod(batch), rows, inner, columns, turned)
-        product = log.allocate((*batch, rows, columns))
+        product = log.allocate((*batch, rows, columns), copied=False)
     labels = [label for kind in (_BROADCAST, _BATCH) for label in order if kinds[label] == kind]
     sizes = dict(zip(labels, batch, strict=True)) | dims
     labels += [label for r in reduced for label in r.free]

@@ -383,7 +383,11 @@ def _einsum(node: Node, rates: Rates) -> Work:
         return Work(steps=steps)
     flops = 2.0 * product.batch * product.rows * product.inner * product.columns
     work = _of_product(flops, rates) if product.batch == 1 else _of_products(flops, product.batch, rates)
-    return work._replace(flops=lambda _: flops, steps=steps)
+
+    def computed(_: Node) -> float:
+        return flops
+
+    return work._replace(flops=computed, steps=steps)
 
 
 def _slice_gradient(node: Node, _: Rates) -> Work:

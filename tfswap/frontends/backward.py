@@ -52,5 +52,5 @@ def require_backward(step: str, graph: Graph, others: Callable[[], Sequence[str]
         remedy = "None of the file's functions trains: save an object that holds one that does."
     raise UnsupportedGraph(
         f"{step!r} has no backward pass: it updates no variable and computes no gradient, so no tensor waits for "
-        f"one and there is nothing to swap. {remedy}"
+        f"one and there is nothing to swap. {remedy} To serve a model in less memory, give portable=True."
     )

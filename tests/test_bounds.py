@@ -218,3 +218,12 @@ def test_bodies_are_told_apart_whatever_order_attributes_come_in():
     for attrs in (node.attrs, dict(sorted(node.attrs.items())), dict(sorted(node.attrs.items(), reverse=True))):
         node.attrs = attrs
         assert ["_true_" in name for name in functions_of(node)] == [True, False]
+
+
+def test_loops_of_a_library_whose_sizes_values_decide_are_all_known():
+    def function(boxes: Any, scores: Any) -> Any:
+        return tf.image.non_max_suppression_padded(boxes, scores, 100, pad_to_max_output_size=True)
+
+    concrete = tf.function(function).get_concrete_function(tf.TensorSpec([600, 4]), tf.TensorSpec([600]))
+    graph = import_function(concrete)
+    assert [n.name for n in graph for t in n.outputs if t.nbytes is None and t.dtype == "float32"] == []

@@ -605,7 +605,12 @@ def no_larger_inputs(op: str) -> tuple[int, ...]:
     element, as its kernel may write over them.
     """
     entry = _RULES.get(op)
-    return (0,) if entry is _UNARY else (0, 1) if entry is _BINARY else (1, 2) if entry is _CHOICE else ()
+    return (0,) if entry is _UNARY else (0, 1) if entry is _BINARY else ()
+
+
+def chosen_inputs(op: str) -> tuple[int, ...]:
+    """Positions of the inputs among which the op chooses, element by element: these are no larger than its result."""
+    return (1, 2) if _RULES.get(op) is _CHOICE else ()
 
 
 def kernel_memory(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.analysis.integers import Integers, Loop, Values
-from tfswap.analysis.kernels import no_larger_inputs
+from tfswap.analysis.kernels import chosen_inputs, no_larger_inputs
 from tfswap.errors import InvalidModel
 from tfswap.importers.bounds import decides_sizes, gives_shape_values, largest_shapes, shape_values
 from tfswap.importers.contents import (
@@ -66,6 +66,7 @@ def import_with_bodies(
         InvalidModel: the graph does not fit the arguments.
     """
     with contextlib.closing(_Import(graph_def, arguments, (feeds, fetches, targets), told or {})) as made:
+        made.take_back_from_choices()
         return made.graph
 
 
@@ -267,14 +268,26 @@ class _Import:
             self._known |= news
             self._infer()
 
-    def _take_back(self) -> None:
+    def take_back_from_choices(self) -> None:
+        """Take in what is known of a choice for what it chooses among. A bound makes the trips of loops uncertain, so
+        this comes last, and only where something is unknown still.
+        """
+        if self._unknown() and any(chosen_inputs(node.op) for node in self.graph):
+            self._take_back(chosen_inputs)
+            self._bind()
+            self._import_bodies()
+
+    def _take_back(self, inputs_of: Callable[[str], tuple[int, ...]] = no_larger_inputs) -> None:
         """Take in what is said of a result (`tf.ensure_shape`) for what it is computed from element by element: that is
         no larger.
+
+        Args:
+            inputs_of: positions of an op's inputs that are no larger than its result.
         """
         while self._unknown():
             bounds: dict[str, Argument] = {}
             for node in self.graph:
-                for tensor in (node.inputs[p] for p in no_larger_inputs(node.op)):
+                for tensor in (node.inputs[p] for p in inputs_of(node.op)):
                     shape, result = tensor.type.shape, node.outputs[0].shape
                     if tensor.type.nbytes is not None or shape is None or result is None or len(shape) != len(result):
                         continue

@@ -677,6 +677,47 @@ def every_sequence(limit: str) -> dict[str, Any]:
     return {"peak": max(peaks), "planned": optimized.plan().planned_peak_bytes, "plans": optimized.plans}
 
 
+def any_end(share: float) -> dict[str, Any]:
+    """A loop that saves for its gradient, and ends after none to all of four iterations, as its argument says.
+
+    Args:
+        share: of the step's floor, that is the limit.
+    """
+    import tfswap
+
+    settle()
+    (w,) = weights = _weights((16, 16))
+    x = _data(600, 16)
+
+    def body(i: Any, h: Any) -> Any:
+        return i + 1, tf.tanh(tf.concat([tf.sigmoid(h[:150] @ w), h[150:]], 0))
+
+    def step(x: Any, n: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda i, h: i < n, body, [0, tf.nn.relu(x @ w)], maximum_iterations=4)[1]
+            h = tf.nn.relu(tf.reshape(tf.tanh(tf.tile(h, [1, 2])), [-1, 16]) @ w)
+            loss = tf.reduce_sum(h * h)
+        return _descend(tape, loss, weights)
+
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+        tfswap.optimize(tf.function(step), memory_limit=1)(x, tf.constant(2))
+    optimized = tfswap.optimize(tf.function(step), memory_limit=int(share * refused.value.floor_bytes))
+    ends = [tf.constant(n) for n in (0, 1, 2, 3, 4, 5, 4, 3, 2, 1, 0)]
+    optimized(x, ends[0])
+    peaks: list[int] = []
+    for n in ends:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        optimized(x, n)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    plan = optimized.plan()
+    return {
+        "peak": max(peaks),
+        "planned": plan.planned_peak_bytes,
+        "limit": plan.limit_bytes,
+        "plans": optimized.plans,
+    }
+
+
 def any_course(share: float) -> dict[str, Any]:
     """Loops with no bound, one in the other, and a conditional in them, whose inputs decide how often and which.
 

@@ -8,7 +8,7 @@ import pytest
 
 from tfswap.analysis.bodies import Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.buffers import Contents, Element
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.integers import LOOKED_AHEAD, Integers, Values
 from tfswap.analysis.kernel_rules import VARIANT_BYTES
@@ -137,6 +137,27 @@ def test_a_bound_is_enough(most: int):
     found = of(bounded(most), "loop", {2: ()}, i=(0,))
     assert not found.exact
     assert len(found.keeps[2][0]) == most
+
+
+@pytest.mark.parametrize("most", [3, MOST_COURSES + 100])
+def test_a_plan_is_judged_by_each_end_of_a_loop_that_keeps_something(most: int):
+    """By some, and by as many iterations as there can be, where there are very many."""
+    text = bounded(most)
+    for old, new in (
+        ("%i = Placeholder() {dtype=int32} -> int32[]", "%i = Const() -> int32[] = (0,)"),
+        ("%seen = Placeholder() {dtype=variant}", "%seen = EmptyTensorList()"),
+        ("feeds %i, %h, %seen, %n", "feeds %h, %n"),
+    ):
+        text = text.replace(old, new, 1)
+    flow = analyse_dataflow(parse_graph(text), CPU)
+    kept = [len(f.kept.get((f.nodes[f.place["loop"]], 2), ())) for f in (flow, *flow.sequences)]
+    assert kept[0] == most
+    assert flow.all_courses == (most < MOST_COURSES)
+    if flow.all_courses:
+        assert sorted(kept[1:]) == list(range(most + 1))
+    else:
+        assert set(range(8)) <= set(kept)
+        assert len(kept) <= MOST_COURSES
 
 
 def test_a_loop_whose_counter_never_ends_it_is_not_followed_for_long(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from tfswap.analysis import kernels
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
@@ -92,7 +92,8 @@ class Record:
         undecided: how many branches there are, at most, of conditionals where the step decides which is taken and they
             do not all ask for the same.
         repeated: whether such a conditional runs in a loop, now one branch and now another.
-        decided: whether the step decides of no conditional which branch is taken.
+        ends_early: whether a loop may end before its last iteration, and leave other holes then.
+        decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
         away_bytes: what of that is still in host memory when the node has ended.
@@ -110,6 +111,7 @@ class Record:
     undetermined: tuple[Node, ...] = ()
     undecided: int = 0
     repeated: bool = False
+    ends_early: bool = False
     decided: bool = True
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
@@ -149,8 +151,16 @@ Bodies = dict[Graph, _Prepared]
 Seconds = Callable[[Node], float]
 """Says how long a node's kernel takes."""
 
-Branches = Callable[[int, int], int]
-"""Says which branch is taken next: in this iteration of a loop, of so many branches."""
+class Course(Protocol):
+    """What a step decides when it runs."""
+
+    def branch(self, iteration: int, branches: int) -> int:
+        """Which branch is taken next, in this iteration of a loop, of so many branches."""
+        ...
+
+    def trips(self, most: int) -> int:
+        """How many iterations the next loop has, of at most so many."""
+        ...
 
 
 class UnboundedLoop(UnsupportedGraph):
@@ -178,7 +188,7 @@ def record(
     strict: bool = True,
     given_up: Sequence[int | None] = (),
     lowered: Seconds | None = None,
-    branches: Branches | None = None,
+    course: Course | None = None,
     prepared: Bodies | None = None,
 ) -> Record:
     """What a loop or a conditional does to the allocator.
@@ -192,16 +202,16 @@ def record(
             control flow: who gave it holds it no longer, and it is let go of as soon as a body has read it last.
         lowered: seconds of a kernel, where TensorFlow lowers the node: the kernels of bodies have no order then. The
             record is that of the run that peaks in the middle of a few.
-        branches: which branches are taken inside of loops where the step decides that; by default a bound is found.
+        course: what the step decides; by default a bound is found.
         prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
     """
     if lowered is None:
         return _run_of(
-            Machine(device, strict, branches=branches, prepared=prepared), node, bodies, contents, integers, ()
+            Machine(device, strict, course=course, prepared=prepared), node, bodies, contents, integers, ()
         )[1]
     runs = [
         _run_of(
-            Machine(device, strict, lowered=lowered, chance=random.Random(seed), branches=branches),
+            Machine(device, strict, lowered=lowered, chance=random.Random(seed), course=course),
             node,
             bodies,
             contents,
@@ -342,15 +352,16 @@ class Machine:
         strict: bool,
         lowered: Seconds | None = None,
         chance: random.Random | None = None,
-        branches: Branches | None = None,
+        course: Course | None = None,
         prepared: Bodies | None = None,
     ):
         self.device = device if lowered else device.in_bodies
         self._seconds = lowered
         self._chance = chance
-        self.branches = branches
+        self.course = course
         self.undecided = 0
         self.repeated = False
+        self.ends_early = False
         self.decided = True
         self.undetermined: dict[Node, None] = {}
         self.strict = strict
@@ -543,12 +554,13 @@ class Machine:
             if consume:
                 self.drop(argument)
         known = made.integers.follow(as_feeds(body, integers))
-        if self.branches is not None and self._iterations:
+        if self.course is not None and self._iterations:
             # What decides is known from here on: the gradient's conditional finds it among what has been saved.
             for node in made.choices:
                 decides = node.inputs[0].node, node.inputs[0].index
                 if decides not in known:
-                    known = made.integers.follow({**known, decides: _deciding(node, self._chosen(body.bodies[node]))})
+                    branch = self._chosen(body.bodies[node])
+                    known = made.integers.follow({**known, decides: deciding(node, branch)})
         if self.lowered:
             self._run_unordered(body, made, there, known)
         else:
@@ -662,7 +674,7 @@ class Machine:
         choice = integers[0]
         relocated = None if self.lowered else relocated_places(node)
         self.decided &= choice is not None or relocated is not None
-        if choice is None and relocated is None and self.branches is not None:
+        if choice is None and relocated is None and self.course is not None:
             branch = bodies[self._chosen(bodies)]
         elif choice is not None and node.inputs[0].type.dtype == "bool":
             branch = bodies[0 if choice[0] else 1]
@@ -681,8 +693,8 @@ class Machine:
         return results
 
     def _chosen(self, bodies: Sequence[Graph]) -> int:
-        assert self.branches is not None
-        return self.branches(self._iterations[-1] if self._iterations else 0, len(bodies))
+        assert self.course is not None
+        return self.course.branch(self._iterations[-1] if self._iterations else 0, len(bodies))
 
     def _any_branch(
         self,
@@ -752,8 +764,12 @@ class Machine:
         trips, certain = self._trips(condition, body, integers)
         if trips is None or not certain:
             self.undetermined[node] = None
-        last = None if trips is None else trips[-1]
         relocated = None if self.lowered else relocated_places(node)
+        if trips is not None and not certain and relocated is None:
+            self.decided, self.ends_early = False, True
+            if self.course is not None:
+                trips = trips[: 1 + self.course.trips(len(trips) - 1)]
+        last = None if trips is None else trips[-1]
         steady = not self._prepare(body).lists and not self._prepare(condition).lists
         enough = STEADY_TRIPS if relocated is None else RELOCATED_TRIPS
         count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
@@ -854,6 +870,7 @@ class Machine:
             tuple(self.undetermined),
             self.undecided,
             self.repeated,
+            self.ends_early,
             self.decided,
             self.runs,
             int(self._out_bytes),
@@ -889,7 +906,7 @@ def relocated_places(node: Node) -> tuple[int, ...] | None:
     return cast("tuple[int, ...] | None", node.attrs.get(RELOCATED))
 
 
-def _deciding(node: Node, branch: int) -> Values:
+def deciding(node: Node, branch: int) -> Values:
     """What a conditional reads that takes this branch."""
     return (int(branch == 0),) if node.inputs[0].type.dtype == "bool" else (branch,)
 

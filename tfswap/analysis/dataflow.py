@@ -14,8 +14,8 @@ of tensor lists are values of their own: whoever reads the list reads them too.
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +26,10 @@ from typing import NamedTuple
 from tfswap.analysis import kernels
 from tfswap.analysis.bodies import (
     Bodies,
-    Branches,
+    Course,
     Record,
     Seconds,
+    deciding,
     output_bytes,
     record,
     record_list,
@@ -38,10 +39,17 @@ from tfswap.analysis.bodies import (
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
-from tfswap.analysis.integers import Values, rule_of
+from tfswap.analysis.integers import MOST_TRIPS, Values, rule_of
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import reads_variable, runs_python, turns_off_copy_on_read, turns_on_copy_on_read, uses_tensor_list
+from tfswap.ir.ops import (
+    control_flow,
+    reads_variable,
+    runs_python,
+    turns_off_copy_on_read,
+    turns_on_copy_on_read,
+    uses_tensor_list,
+)
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.python_calls import held_until
 from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
@@ -53,8 +61,10 @@ SMALL_BYTES = 1
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
 
-REGULAR_SEQUENCES, RANDOM_SEQUENCES = 12, 12
-"""Of branches that loops take: so many are tried at most."""
+MOST_COURSES = 64
+"""All courses that a step can take are tried where there are no more; otherwise a choice of them."""
+REGULAR_COURSES, EARLY_COURSES, RANDOM_COURSES = 12, 8, 12
+"""Where not all are tried: so many of each kind at most."""
 
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
@@ -135,7 +145,9 @@ class Dataflow:
         inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
         passing_bytes: what one of these has there at most besides, while it runs.
         permits: by value, what the user allows to be done to it, of those to which not everything may be.
-        sequences: where the step decides which branches its conditionals take, the facts for some sequences of these.
+        sequences: where the step decides which branches its conditionals take, or when its loops end, the facts for
+            each course that it can take, or for some of very many.
+        all_courses: whether these are all.
     """
 
     nodes: list[Node]
@@ -167,6 +179,7 @@ class Dataflow:
     passing_bytes: int = 0
     permits: dict[int, Permit] = field(default_factory=dict[int, Permit])
     sequences: tuple[Dataflow, ...] = ()
+    all_courses: bool = True
 
     @property
     def inner_host_bytes(self) -> int:
@@ -334,12 +347,10 @@ def analyse_dataflow(
     """
     builder = _Builder(graph, device, strict, lowered)
     flow = builder.build()
-    # Where a body's order is asked for (not strict), only its own loops' sequences are.
-    if builder.undecided and lowered is None and (strict or builder.repeated):
-        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
-        flow.sequences = tuple(
-            _Builder(graph, device, False, lowered, branches, builder).build() for branches in _sequences(builder)
-        )
+    # Where a body's order is asked for (not strict), only its own loops' courses are.
+    several = builder.ends_early or (builder.undecided and (strict or builder.repeated))
+    if several and lowered is None:
+        flow.sequences, flow.all_courses = _of_courses(builder)
     return flow
 
 
@@ -357,22 +368,85 @@ def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
     return analyse_dataflow(body, device.in_bodies, strict=False)
 
 
-def _sequences(builder: _Builder) -> Iterator[Branches]:
-    """One branch throughout, one after another at first in loops, and some by chance, where there is more to choose."""
-    pairs = sorted(itertools.product(range(builder.undecided), repeat=2), key=lambda pair: pair[0] != pair[1])
-    for first, rest in pairs[:REGULAR_SEQUENCES]:
+def _of_courses(builder: _Builder) -> tuple[tuple[Dataflow, ...], bool]:
+    """The facts for each course that the step can take, or for some, where these are more than `MOST_COURSES`; and
+    whether these are all.
+    """
+
+    def facts(course: Course) -> Dataflow:
+        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
+        return _Builder(builder.graph, builder.device, False, None, course, builder).build()
+
+    found: list[Dataflow] = []
+    digits: list[int] | None = []
+    while digits is not None:
+        numbered = _Numbered(digits)
+        found.append(facts(numbered))
+        digits = numbered.following()
+        if math.prod(numbered.options) > MOST_COURSES or (digits is not None and len(found) == MOST_COURSES):
+            return tuple(map(facts, _some_courses(builder))), False
+    return tuple(found), True
+
+
+class _Numbered:
+    """The course that takes the options with these numbers, in the order in which it is asked, and then the first."""
+
+    def __init__(self, digits: list[int]):
+        self.digits = digits
+        self.options: list[int] = []
+
+    def branch(self, iteration: int, branches: int) -> int:
+        if len(self.options) == len(self.digits):
+            self.digits.append(0)
+        self.options.append(branches)
+        return self.digits[len(self.options) - 1]
+
+    def trips(self, most: int) -> int:
+        return most - self.branch(0, most + 1)  # the first course has the most to decide
+
+    def following(self) -> list[int] | None:
+        """The digits of the next course; None after the last."""
+        digits = self.digits[: len(self.options)]
+        while digits and digits[-1] + 1 == self.options[len(digits) - 1]:
+            digits.pop()
+        return [*digits[:-1], digits[-1] + 1] if digits else None
+
+
+class _Regular(NamedTuple):
+    """One branch in a loop's first iteration and one in all others; all loops end after so many iterations."""
+
+    first: int
+    rest: int
+    most: int
+
+    def branch(self, iteration: int, branches: int) -> int:
+        return min(self.rest if iteration else self.first, branches - 1)
+
+    def trips(self, most: int) -> int:
+        return min(self.most, most)
+
+
+class _ByChance(NamedTuple):
+    chance: random.Random
+
+    def branch(self, iteration: int, branches: int) -> int:
+        return self.chance.randrange(branches)
+
+    def trips(self, most: int) -> int:
+        return int((most + 1) ** self.chance.random()) if self.chance.randrange(4) else most  # few cost less
+
+
+def _some_courses(builder: _Builder) -> Iterator[Course]:
+    """One branch throughout, one after another at first in loops, loops that end early, and some by chance."""
+    branches = range(max(1, builder.undecided))
+    pairs = sorted(itertools.product(branches, repeat=2), key=lambda pair: pair[0] != pair[1])
+    for first, rest in pairs[:REGULAR_COURSES] if builder.undecided else ():  # else the facts are of most iterations
         if builder.repeated or first == rest:
-            yield functools.partial(_regular, first, rest)
-    for seed in range(RANDOM_SEQUENCES if builder.repeated or builder.conditionals > 1 else 0):
-        yield functools.partial(_by_chance, random.Random(seed))
-
-
-def _regular(first: int, rest: int, iteration: int, branches: int) -> int:
-    return min(rest if iteration else first, branches - 1)
-
-
-def _by_chance(chance: random.Random, _: int, branches: int) -> int:
-    return chance.randrange(branches)
+            yield _Regular(first, rest, MOST_TRIPS)
+    for trips in range(EARLY_COURSES if builder.ends_early else 0):
+        yield _Regular(branches[-1], branches[0], trips)
+    for seed in range(RANDOM_COURSES):
+        yield _ByChance(random.Random(seed))
 
 
 class _Builder:
@@ -382,19 +456,20 @@ class _Builder:
         device: DeviceModel,
         strict: bool,
         lowered: Seconds | None,
-        branches: Branches | None = None,
+        course: Course | None = None,
         before: _Builder | None = None,
     ):
         self.graph = graph
-        # What is known already, by the builder of the same facts for other branches.
+        # What is known already, by the builder of the same facts for another course.
         self.before = before
         self.prepared: Bodies = {} if before is None else before.prepared
         self.records: dict[Node, tuple[list[Contents | None], list[Values | None], Record]] = {}
-        self.branches = branches
+        self.course = course
         self.undetermined: dict[Node, None] = {}
         self.undecided = 0
-        self.conditionals = 0
+        self.choices: set[Node] = set()  # conditionals whose branch the step decides
         self.repeated = False
+        self.ends_early = False
         self.strict = strict
         self.lowered = lowered
         self.feeds = set(graph.feeds)
@@ -559,6 +634,11 @@ class _Builder:
                 if values is not None:
                     self.integers[node, 0] = values
             return None
+        if self.course is not None and self.before is not None and node in self.before.choices:
+            # What decides is known from here on: the gradient's conditional reads it too.
+            assert bodies is not None
+            if self.integers.get(node.inputs[0]) is None:
+                self.integers[node.inputs[0]] = deciding(node, self.course.branch(0, len(bodies)))
         known = [self.integers.get(t) for t in node.inputs]
         contents = [self.contents.get(t) for t in node.inputs]
         if bodies is None:
@@ -576,15 +656,18 @@ class _Builder:
                 strict=self.strict,
                 given_up=given_up,
                 lowered=self.lowered,
-                branches=self.branches,
+                course=self.course,
                 prepared=self.prepared,
             )
             if made.decided:
                 self.records[node] = contents, known, made
             self.undetermined.update(dict.fromkeys(made.undetermined))
             self.undecided = max(self.undecided, made.undecided)
-            self.conditionals += made.undecided > 0
+            kind = control_flow(node.op)
+            if made.undecided and kind is not None and not kind.is_loop:
+                self.choices.add(node)
             self.repeated |= made.repeated
+            self.ends_early |= made.ends_early
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
 

@@ -16,7 +16,7 @@ from tfswap.analysis.inner_encodings import InnerEncoding
 from tfswap.errors import TfswapError
 from tfswap.files import require_place, write_whole
 from tfswap.ir.graph import Node
-from tfswap.ir.ops import runs_python
+from tfswap.ir.ops import control_flow, runs_python
 from tfswap.ir.permits import Permit
 from tfswap.planner.baseline import Baseline
 from tfswap.planner.inside import PlannedBody
@@ -89,8 +89,9 @@ class Report:
         reruns: how many run again.
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts, and calls of Python
-            functions, which say that what these allocate has none.
+        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; loops with too many
+            courses to try each, which say what another than those that were tried can take at most in addition; and
+            calls of Python functions, which say that what these allocate has no bound.
         trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
@@ -418,7 +419,9 @@ def make_report(
         return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
 
     rows = found(rest=False)
-    unmodelled = tuple(_named(flow.nodes[i]) for i in flow.inexact)
+    # A chunk is smaller than twice the tensor in it, or it would be split.
+    at_most = None if flow.all_courses else plan.planned_peak_bytes - plan.persistent_bytes
+    unmodelled = tuple(_named(flow.nodes[i], at_most) for i in flow.inexact)
     return Report(
         planned_peak_bytes=plan.planned_peak_bytes,
         memory_limit_bytes=plan.limit_bytes,
@@ -444,9 +447,17 @@ def make_report(
     )
 
 
-def _named(node: Node) -> str:
-    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it."""
-    bound = ", no bound on what its Python function allocates" if runs_python(node.op) else ""
+def _named(node: Node, at_most: int | None) -> str:
+    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it.
+
+    Args:
+        at_most: where only some courses were tried, the bytes that another may take in addition.
+    """
+    bound = ""
+    if runs_python(node.op):
+        bound = ", no bound on what its Python function allocates"
+    elif at_most is not None and control_flow(node.op):
+        bound = f", judged by some of its courses: another takes at most {at_most} bytes more"
     return f"{node.name} ({node.op}{bound})"
 
 

@@ -22,13 +22,14 @@ from tfswap.errors import TfswapError
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.simulate import sweep
+from tfswap.ir.text import parse_graph
 from tfswap.planner.baseline import record_baseline
 from tfswap.planner.record import record_planned
 from tfswap.planner.schedule import KERNELS, build_schedule
 from tfswap.planner.simulate import NOTHING_KNOWN
 from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
-from tfswap.report.report import ROWS_SHOWN, Report
+from tfswap.report.report import ROWS_SHOWN, Report, _named
 from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
@@ -389,3 +390,10 @@ def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, mo
     assert shown != screen.text, "no colours"
     assert max(map(len, shown.splitlines())) <= 60
     assert "smallest limit" in shown
+
+
+def test_what_another_course_can_take_is_named_of_loops_alone():
+    graph = parse_graph("%x = Placeholder() -> float32[4]\n%l = While(%x) -> float32[4]\n%e = Exp(%l) -> float32[4]\n")
+    assert _named(graph["l"], 512) == "l (While, judged by some of its courses: another takes at most 512 bytes more)"
+    assert _named(graph["l"], None) == "l (While)"
+    assert _named(graph["e"], 512) == "e (Exp)"

@@ -151,6 +151,7 @@ Bodies = dict[Graph, _Prepared]
 Seconds = Callable[[Node], float]
 """Says how long a node's kernel takes."""
 
+
 class Course(Protocol):
     """What a step decides when it runs."""
 
@@ -206,9 +207,9 @@ def record(
         prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
     """
     if lowered is None:
-        return _run_of(
-            Machine(device, strict, course=course, prepared=prepared), node, bodies, contents, integers, ()
-        )[1]
+        return _run_of(Machine(device, strict, course=course, prepared=prepared), node, bodies, contents, integers, ())[
+            1
+        ]
     runs = [
         _run_of(
             Machine(device, strict, lowered=lowered, chance=random.Random(seed), course=course),

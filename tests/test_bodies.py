@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tfswap.analysis.bodies import Record, UnboundedLoop, record, resources_used
+from tfswap.analysis.bodies import UNKNOWN_TRIPS, Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
@@ -158,6 +158,19 @@ def test_a_plan_is_judged_by_each_end_of_a_loop_that_keeps_something(most: int):
     else:
         assert set(range(8)) <= set(kept)
         assert len(kept) <= MOST_COURSES
+
+
+def test_of_a_loop_without_end_that_replaces_what_it_keeps_some_ends_are_tried():
+    pushed = "%pushed = TensorListPushBack(%seen, %state)"
+    text = LOOP.replace(
+        pushed, "%zero = Const() -> int32[] = (0,)\n  %pushed = TensorListSetItem(%seen, %zero, %state)"
+    )
+    text = text.replace("%seen = Placeholder() {dtype=variant}", "%seen = EmptyTensorList()", 1)
+    flow = analyse_dataflow(parse_graph(text.replace("feeds %i, %h, %seen, %n", "feeds %i, %h, %n", 1)), CPU)
+    assert not flow.all_courses
+    assert len(flow.sequences) == UNKNOWN_TRIPS + 1
+    loop = flow.place["loop"]
+    assert len({other.events[loop] for other in flow.sequences}) == len(flow.sequences)
 
 
 def test_a_loop_whose_counter_never_ends_it_is_not_followed_for_long(monkeypatch: pytest.MonkeyPatch):

@@ -93,6 +93,7 @@ class Record:
             do not all ask for the same.
         repeated: whether such a conditional runs in a loop, now one branch and now another.
         ends_early: whether a loop may end before its last iteration, and leave other holes then.
+        endless: whether there is no last iteration of such a loop, so that not all of its ends can be tried.
         decided: whether the step decides nothing: of no conditional which branch is taken, of no loop when it ends.
         runs: how often each body runs.
         out_bytes, in_bytes: what the copies in the bodies take to the host, and back.
@@ -112,6 +113,7 @@ class Record:
     undecided: int = 0
     repeated: bool = False
     ends_early: bool = False
+    endless: bool = False
     decided: bool = True
     runs: dict[Graph, float] = field(default_factory=dict[Graph, float])
     out_bytes: int = 0
@@ -362,7 +364,7 @@ class Machine:
         self.course = course
         self.undecided = 0
         self.repeated = False
-        self.ends_early = False
+        self.ends_early = self.endless = False
         self.decided = True
         self.undetermined: dict[Node, None] = {}
         self.strict = strict
@@ -766,13 +768,16 @@ class Machine:
         if trips is None or not certain:
             self.undetermined[node] = None
         relocated = None if self.lowered else relocated_places(node)
-        if trips is not None and not certain and relocated is None:
-            self.decided, self.ends_early = False, True
-            if self.course is not None:
-                trips = trips[: 1 + self.course.trips(len(trips) - 1)]
-        last = None if trips is None else trips[-1]
         steady = not self._prepare(body).lists and not self._prepare(condition).lists
         enough = STEADY_TRIPS if relocated is None else RELOCATED_TRIPS
+        if not certain and relocated is None and (trips is not None or not steady):
+            self.decided, self.ends_early = False, True
+            self.endless |= trips is None
+            if self.course is not None:
+                most = self.course.trips(UNKNOWN_TRIPS if trips is None else len(trips) - 1)
+                trips = trips and trips[: 1 + most]
+                enough = most if trips is None else enough
+        last = None if trips is None else trips[-1]
         count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
         held = list(arguments) if self.lowered else [self.hold(a) for a in arguments]
         values: list[Values | None] = list(integers)
@@ -872,6 +877,7 @@ class Machine:
             self.undecided,
             self.repeated,
             self.ends_early,
+            self.endless,
             self.decided,
             self.runs,
             int(self._out_bytes),

@@ -385,7 +385,7 @@ def _of_courses(builder: _Builder) -> tuple[tuple[Dataflow, ...], bool]:
         digits = numbered.following()
         if math.prod(numbered.options) > MOST_COURSES or (digits is not None and len(found) == MOST_COURSES):
             return tuple(map(facts, _some_courses(builder))), False
-    return tuple(found), True
+    return tuple(found), not builder.endless
 
 
 class _Numbered:
@@ -469,7 +469,7 @@ class _Builder:
         self.undecided = 0
         self.choices: set[Node] = set()  # conditionals whose branch the step decides
         self.repeated = False
-        self.ends_early = False
+        self.ends_early = self.endless = False
         self.strict = strict
         self.lowered = lowered
         self.feeds = set(graph.feeds)
@@ -668,6 +668,7 @@ class _Builder:
                 self.choices.add(node)
             self.repeated |= made.repeated
             self.ends_early |= made.ends_early
+            self.endless |= made.endless
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
 

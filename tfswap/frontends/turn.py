@@ -9,8 +9,10 @@ Steps whose kernels may wait for others (`ir.ops.may_wait`: Python functions, co
 that waits for them: nobody waits for such a one longer than ten seconds (csrc/core/turn.h), and what it calls by
 `tf.py_function`, on a thread of TensorFlow's, does not wait at all.
 
-Not handled: what runs between a forward and a backward pass whose gradients are taken outside. Each of the two has a
-turn of its own, since what a caller does in between may wait for other steps.
+Not handled: what TensorFlow allocates outside of a turn, while another step may have one: for a trace, or for kernels
+and constants of a step inside another `tf.function` at its first call. And what runs between a forward and a backward
+pass whose gradients are taken outside: each of the two has a turn of its own, since what a caller does in between may
+wait for other steps.
 """
 
 from __future__ import annotations

@@ -192,10 +192,13 @@ def test_a_bound_is_printed_and_read():
 def test_kernels_of_bounded_size_are_not_exact_and_judged_without_that_size_too():
     flow = analyse_dataflow(parse_graph(BOUNDED), DeviceModel())
     assert {flow.nodes[i].name for i in flow.inexact} == {"g", "e"}
-    largest, smallest = flow.extremes
+    largest, smallest, *between = flow.extremes
     made = [flow.value_of[flow.nodes[flow.place[name]], 0] for name in "en"]
     assert [largest.values[v].nbytes for v in made] == [3200, 32]
     assert [smallest.values[v].nbytes for v in made] == [0, 32]
+    assert [extreme.values[made[0]].nbytes for extreme in between] == [
+        3200 * n // 16 for n in (2, 4, 6, 8, 10, 12, 14, 15)
+    ]
 
 
 @pytest.mark.parametrize("program", ["masked_loss", "hard_examples"])
@@ -208,6 +211,43 @@ def test_the_limit_is_kept_and_the_bits_are_the_same(program):
     assert found["digest"] == expected["digest"]
     assert found["peak"] <= found["planned"] <= found["limit"] < expected["peak"] * 0.8
     assert found["bounds"] > 0
+
+
+def test_a_mask_that_takes_most_rows_keeps_the_limit():
+    """Neither all rows nor none take as much: what most of them leave does not fit what comes next."""
+    program = """
+import json
+import tensorflow as tf
+import tfswap
+from control_flow import _data, _descend, settle, _weights
+
+settle()
+(w,) = weights = _weights((16, 16))
+
+@tf.function
+def step(x, mask):
+    with tf.GradientTape() as tape:
+        h = tf.nn.relu(x @ w)
+        a = tf.tanh(tf.boolean_mask(h, mask) @ w)
+        b = tf.reduce_mean(tf.reshape(tf.tanh(tf.tile(h, [1, 2])), [-1, 2, 16]), 1)
+        c, a = tf.nn.relu(b @ w), tf.sigmoid(a @ w)
+        loss = tf.reduce_sum(a * a) + tf.reduce_sum(c * c)
+    return _descend(tape, loss, weights)
+
+x = _data(1000, 16)
+masks = [tf.range(1000) < rows for rows in (0, 1000, 500, 750, 875, 937)]
+try:
+    tfswap.optimize(step, memory_limit=1)(x, masks[0])
+except tfswap.InfeasibleMemoryLimit as error:
+    optimized = tfswap.optimize(step, memory_limit=error.floor_bytes)
+for mask in (masks[0], *masks):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    optimized(x, mask)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    assert peak <= optimized.plan().limit_bytes, (int(tf.reduce_sum(tf.cast(mask, tf.int32))), peak)
+print(json.dumps(True))
+"""
+    assert on_arena(program)
 
 
 def test_bodies_are_told_apart_whatever_order_attributes_come_in():

@@ -66,6 +66,9 @@ MOST_COURSES = 64
 REGULAR_COURSES, EARLY_COURSES, RANDOM_COURSES = 12, 8, 12
 """Where not all are tried: so many of each kind at most."""
 
+BOUND_SHARES = (*(eighths / 8 for eighths in range(1, 8)), 15 / 16)
+"""Of what values decide the size of: tried besides all and none of it, since each size leaves other holes."""
+
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
 
@@ -269,16 +272,22 @@ class Dataflow:
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
-        """These facts, and where some temporaries or tensors are bounds, the facts without those; and with those that
-        were measured.
+        """These facts, and where some temporaries or tensors are bounds, the facts without those, with these shares of
+        such tensors, and with those that were measured.
 
-        Less memory asked for is not always a lower peak: a hole that is not there moves what comes after it.
+        Less memory asked for is not always a lower peak: a hole that is not there, or another one, moves what comes
+        after it.
         """
         if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
-        values = [v._replace(nbytes=0) if v.tensor.type.bound else v for v in self.values]
-        found = [self, replace(self._with({}), values=values)]
+        found = [self, replace(self._with({}), values=self._with_share(0))]
+        if any(value.tensor.type.bound for value in self.values):
+            found += [replace(self, values=self._with_share(share)) for share in BOUND_SHARES]
         return (*found, self._with(self.usual)) if self.usual else tuple(found)
+
+    def _with_share(self, share: float) -> list[Value]:
+        """The values, with such a share of the bytes of those whose size is a bound."""
+        return [v._replace(nbytes=int(share * v.nbytes)) if v.tensor.type.bound else v for v in self.values]
 
     def _with(self, usual: Mapping[int, tuple[kernels.Event, ...]]) -> Dataflow:
         """These facts, with other requests of what is bounded; where none are given, without temporaries."""

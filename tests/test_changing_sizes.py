@@ -107,7 +107,7 @@ def test_the_first_two_plans_are_for_what_is_asked_and_ranks_are_not_mixed():
     assert grown(((10,),), [((8,),), ((9,),)], 1) == ((int(9 * GROWTH),),)
     assert grown(((100,),), [((8,),), ((9,),)], 1) == ((100,),)
     assert grown(((3, 4),), [((8,),), ((9,),)], 1) == ((3, 4),)
-    assert grown(((100,), (9,)), [((100,), (8,))], 1) == ((100,), (12,)), "the second is told"
+    assert grown(((100,), (9,)), [((100,), (8,))], 1) == ((100,), (12,)), "a size that values decide"
     assert grown(((8,), (9,)), [((100,), (100,))], 1) == ((8,), (150,))
     assert grown((None, ()), [(None, ()), (None, ())], 2) == (None, ())
 

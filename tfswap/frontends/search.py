@@ -321,7 +321,8 @@ class Search:
             return None
         inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
         few = [entry for entry in inner if entry[1].stands_for_others]
-        inner = [entry for entry in inner if self._unmoved_bytes(entry[0].outside) <= limit_bytes]
+        unmoved_fits = {form for form in self._inner_forms if self._unmoved_bytes(form) <= limit_bytes}
+        inner = [entry for entry in inner if entry[0].outside in unmoved_fits]
         for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
             for rewriting, rung in entries:
                 if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
@@ -345,26 +346,35 @@ class Search:
         assert least is not None, "the step as it is has a peak"
         inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))
         for form in self._inner_forms:
-            # With little host memory, less that is swapped in bodies leaves more for what is around them.
-            by_bytes_alone = self._options.tiers.host_bytes is None
-            if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
-                continue
-            of_form = [entry for entry in inner if entry[0].outside == form]
-            for least_bytes, rungs in itertools.groupby(of_form, key=lambda entry: self._least_bytes(*entry)):
-                before, tried = least, list(rungs)
-                if least_bytes >= least.candidate.peak_bytes:
-                    break
-                for rewriting, rung in tried:
-                    if not rung.stands_for_others and self._unmoved_bytes(form) >= least.candidate.peak_bytes:
-                        continue
-                    variant = self.variants[rewriting]
-                    if self._has_room(variant):
-                        planner = self.planner_of(variant)
-                        lowest = planner.lowest if rung.stands_for_others else planner.lowest_unmoved
-                        least = _lower(least, variant, lowest)
-                # The next rungs hold more in the bodies, and as much around them.
-                if by_bytes_alone and least is before and any(rung.stands_for_others for _, rung in tried):
-                    break
+            least = self._lower_inside(least, form, [entry for entry in inner if entry[0].outside == form])
+        return least
+
+    def _lower_inside(self, least: Found, form: Rewriting, inner: list[tuple[Rewriting, Rung]]) -> Found:
+        """`least`, or what a variant has that needs less by moving tensors inside of its bodies.
+
+        Args:
+            inner: the ways to move them, the one that may need least first.
+        """
+        # With little host memory, less that is swapped in bodies leaves more for what is around them.
+        by_bytes_alone = self._options.tiers.host_bytes is None
+        if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
+            return least
+        unmoved_bytes = self._unmoved_bytes(form) if inner else 0
+        for least_bytes, rungs in itertools.groupby(inner, key=lambda entry: self._least_bytes(*entry)):
+            if least_bytes >= least.candidate.peak_bytes:
+                break
+            before, any_stands_for_others = least, False
+            for rewriting, rung in rungs:
+                any_stands_for_others |= rung.stands_for_others
+                if not rung.stands_for_others and unmoved_bytes >= least.candidate.peak_bytes:
+                    continue
+                variant = self.variants[rewriting]
+                if self._has_room(variant):
+                    planner = self.planner_of(variant)
+                    least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
+            # The next rungs hold more in the bodies, and as much around them.
+            if by_bytes_alone and least is before and any_stands_for_others:
+                break
         return least
 
 

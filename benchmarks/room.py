@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from idle_time import Took, timed
+from micro_batches import micro_batches
 from seq2seq import Made, seq2seq
 
 from tfswap import progress
@@ -29,32 +30,6 @@ from tfswap import progress
 ARENA_MIB = 12_000
 PEAKS = 5
 """Steps of which the unoptimised peak is the median."""
-
-
-def micro_batches(model: Any, x: Any, y: Any, parts: int) -> Made:
-    """Gradients of `parts` batches, summed in a loop and applied once."""
-    import keras
-    import tensorflow as tf
-
-    variables = model.trainable_variables
-    optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
-    optimizer.build(variables)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    size = x.shape[0] // parts
-
-    def step(x: Any, y: Any) -> Any:
-        sums, total = [tf.zeros_like(v) for v in variables], 0.0
-        for i in tf.range(parts):
-            some_x = tf.ensure_shape(x[i * size : (i + 1) * size], [size, *x.shape[1:]])
-            some_y = tf.ensure_shape(y[i * size : (i + 1) * size], [size, *y.shape[1:]])
-            with tf.GradientTape() as tape:
-                loss = loss_of(some_y, model(some_x, training=True)) / parts
-            sums = [s + g for s, g in zip(sums, tape.gradient(loss, variables), strict=True)]
-            total += loss
-        optimizer.apply_gradients(zip(sums, variables, strict=True))
-        return total
-
-    return step, (x, y)
 
 
 def convolutions() -> Made:
@@ -72,7 +47,8 @@ def convolutions() -> Made:
         h = layers.MaxPooling2D()(h)
     model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(h)))
     x = tf.random.stateless_uniform([64, 64, 64, 3], seed=(1, 2))
-    return micro_batches(model, x, tf.random.stateless_uniform([64], seed=(3, 4), maxval=10, dtype=tf.int32), 4)
+    y = tf.random.stateless_uniform([64], seed=(3, 4), maxval=10, dtype=tf.int32)
+    return micro_batches(model, x.shape, 4), (x, y)
 
 
 def transformer(layers: int = 2, width: int = 256, length: int = 128, words: int = 2000) -> Made:
@@ -91,7 +67,7 @@ def transformer(layers: int = 2, width: int = 256, length: int = 128, words: int
         h = make.Add()([h, make.Dense(width)(m)])
     model = keras.Model(inputs, make.Dense(words)(h))
     x, y = (tf.random.stateless_uniform([16, length], seed=(i, 2), maxval=words, dtype=tf.int32) for i in (1, 3))
-    return micro_batches(model, x, y, 4)
+    return micro_batches(model, x.shape, 4), (x, y)
 
 
 def decoder(batch: int, length: int, width: int, cell: str, *, additive: bool, words: int = 1000) -> Made:

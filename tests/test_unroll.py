@@ -8,6 +8,7 @@ import pytest
 from processes import on_arena
 
 from tfswap.analysis.device import DeviceModel
+from tfswap.frontends import pipeline
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
@@ -120,6 +121,22 @@ def test_what_was_noted_of_tensors_is_noted_of_each_iteration() -> None:
     assert graph.permits == {graph[f"loop/iteration_{k}/product"].out(): kept for k in range(2)}
 
 
+def test_iterations_that_may_overlap_are_counted_where_a_step_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the prediction has of it: on a busy machine they overlap more."""
+    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)  # Grappler reads attributes of the loop
+    work = (
+        "%a = Exp(%x) -> float32[1048576]\n  %b = Sin(%a) -> float32[1048576]\n  %c = Mul(%a, %b) -> float32[1048576]\n"
+    )
+    text = SUMS.replace("%product = Mul(%s, %w)", f"{work}  %product = Mul(%s, %c)").replace(
+        "float32[8]", "float32[1048576]"
+    )
+    graph = parse_graph(text.replace("TRIPS", "4").replace("INSIDE", ""))
+    one_thread = Optimizer(graph, CPU._replace(inter_op_threads=1), Options())
+    held_bytes = 3 * (4 << 20)  # by the other iterations, of which each has a tensor at least
+    assert one_thread.unchanged_bytes >= one_thread.baseline.peak_bytes + held_bytes
+    assert not one_thread.fits_unchanged(int(1.5 * one_thread.baseline.peak_bytes))
+
+
 NOT_UNROLLED = {
     "many iterations": (MOST_TRIPS + 1, ""),
     "a generator's state in a kernel": (2, "%r = RandomUniform(%next) -> float32[]"),
@@ -187,7 +204,7 @@ def test_lines_are_those_of_the_nodes_in_the_body() -> None:
 def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple[int, ...], onednn: int) -> None:
     """With oneDNN's kernels too; dropout's seeds and the averages of a batch norm are written in the body."""
     found: dict[str, Any] = on_arena(
-        f"from micro_batches import *\nprint(json.dumps(measured({make}, {shape}, 0.6)))",
+        f"from unrolled_steps import *\nprint(json.dumps(measured({make}, {shape}, 0.6)))",
         TF_ENABLE_ONEDNN_OPTS=str(onednn),
     )
     assert found["same"]
@@ -197,5 +214,5 @@ def test_micro_batches_have_the_loops_bits_under_a_limit(make: str, shape: tuple
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.long)])
 def test_random_loops_have_their_bits_and_no_higher_floor(seeds: range) -> None:
-    found = on_arena(f"from micro_batches import *\nprint(json.dumps(random_loops({seeds})))")
+    found = on_arena(f"from unrolled_steps import *\nprint(json.dumps(random_loops({seeds})))")
     assert found == [[True] * 4] * len(seeds)

@@ -54,7 +54,7 @@ from tfswap.passes.swap import apply_swaps
 from tfswap.passes.unroll import apply_unroll
 from tfswap.passes.verify import require_stock, verify
 from tfswap.planner.allocator import ALIGNMENT_BYTES, round_up
-from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline
+from tfswap.planner.baseline import Baseline, record_baseline, simulate_baseline, simulate_concurrent
 from tfswap.planner.fit import require_accumulators, require_fit
 from tfswap.planner.niches import choose_niches
 from tfswap.planner.plan import Plan, fingerprint
@@ -138,6 +138,7 @@ class Optimizer:
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
         apply_ordered_sums(settled, device, held=held, portable=portable)
         in_body = apply_unroll(settled, device)
+        self._unrolled = bool(in_body)
         self.locate: Callable[[str], str | None] = lambda name: locate(in_body.get(name, name))
         self._overlapping_bytes = overlapping_bytes(settled)
         apply_collective_order(settled)
@@ -230,10 +231,20 @@ class Optimizer:
     def unchanged_bytes(self) -> int:
         """A peak that the step as it was traced is not likely to pass, without what others allocate.
 
-        The predicted one leaves out what iterations of a loop hold that run side by side.
+        The predicted one leaves out what iterations of a loop hold that run concurrently, and those of a loop that it
+        has unrolled overlap more on a busy machine.
         """
         spread = HELD_SPREAD if self._held else BASELINE_SPREAD
-        return math.floor(self._alone.peak_bytes * spread) + self._overlapping_bytes
+        peak_bytes = max(self._alone.peak_bytes, self._concurrent_bytes)
+        return math.floor(peak_bytes * spread) + self._overlapping_bytes
+
+    @functools.cached_property
+    def _concurrent_bytes(self) -> int:
+        """The peak of the unoptimised step where iterations of unrolled loops overlap most; 0 where it has none."""
+        if not self._unrolled:
+            return 0
+        flow, cost_s, _ = self._unoptimised
+        return simulate_concurrent(flow, cost_s, self.device, resident=self._baseline_resident)
 
     def suppose(self, resident: Resident) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""

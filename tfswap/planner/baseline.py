@@ -35,6 +35,8 @@ MOST_KERNELS = 50_000
 """Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
 EVENTS = 8
 """Of a loop so many of its dealings with the allocator count as a kernel."""
+MOST_THREADS = 64
+"""Of a run in which a thread is free for each kernel: about as many as iterations and branches of one can use."""
 STEPS = 4
 """Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
 
@@ -63,6 +65,19 @@ def simulate_baseline(
         cost_s: seconds that each node's kernel takes.
     """
     return median_low(_peaks(_Program(flow, cost_s, device), resident))
+
+
+def simulate_concurrent(
+    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident = NOTHING_KNOWN
+) -> int:
+    """Peak bytes of a run of the unordered step in which a thread is free for each kernel that can run.
+
+    On a busy machine threads are held up, and iterations of a loop that need not wait for one another overlap more than
+    they would with as many threads as `device` has.
+    """
+    most = sum(flow.is_kernel)
+    program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
+    return _Run(program, resident, random.Random(0)).peak_bytes()
 
 
 def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident) -> Record:

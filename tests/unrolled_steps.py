@@ -6,7 +6,9 @@ import gc
 import hashlib
 import json  # noqa: F401 for what imports all
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,34 +19,22 @@ import tfswap
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.passes import unroll
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from micro_batches import micro_batches
+
 Run = Callable[[Any], tuple[str, int]]
 
 
-def micro_batches(make: Callable[[], Any], shape: tuple[int, ...], parts: int = 4) -> tuple[Any, Run]:
-    """A step, and what runs a function of it: to a digest of losses and variables after three steps, and the peak."""
+def model_step(make: Callable[[], Any], shape: tuple[int, ...], parts: int = 4) -> tuple[Any, Run]:
+    """A step of micro-batches, and what runs a function of it: to a digest of losses and variables after three steps,
+    and the peak.
+    """
     keras.utils.set_random_seed(0)
     model = make()
-    variables = model.trainable_variables
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    optimizer.build(variables)
-    size = shape[0] // parts
+    step = micro_batches(model, shape, parts, learning_rate=0.05)
     x = tf.random.stateless_normal(shape, seed=(1, 2))
     y = tf.random.stateless_uniform([shape[0]], seed=(3, 4), maxval=10, dtype=tf.int32)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def step(x: Any, y: Any) -> Any:
-        sums, total = [tf.zeros_like(v) for v in variables], 0.0
-        for i in tf.range(parts):
-            some_x = tf.ensure_shape(x[i * size : (i + 1) * size], [size, *shape[1:]])
-            some_y = tf.ensure_shape(y[i * size : (i + 1) * size], [size])
-            with tf.GradientTape() as tape:
-                loss = loss_of(some_y, model(some_x, training=True)) / parts
-            sums = [s + g for s, g in zip(sums, tape.gradient(loss, variables), strict=True)]
-            total += loss
-        optimizer.apply_gradients(zip(sums, variables, strict=True))
-        return total
-
-    return step, runner([*model.variables, *optimizer.variables], x, y)
+    return step, runner([*model.variables, *step.optimizer.variables], x, y)
 
 
 def runner(state: list[Any], *arguments: Any) -> Run:
@@ -81,7 +71,7 @@ def convolutions() -> Any:
 
 def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float) -> dict[str, Any]:
     """Bits and peaks with and without a limit, a share of the unoptimised peak. Grappler is off, for its last bits."""
-    step, run = micro_batches(make, shape)
+    step, run = model_step(make, shape)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     wanted, unoptimised = run(tf.function(step))
     optimised = tfswap.optimize(tf.function(step), memory_limit=int(unoptimised * share))

@@ -187,6 +187,13 @@ def test_what_is_not_part_of_a_pair(first):
     assert not can_run_beside(flow, *named(flow, "k q"))
 
 
+def test_a_sum_that_adds_in_one_order_is_part_of_a_pair():
+    own = "%q = AddN(%a, %x, %x) {_kernel=b'tfswap'}"
+    flow = facts(HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", own))
+    assert can_run_beside(flow, *named(flow, "q k"))
+    assert can_run_beside(flow, *named(flow, "k q"))
+
+
 def test_what_is_fetched_or_elsewhere_is_not_part_of_a_pair():
     flow = facts(HEADS.replace("fetches %r", "fetches %r, %k"))
     assert not can_run_beside(flow, *named(flow, "q k"))

@@ -275,7 +275,7 @@ def made():
 @pytest.mark.parametrize("limit", ["100%", "50%"])
 def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_values(limit: str):
     found = on_arena(ATTENTION.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
-    assert found["pairs"] >= 3, found
+    assert found["pairs"] >= (2 if found["grouped"] else 3), found
     assert found["same"]
     assert set(found["measured"]) == {found["planned"]}
 
@@ -284,6 +284,7 @@ def test_attention_with_small_kernels_side_by_side_peaks_as_planned_and_has_its_
 def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
     found = on_arena(PROGRAM.replace("LIMIT", f'"{limit}"'), 600, **TWO_THREADS)
     assert found["pairs"], found
+    assert found["grouped"], "also where it swaps inside of its loops"
     assert found["lists"] or limit == "100%"
     assert found["same"]
     assert set(found["measured"]) == {found["planned"]}

@@ -43,6 +43,7 @@ from tfswap.passes.likes import apply_likes, apply_list_zeros
 from tfswap.passes.limit_check import apply_limit
 from tfswap.passes.order import apply_order
 from tfswap.passes.ordered_sums import apply_ordered_sums
+from tfswap.passes.outer_products import apply_outer_products
 from tfswap.passes.pieces import apply_pieces
 from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
 from tfswap.passes.settle import apply_settle
@@ -144,6 +145,7 @@ class Optimizer:
         apply_collective_order(settled)
         apply_together(settled)
         apply_free_constants(settled)
+        apply_outer_products(settled, device)
         if not portable:
             apply_join(settled, device)
             apply_pool_places(settled, device)

@@ -163,7 +163,7 @@ class Search:
     @functools.cached_property
     def _rewritings(self) -> list[Rewriting]:
         """What a plan may choose among, the step as it is first."""
-        stages = [*self._stages, *self.variants.prefetched(self._stages)]
+        stages = self._moved_inside
         if not self._may_encode:
             return stages
         variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
@@ -204,12 +204,17 @@ class Search:
         return found
 
     @functools.cached_property
+    def _moved_inside(self) -> list[Rewriting]:
+        """What of what loops save is moved, also with copies back that start before."""
+        return [*self._stages, *self.variants.prefetched(self._stages)]
+
+    @functools.cached_property
     def _grouped(self) -> list[Rewriting]:
         """With the kernels of bodies in groups, for limits that have room for these."""
         options, graph = self._options, self.variants.plain.graph
         if options.solver != "default" or options.portable or not (graph.bodies and runs_beside(self._device)):
             return []
-        return [stage._replace(grouped=True) for stage in self._stages if not stage.accumulators]
+        return [stage._replace(grouped=True) for stage in self._moved_inside]
 
     @functools.cached_property
     def live_peak_bytes(self) -> int:

@@ -107,6 +107,8 @@ class Trait(Flag):
     are, where they have the same control edges (mkl_layout_pass.cc, CheckForNodeMerge)."""
     COMMUTATIVE = auto()
     """TensorFlow takes it for equal to one with the same inputs in another order."""
+    EINSUM = auto()
+    """Multiplies and sums what is named by letters in its `equation`."""
     INLINE = auto()
     """Its CPU kernel says that it is not expensive (OpKernel::IsExpensive): the executor never hands it to another
     thread."""
@@ -524,7 +526,7 @@ _TRAITS: dict[str, Trait] = {
     "DynamicPartition": _PURE,
     "DynamicStitch": _PURE,
     "Eig": _PURE,
-    "Einsum": _PURE,
+    "Einsum": _PURE | Trait.EINSUM,
     "Elu": _PURE,
     "EluGrad": _PURE,
     "Equal": _COMMUTATIVE,
@@ -1170,6 +1172,12 @@ def may_share_by_value(op: str) -> bool:
 def is_loop_frame(op: str) -> bool:
     """Whether the op is of a lowered loop (Enter, NextIteration)."""
     return Trait.LOOP_FRAME in traits(op)
+
+
+@cache
+def is_einsum(op: str) -> bool:
+    """Whether the op multiplies and sums what is named by letters in its `equation`."""
+    return Trait.EINSUM in traits(op)
 
 
 @cache

@@ -18,7 +18,8 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.devices import Rates
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import is_pure, uses_tensor_list
+from tfswap.ir.ops import depends_on_owners, is_pure, uses_tensor_list
+from tfswap.oplib.names import KERNEL
 from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.plan import Absence
 from tfswap.planner.problem import Choice
@@ -347,21 +348,30 @@ def allocations(flow: Dataflow, i: int) -> int:
 def _stands_alone(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
 
-    What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded: the order of a sum of
-    three terms or more depends on that. It is not fetched, which is done by name.
+    What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded. It is not fetched,
+    which is done by name.
     """
-    reordered = any(len(candidates) > 2 for _, candidates in flow.forwards[i])
     return (
         is_pure(flow.nodes[i].op)
         and not uses_tensor_list(flow.nodes[i].op)  # which change a list in place where nobody else holds it
         and not flow.updates[i]
         and i not in flow.inexact_kernels
         and i not in flow.runs
-        and not reordered
+        and has_one_result(flow, i)
         and all(event in ("out", "temp") for event, _ in flow.events[i])
         and allocations(flow, i) > 0
         and flow.fetched.isdisjoint(v for _, v in flow.makes[i])
     )
+
+
+def has_one_result(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel's bits are the same whoever else holds its inputs.
+
+    TensorFlow's sums of three terms or more begin with one that they can write over, and tfswap's own do not
+    (passes/ordered_sums.py).
+    """
+    node = flow.nodes[i]
+    return KERNEL in node.attrs or not depends_on_owners(node.op) or len(node.inputs) <= 2
 
 
 def _share_device(flow: Dataflow, first: int, second: int) -> bool:

@@ -19,6 +19,7 @@ from tfswap.analysis.cost import group_cores, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.devices import Rates
 from tfswap.ir.ops import is_pure, uses_tensor_list
+from tfswap.planner.beside import has_one_result
 
 LEAST_GAIN_S = 20e-6
 """What a group must save: to call another thread takes some of it."""
@@ -50,15 +51,13 @@ def can_join(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be one of a group: all that is known of it is what it computes and allocates."""
     node = flow.nodes[i]
     kinds = (*(t.type for t in node.inputs), *node.outputs)
-    # The order of a sum of three terms or more depends on which of them it can write over.
-    reordered = any(len(candidates) > 2 for _, candidates in flow.forwards[i])
     return (
         is_pure(node.op)
         and not uses_tensor_list(node.op)
         and not flow.updates[i]
         and i not in flow.inexact_kernels
         and i not in flow.runs
-        and not reordered
+        and has_one_result(flow, i)
         and all(kind.dtype not in OPAQUE for kind in kinds)
         and all(request.kind in ("out", "temp", "free") for request in flow.requests[i])
     )

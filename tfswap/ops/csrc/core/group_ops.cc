@@ -10,9 +10,9 @@
 //     is written over, whoever is faster (analysis/groups.py);
 //   - they go back to the allocator when the last kernel has ended, as what the kernels read does.
 //
-// Another thread is called where kernels are ready that take long enough for that, as measured. A kernel that runs alone
-// shares its work with the device's threads; one that others run beside stays on its core. Whether more than one thread
-// is faster is found out as the loop runs. Parts, and bits, are the same.
+// Another thread is called where kernels are ready that take long enough for that, as measured. A kernel that runs alone,
+// or takes long, shares its work with the device's threads; others stay on their core. Where more than one thread gains
+// little, whether it is faster is found out as the loop runs. Parts, and bits, are the same.
 
 #include <algorithm>
 #include <atomic>
@@ -197,6 +197,9 @@ class Chunks {
 
 // To call another thread takes less than that.
 constexpr float kWorthAThreadS = 40e-6f;
+// A group that saves so much by other threads calls them, whatever was found out while others used the cores, and a
+// kernel that takes so long shares its work with them.
+constexpr float kLongS = 10 * kWorthAThreadS;
 
 // A kernel of the group.
 struct Member {
@@ -301,7 +304,11 @@ class Run : public std::enable_shared_from_this<Run> {
     const Member& member = members_[number];
     MemberRun& run = *runs_[number];
     OpKernel* const kernel = member.kernel.get();
-    run.device.set_threads(alone ? nullptr : one_core_);
+    const float mean_s = member.seconds.load(std::memory_order_relaxed);
+    const bool is_long = mean_s >= kLongS;
+    run.device.set_threads(alone || is_long ? nullptr : one_core_);
+    // An iteration that is tried on one thread has another device, which shares nothing.
+    if (is_long && most_threads_ > 1) run.device.set_shared(ctx_->device()->UnderlyingDevice());
     run.held.reserve(member.sources.size());
     for (size_t i = 0; i < member.sources.size(); ++i) {
       const int source = member.sources[i];
@@ -320,7 +327,6 @@ class Run : public std::enable_shared_from_this<Run> {
     const auto began = std::chrono::steady_clock::now();
     kernel->Compute(run.ctx.get());
     const std::chrono::duration<float> took = std::chrono::steady_clock::now() - began;
-    const float mean_s = member.seconds.load(std::memory_order_relaxed);
     // A thread that was set aside meanwhile says nothing of the kernel.
     member.seconds.store(mean_s + (std::min(took.count(), 4 * mean_s + 1e-6f) - mean_s) / 8, std::memory_order_relaxed);
     if (!run.ctx->status().ok()) return false;
@@ -388,22 +394,38 @@ class GroupOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    // Of an iteration that is tried on one thread all groups are: so its time is that of one thread.
+    const int threads = std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads);
+    // Of an iteration that is tried on one thread these groups are: so its time is that of one thread.
     const OnLane* const on = ctx->runner()->target<OnLane>();
     const bool alone = on != nullptr && on->lane->is_alone();
-    const int way = alone ? kOneThread : faster_.Next();
+    const bool sure = SavedS(threads) >= kLongS;
+    const int way = sure ? kConcurrently : alone ? kOneThread : faster_.Next();
     const auto began = std::chrono::steady_clock::now();
-    auto ended = [this, alone, way, began, done = std::move(done)] {
+    auto ended = [this, asked = !sure && !alone, way, began, done = std::move(done)] {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      if (!alone) faster_.Took(way, took.count());
+      if (asked) faster_.Took(way, took.count());
       done();
     };
-    const int threads = way == kOneThread ? 1 : ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-    std::make_shared<Run>(ctx, members_, chunks_, kept_, &one_core_, std::max(threads, 1), std::move(ended))->Work();
+    const int most = way == kOneThread ? 1 : threads;
+    std::make_shared<Run>(ctx, members_, chunks_, kept_, &one_core_, most, std::move(ended))->Work();
   }
 
  private:
   enum Way { kConcurrently, kOneThread };
+
+  // What so many threads save, by what the kernels took so far: no more than what the longest chain of them leaves.
+  float SavedS(int threads) const {
+    float all_s = 0, longest_s = 0;
+    std::vector<float> starts(members_.size());  // of each, behind all that it reads
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const float seconds = members_[i].seconds.load(std::memory_order_relaxed);
+      const float ends = starts[i] + seconds;
+      for (const int reader : members_[i].awaited_by) starts[reader] = std::max(starts[reader], ends);
+      all_s += seconds;
+      longest_s = std::max(longest_s, ends);
+    }
+    return all_s - std::max(longest_s, all_s / threads);
+  }
 
   absl::Status Make(OpKernelConstruction* ctx, const std::vector<std::string>& kernels,
                     const std::vector<int>& sources, const std::vector<int>& overwrites,

@@ -107,21 +107,23 @@ class InnerDevice : public tensorflow::DeviceBase {
   // Args:
   //   threads: null for the device's own.
   InnerDevice(tensorflow::DeviceBase* device, tensorflow::Allocator* allocator, const OneCore* threads = nullptr)
-      : DeviceBase(device->env()), device_(device), allocator_(allocator), threads_(threads) {}
+      : DeviceBase(device->env()), device_(device), shared_(device), allocator_(allocator), threads_(threads) {}
 
   void set_threads(const OneCore* threads) { threads_ = threads; }
+  // The device whose threads a kernel shares that has none of its own.
+  void set_shared(tensorflow::DeviceBase* device) { shared_ = device; }
 
   tensorflow::Allocator* GetAllocator(tensorflow::AllocatorAttributes) override { return allocator_; }
 
   const CpuWorkerThreads* tensorflow_cpu_worker_threads() const override {
-    return threads_ == nullptr ? device_->tensorflow_cpu_worker_threads() : threads_->workers();
+    return threads_ == nullptr ? shared_->tensorflow_cpu_worker_threads() : threads_->workers();
   }
   tsl::thread::ThreadPool* tensorflow_device_thread_pool() override {
     return device_->tensorflow_device_thread_pool();
   }
   bool has_eigen_cpu_device() const override { return device_->has_eigen_cpu_device(); }
   const Eigen::ThreadPoolDevice* eigen_cpu_device() override {
-    return threads_ == nullptr ? device_->eigen_cpu_device() : threads_->eigen();
+    return threads_ == nullptr ? shared_->eigen_cpu_device() : threads_->eigen();
   }
   DeviceBase* UnderlyingDevice() override { return device_->UnderlyingDevice(); }
   const DeviceBase* UnderlyingDevice() const override { return device_->UnderlyingDevice(); }
@@ -132,6 +134,7 @@ class InnerDevice : public tensorflow::DeviceBase {
 
  private:
   tensorflow::DeviceBase* const device_;
+  tensorflow::DeviceBase* shared_;
   tensorflow::Allocator* const allocator_;
   const OneCore* threads_;
 };

@@ -7,8 +7,8 @@ exact, and its peak rises.
 
 Invariant: between two kernels of a group there is none that is not of it, in the order of the body.
 
-Not handled: smaller groups, where a limit has room for some of it; groups beside copies in bodies, which kernels of a
-group would all have to wait for.
+Not handled: smaller groups, where a limit has room for some of it; copies back that a group's first kernels do not
+read, for which all of it waits.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.planner.plan import Plan
+from tfswap.planner.plan import Plan, fingerprint
 from tfswap.planner.simulate import Resident
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
@@ -282,6 +282,7 @@ def test_files_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 OPTIMIZED = """
 import json
+import numpy as np
 import tensorflow as tf
 import tfswap
 from nets import Net, batch
@@ -317,7 +318,12 @@ def looped(x):
     x = tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, tf.sin(x * factor)), [0, x])[1]
     return net.step(x)
 
-for function in (checked, looped):
+def apart(x):  # functions out of the graph's sight, which capture, call, and have arguments named by the counter
+    rows = tf.data.Dataset.range(3).map(lambda n: n + tf.cast(factor[0] > 9.0, tf.int64))
+    total = rows.reduce(np.int64(0), lambda total, n: total + scaled(tf.cast(n, tf.float32)).shape[0] // 128)
+    return net.step(x) + tf.cast(total, tf.float32)
+
+for function in (checked, looped, apart):
     step = tfswap.optimize(tf.function(function), memory_limit="90%", tactics=("swap",))
     step(batch(512))
     step.report()
@@ -333,6 +339,27 @@ def test_what_was_kept_is_found_by_other_processes_whatever_was_traced_there_bef
     assert ran > 0 == again
     assert found  # the prediction was kept, for which Grappler is not asked then
     assert set(found) <= set(names)
+
+
+def test_functions_out_of_sight_are_told_apart_by_their_content() -> None:
+    import tensorflow as tf
+
+    from tfswap.frontends.process_names import contents
+    from tfswap.importers.function import import_function
+
+    def printed(factor: float, before: int) -> str:
+        for _ in range(before):
+            tf.function(lambda x: x).get_concrete_function(tf.TensorSpec([]))
+
+        @tf.function
+        def step(x: Any) -> Any:
+            inner = tf.function(lambda x: x * factor)
+            return tf.function(lambda x: inner(x) + 1.0, jit_compile=True)(x)
+
+        graph = import_function(step.get_concrete_function(tf.TensorSpec([4])))
+        return fingerprint(graph, contents(graph))
+
+    assert printed(2.0, 0) == printed(2.0, 7) != printed(3.0, 0)
 
 
 def test_the_ends_of_a_step_come_in_the_order_of_its_nodes() -> None:

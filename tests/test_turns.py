@@ -74,8 +74,8 @@ def test_steps_of_two_threads_keep_the_limit_of_one(inside):
 
     Nothing is allocated or freed outside of a step while another runs: one small tensor in a hole that the plan counts
     on can cost a step of this size 1 MiB, and is not the step's. So the steps return nothing, and the functions around
-    them have no kernels of their own. What TensorFlow makes outside of a turn is made beforehand: traces, and kernels
-    and constants of a step inside another function.
+    them have no kernels of their own. They are
+    traced beforehand.
     """
     found = run(f"""
 def steps():
@@ -89,7 +89,7 @@ def steps():
     made = [optimized(net) for net in nets]
     called = [tf.function(lambda x, s=s: s(x)) for s in made] if {inside} else made
     if {inside}:
-        [step(x) for step in called]
+        [step.get_concrete_function(x) for step in called]
     return nets, made, called
 
 def weights(nets):
@@ -124,6 +124,85 @@ print(json.dumps([
     assert same
     assert all(moves)
     assert peak <= max(limits)
+
+
+INSIDE = """
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # for the same bits
+
+class Trained(Net):
+    # Its variables are in NumPy's memory until they are planned for.
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.weights = [tf.Variable(weight.numpy()) for weight in self.weights]
+        self.step = tfswap.optimize(tf.function(self.train), memory_limit="12MiB")
+
+    @property
+    def bits(self):
+        return [weight.numpy().tobytes().hex() for weight in self.weights]
+"""
+
+
+def test_a_step_inside_another_function_is_planned_for_the_arena_that_it_finds():
+    """Or refused before it runs: it was traced when that was another one."""
+    found = run(f"""{INSIDE}
+def traced_then(held_mib):
+    net, twin = Trained(1), Net(1)
+    outer = tf.function(lambda x: net.step(x) + 1.0)
+    outer.get_concrete_function(x)
+    before, expected = net.bits, float(tf.function(lambda x: twin.train(x) + 1.0)(x))
+    del twin
+    gc.collect()
+    others = tf.zeros([held_mib << 18])
+    reset()
+    try:
+        said, same = "", float(outer(x)) == expected
+    except tf.errors.ResourceExhaustedError as error:
+        said, same = error.message, net.bits == before
+    return said, same, peak(), net.step.plan().moves
+
+print(json.dumps([traced_then(mib) for mib in (1, 4, 9)]))
+""")
+    assert [same for _, same, _, _ in found] == [True] * 3
+    assert [bool(said) for said, *_ in found] == [False, False, True]
+    assert "this step needs at least" in found[2][0]
+    assert all(peak <= 12 * 2**20 for _, _, peak, _ in found[:2])
+    assert found[0][3] < found[1][3]
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_loops_around_steps_keep_their_limits(concurrent):
+    """Over a range, an iterator or a dataset, each around a step of its own.
+
+    The loop over a dataset runs alone: tf.data makes tensors of which no other step knows.
+    """
+    found = run(f"""{INSIDE}
+import step_loops
+
+batches = tf.data.Dataset.from_tensors(x).repeat()
+
+nets = [Trained(n) for n in range(3)]
+loops = [tf.function(loop(batches)) for loop in step_loops.LOOPS[: 2 if {concurrent} else 3]]
+programs = [lambda loop=loop, net=net: [loop(net.step) for _ in range(3)] for loop, net in zip(loops, nets)]
+for loop, net in zip(loops, nets):
+    loop.get_concrete_function(net.step)
+reset()
+if {concurrent}:
+    assert together(*programs) == [[None] * 3] * 2
+else:
+    for program in programs:
+        program()
+most, twins = peak(), [Trained(n) for n in range(len(loops))]
+for twin in twins:
+    train = tf.function(twin.train)
+    for _ in range(3 * step_loops.STEPS):
+        train(x)
+same = [net.bits == twin.bits for net, twin in zip(nets, twins)]
+print(json.dumps([most, same, [net.step.plan().moves for net, _ in zip(nets, loops)]]))
+""")
+    most, same, moves = found
+    assert all(same)
+    assert all(moves)
+    assert most <= 12 * 2**20
 
 
 def test_what_a_step_calls_does_not_wait_for_it():

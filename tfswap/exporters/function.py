@@ -45,6 +45,27 @@ def export_function(
 
     Feeds and fetches of `graph` stand in the order of `original.graph.inputs` and `own_outputs(original)`.
     """
+    made, bodies = trace(graph, f"{original.graph.name}_tfswap", original.graph.inputs)
+    for function in refers_to:
+        function.add_to_graph(made)
+    return called_as(original, made, bodies, saved)
+
+
+def called_as(
+    original: Any,
+    made: Any,
+    bodies: BodyFunctions | None = None,
+    saved: Callable[[], Any] | None = None,
+    *,
+    is_step: bool = True,
+) -> Any:
+    """A ConcreteFunction that runs the FuncGraph `made`, and otherwise is called, and captures, as `original`.
+
+    Args:
+        bodies: what loops and conditionals of `made` run.
+        saved: as of `export_function`.
+        is_step: whether it is executed as a planned step is, and not as TensorFlow's functions are.
+    """
     from tensorflow.python.eager import context, execute
     from tensorflow.python.eager.polymorphic_function import atomic_function
     from tensorflow.python.framework import errors
@@ -52,9 +73,6 @@ def export_function(
     from tensorflow.python.saved_model import save_context
 
     source = original.graph
-    made, bodies = trace(graph, f"{source.name}_tfswap", source.inputs)
-    for function in refers_to:
-        function.add_to_graph(made)
     placeholders, outputs = made.inputs, made.outputs
     for output, tensor in zip(outputs, own_outputs(original), strict=True):
         handle_data_util.copy_handle_data(tensor, output)
@@ -82,7 +100,7 @@ def export_function(
         def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
             if saved is not None and save_context.in_save_context():
                 return saved()._call_flat(tensor_inputs, captured_inputs)
-            with _called_with(_step_options()):
+            with _called_with(_step_options()) if is_step else contextlib.nullcontext():
                 return super()._call_flat(tensor_inputs, captured_inputs)
 
         def run(self, tensor_inputs: Any) -> Any:
@@ -115,7 +133,7 @@ def export_function(
         def _get_gradient_function(self) -> Any:
             return original._get_gradient_function()
 
-    atomic, body_names = runnable(made, bodies, original, original.function_type)
+    atomic, body_names = runnable(made, bodies or BodyFunctions(), original, original.function_type)
     # What `run` does with them, call by call, follows AtomicFunction.call_flat and Context.call_function.
     op, results = atomic.name.decode(), len(atomic.function_type.flat_outputs)
     attrs = call_attributes()
@@ -138,11 +156,9 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
         name: of the FuncGraph.
         arguments: what its arguments are like, feed by feed: tensors or specs.
     """
-    from tensorflow.python.eager import graph_only_ops
     from tensorflow.python.framework import func_graph as func_graph_module
     from tensorflow.python.framework import importer
-    from tensorflow.python.framework.ops import is_symbolic_tensor
-    from tensorflow.python.ops import array_ops, handle_data_util
+    from tensorflow.python.ops import array_ops
 
     from tfswap.oplib.load import load_for
 
@@ -150,12 +166,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
     made = func_graph_module.FuncGraph(name)
     names = _argument_names(graph)
     with made.as_default():
-        placeholders = []
-        for node, like in zip(graph.feeds, arguments, strict=True):
-            placeholder = graph_only_ops.graph_placeholder(like.dtype, like.shape, name=names[node])
-            if is_symbolic_tensor(like):
-                handle_data_util.copy_handle_data(like, placeholder)
-            placeholders.append(placeholder)
+        placeholders = placeholders_like(arguments, [names[node] for node in graph.feeds])
         bodies = BodyFunctions()
         fed = {node.name: p for node, p in zip(graph.feeds, placeholders, strict=True)}
         waited_for = fed.keys() & {source.name for node in graph for source in node.controls}
@@ -176,6 +187,21 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
     made._output_names = _result_names(graph, made.outputs)
     made.control_outputs = list(returned[len(graph.fetches) :])
     return made, bodies
+
+
+def placeholders_like(arguments: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Placeholders of these names in the graph that is being built, one like each argument: a tensor or a spec."""
+    from tensorflow.python.eager import graph_only_ops
+    from tensorflow.python.framework.ops import is_symbolic_tensor
+    from tensorflow.python.ops import handle_data_util
+
+    placeholders: list[Any] = []
+    for like, name in zip(arguments, names, strict=True):
+        placeholder = graph_only_ops.graph_placeholder(like.dtype, like.shape, name=name)
+        if is_symbolic_tensor(like):
+            handle_data_util.copy_handle_data(like, placeholder)
+        placeholders.append(placeholder)
+    return placeholders
 
 
 def _kernel_names(node: Any) -> list[str]:

@@ -534,7 +534,7 @@ class OptimizedFunction(Generic[P, R]):
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
         granted = self._program.granted_bytes
         first = not any(self._made.values())
-        given = (self._on_exceeded, self._program.owner, self.batches_beside, instead_of, granted, first)
+        given = (self._on_exceeded, self._program, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.

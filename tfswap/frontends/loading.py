@@ -39,6 +39,7 @@ from tfswap.frontends.open_function import open_function
 from tfswap.frontends.origin import REQUEST_NAME, Carried, Origin, SavedStep
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.placement import place
+from tfswap.frontends.process_names import contents
 from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.frontends.saved_model import TRACED
 from tfswap.frontends.step import Shapes, Step
@@ -263,7 +264,7 @@ class LoadedStep(Step):
             graph, held = self._original(arguments), ()
             place(self.name, graph, [*arguments, *without_asking(self._concrete)], live_device()[1])
         plan = self._of_file.plan
-        same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph)
+        same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
         self._file_plan = plan if same else None
         return graph, held
 

@@ -26,6 +26,7 @@ from tfswap.frontends.options import Options
 from tfswap.frontends.origin import Answer, Asked
 from tfswap.frontends.plan_cache import PlanCache, StepPlans, Unoptimised
 from tfswap.frontends.policy import allowed_everywhere, note_permits
+from tfswap.frontends.process_names import contents
 from tfswap.frontends.search import Search
 from tfswap.frontends.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
@@ -129,7 +130,7 @@ class Optimizer:
         require_sight(graph, locate)
         require_sizes(graph, locate)
         require_countable(graph, resident.total_bytes)
-        self.fingerprint = fingerprint(graph)
+        self.fingerprint = fingerprint(graph, contents(graph))
         settled = graph.copy()
         note_permits(settled, self.options.keep, self.options.policy, locate)
         self._known: StepPlans | None = None

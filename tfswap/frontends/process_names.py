@@ -1,7 +1,9 @@
 """Names that TensorFlow makes from a counter of the process, such as `while_body_107`, replaced by their order.
 
 The same step is then the same in every process, whatever was traced there before. The names are those of functions, of
-what a function captures, of Python functions (`tf.py_function`) and of custom gradients.
+what a function captures, of Python functions (`tf.py_function`) and of custom gradients. Functions that are no part of
+the graph, such as those that XLA compiles, keep their names there, by which TensorFlow knows them. Where graphs are
+compared their content stands for them (`contents`).
 
 Invariant: a graph is equal in all processes that made it in the same way, and `restore` gives each its own names back,
 also in what names were derived from.
@@ -11,10 +13,12 @@ Not handled: arguments of functions that are no loop's or conditional's body, wh
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfswap.importers.hidden import functions_beside, functions_of
 from tfswap.importers.library import functions_in
 from tfswap.ir.graph import Graph
 from tfswap.ir.python_calls import TOKEN
@@ -75,6 +79,38 @@ def names_everywhere(part: Graph) -> list[str]:
     """Names of the nodes of a step or a body that are the same in every process."""
     feeds = {feed: f"argument {n}" for n, feed in enumerate(part.feeds)}
     return [feeds.get(node, node.name) for node in part]
+
+
+def contents(graph: Graph) -> dict[bytes, bytes]:
+    """By name of a function that nodes run out of the graph's sight, or that such a one calls, what stands for its
+    content: the same in every process, and another one for another function.
+    """
+    parts = (graph, *graph.all_bodies())
+    called = {name for part in parts for node in part if node not in part.bodies for name in functions_of(node)}
+    library = functions_beside(graph) if called else {}
+    found: dict[str, str] = {}
+
+    def content(name: str) -> str:
+        if name not in found:
+            function = type(library[name]).FromString(library[name].SerializeToString())
+            function.signature.name = ""
+            function.resource_arg_unique_id.clear()
+            function.attr.pop("api_implements", None)
+            _number_arguments(function)
+            for number, node in enumerate(function.node_def):
+                node.ClearField("experimental_debug_info")
+                for attribute in (CUSTOM_GRADIENT, "_class"):
+                    node.attr.pop(attribute, None)
+                if TOKEN in node.attr:
+                    node.attr[TOKEN].s = b"%d" % number
+                for other in (each for value in node.attr.values() for each in functions_in(value)):
+                    other.name = content(other.name) if other.name in library else other.name
+            found[name] = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
+        return found[name]
+
+    for name in called & library.keys():
+        content(name)
+    return {name.encode(): stands.encode() for name, stands in found.items()}
 
 
 def _numbered(pattern: str, names: Iterable[str]) -> dict[str, str]:

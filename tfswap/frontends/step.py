@@ -32,6 +32,7 @@ from tfswap.frontends.compiled import measure_compiled
 from tfswap.frontends.cudnn import limit_workspaces
 from tfswap.frontends.grappler import as_planned
 from tfswap.frontends.holders import Holders
+from tfswap.frontends.inside import can_run, inside_function
 from tfswap.frontends.live_device import free_functions, has_arena, is_live, live_device, look, runs_at_once
 from tfswap.frontends.niches import make_niches
 from tfswap.frontends.offline import ALWAYS_OPEN
@@ -58,6 +59,7 @@ from tfswap.report.report import Report
 from tfswap.sizes import format_bytes, is_share, parse_limit
 
 if TYPE_CHECKING:
+    from tfswap.frontends.function import Program
     from tfswap.oplib.load import CLook
     from tfswap.ops.runtime import StepStats
 
@@ -88,7 +90,7 @@ class Step:
             sizes that `told` tells.
         request: what to do to it.
         on_exceeded: "warn" or "raise".
-        owner: of the host memory limit, by number: all steps of one function share it.
+        program: that it is a part of: all its steps share host memory.
         batches_beside: as of OptimizedFunction.
         instead_of: a step for larger arguments, which moves more than these need: what this one must keep is the same
             limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
@@ -115,7 +117,7 @@ class Step:
         shapes: Shapes,
         request: Request,
         on_exceeded: str,
-        owner: int,
+        program: Program,
         batches_beside: int = 0,
         instead_of: Step | None = None,
         granted_bytes: int = 0,
@@ -136,7 +138,7 @@ class Step:
         self._concrete = concrete
         self._request = request
         self._on_exceeded = on_exceeded
-        self._owner = owner
+        self._program = program
         self._batches_beside = batches_beside
         self._batches: list[int] = []  # the bytes of each tensor that a pipeline makes while the step runs
         self._element_bytes = 0  # what each of the pipelines makes once that the step itself takes batches from
@@ -149,6 +151,8 @@ class Step:
         self._audited = 0  # how often gates had kept something when these were audited last
         self._waits = False  # whether kernels of the step may wait for others
         self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
+        self._of_file: Callable[[], Any] = lambda: self._concrete  # gives what carries out the plan in a file
+        self._inside_function: Any = None  # as of `_inside`
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
         self._variables: WrittenVariables | None = None
@@ -216,6 +220,14 @@ class Step:
             if self._audits:
                 self._audit_what_is_new(look(before=False))
             return result
+        return self._in_turn(inputs, plain, asked)
+
+    def _in_turn(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
+        """As `__call__`, where a step runs now, in an arena that can be looked at.
+
+        Args:
+            asked: what the call captures, where that is asked for anew.
+        """
         outer = turn.held()
         try:
             ticket = turn.begin(self._waits)
@@ -229,6 +241,26 @@ class Step:
             return self._watched(inputs, plain, asked, before, ticket)
         finally:
             turn.end(outer)
+
+    def _run_inside(self, *given: Any) -> list[Any]:
+        """Run it now for another function, which gives it its inputs, captures included; returns flat results."""
+        arguments = given[: len(given) - len(self._concrete._captured_inputs)]
+        try:
+            result = self._in_turn([*arguments], plain=True, asked=None)
+        except InfeasibleMemoryLimit as refusal:
+            raise MemoryError(str(refusal)) from None  # which TensorFlow makes a ResourceExhaustedError of
+        return self._concrete.function_type.output.to_tensors(result)
+
+    def _inside(self) -> Any:
+        """What is called where another function is traced: it runs this step when that runs, where Python can do so."""
+        assert self._optimizer is not None, "it has been planned"
+        devices = {node.device for node in self._optimizer.graph}
+        if live_device()[1].kind != "cpu" or len(devices) > 1 or self._calls_steps or not can_run(self._concrete):
+            return self.function
+        if self._inside_function is None:
+            planned = self._concrete if self.plan.changes_nothing else self._of_file()
+            self._inside_function = inside_function(planned, self._concrete, self._run_inside, waits=self._waits)
+        return self._inside_function
 
     def _audit_what_is_new(self, now: CLook) -> None:
         if now.executed != self._audited:
@@ -254,7 +286,7 @@ class Step:
             hits = len({a.tensor for a in self.instead_of.plan.absences} - {a.tensor for a in self.plan.absences})
         if self._request.changes_nothing or self.plan.changes_nothing:
             return StepStats(device_peak_bytes=peak, cache_hits=hits)
-        return step_stats(self._owner, peak, hits)
+        return step_stats(self._program.owner, peak, hits)
 
     def fits(self) -> bool:
         """Whether the step, as it is planned, stays within its limit in the arena as it is now."""
@@ -266,9 +298,10 @@ class Step:
         return sum(math.inf if shape is None or None in shape else math.prod(shape) for shape in self.shapes)
 
     def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
-        function = self.function
         if plain and asked is None and self._gate is not None:
-            return function.run(inputs)
+            return self.function.run(inputs)
+        takes_turns = has_arena() and not self._request.changes_nothing
+        function = self._inside() if takes_turns and not (plain or runs_at_once()) else self.function
         return function._call_flat(inputs, captured_inputs=function.captured_inputs if asked is None else asked)
 
     # --- planning -----------------------------------------------------------------------------------------
@@ -614,15 +647,15 @@ class Step:
         graph = optimizer.rewrite(plan, gate)
         if not live:
             optimizer.carry_limit(graph, plan)
-        claim = self._request.options.claim(self._owner, plan)
+        claim = self._request.options.claim(self._program.owner, plan)
         swaps = apply_claim(graph, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
-        if live_device()[1].kind == "cpu" and apply_states(graph, self._owner, trace):
-            tfswap.ops.keep_states(self._owner)
+        if live_device()[1].kind == "cpu" and apply_states(graph, self._program.owner, trace):
+            tfswap.ops.keep_states(self._program.owner)
         function = self._export(graph, plan, gate)
         if swaps:
             self._reserve(claim)
-            weakref.finalize(function.graph, tfswap.ops.drop, self._owner)
+            weakref.finalize(function.graph, tfswap.ops.drop, self._program.owner)
         return function, gate
 
     def _export(self, graph: Graph, plan: Plan, gate: int) -> Any:
@@ -631,9 +664,10 @@ class Step:
 
         assert self._optimizer is not None, "it has made the plan"
         saved = functools.partial(
-            _for_file, self.name, self._optimizer, plan, self._concrete, self._request, self._owner
+            _for_file, self.name, self._optimizer, plan, self._concrete, self._request, self._program.owner
         )
-        function = export_function(graph, self._concrete, functools.cache(saved))
+        self._of_file = functools.cache(saved)
+        function = export_function(graph, self._concrete, self._of_file)
         self._watch(graph, gate, function.graph)
         return function
 
@@ -655,23 +689,23 @@ class Step:
 
         if live_device()[1].kind != "cpu":
             # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
-            tfswap.ops.claim(self._owner, claim.host_limit_bytes)
+            tfswap.ops.claim(self._program.owner, claim.host_limit_bytes)
             return
         try:
-            tfswap.ops.claim(self._owner, claim.host_limit_bytes, claim.spill_dir, claim.disk_limit_bytes)
+            tfswap.ops.claim(self._program.owner, claim.host_limit_bytes, claim.spill_dir, claim.disk_limit_bytes)
         except OSError as error:
             raise TfswapError(f"{self.name}: {error}") from error
         try:
             tfswap.ops.reserve(claim.host_bytes)
             if claim.disk_bytes:
-                tfswap.ops.reserve_disk(self._owner, claim.disk_bytes, self.name)
+                tfswap.ops.reserve_disk(self._program.owner, claim.disk_bytes, self.name)
         except MemoryError as error:
-            tfswap.ops.drop(self._owner)
+            tfswap.ops.drop(self._program.owner)
             raise TfswapError(
                 f"{self.name}: no {format_bytes(claim.host_bytes)} of host memory for swapped tensors: {error}"
             ) from error
         except OSError as error:
-            tfswap.ops.drop(self._owner)
+            tfswap.ops.drop(self._program.owner)
             raise TfswapError(f"{self.name}: {error}") from error
 
     def _instantiate(self, function: Any, inputs: Sequence[Any]) -> Resident:
@@ -774,6 +808,7 @@ class Step:
             if self._measured_bytes - known > margin_bytes:
                 margins.insert(0, self._measured_bytes - known)
         self._measured_bytes = 0
+        was_live = self._live
         self.function, self._requests = None, {}
         refusals: list[InfeasibleMemoryLimit] = []
         for margin in margins:
@@ -788,6 +823,8 @@ class Step:
                 log.warning("tfswap: %s", messages.no_room(self.name, refusals[0].floor_bytes))
             self._hopeless_bytes = None
             return
+        if not was_live:  # it has never run: no step is under way that could go on
+            raise refusals[-1]
         self._plan(inputs, given=before)
         self._hopeless_bytes = self._resident_bytes
         if self._on_exceeded == "raise":

@@ -2,17 +2,16 @@
 
 A call takes the turn before it looks at the arena and ends it when its step has run, so that nothing that is planned
 comes in between; a plan is made in one too. It is the thread's: what runs within asks again and gets it. A step inside
-another `tf.function` takes its turn when it runs (csrc/core/step_executor.cc). Turns are handed over in the order in
-which they were asked for, and end with a call that fails or is interrupted.
+another `tf.function` takes its turn when it runs, and Python runs it in that (csrc/core/inside_ops.cc). Turns are
+handed over in the order in which they were asked for, and end with a call that fails or is interrupted.
 
 Steps whose kernels may wait for others (`ir.ops.may_wait`: Python functions, collectives, queues) may wait for the step
 that waits for them: nobody waits for such a one longer than ten seconds (csrc/core/turn.h), and what it calls by
 `tf.py_function`, on a thread of TensorFlow's, does not wait at all.
 
-Not handled: what TensorFlow allocates outside of a turn, while another step may have one: for a trace, or for kernels
-and constants of a step inside another `tf.function` at its first call. And what runs between a forward and a backward
-pass whose gradients are taken outside: each of the two has a turn of its own, since what a caller does in between may
-wait for other steps.
+Not handled: what TensorFlow allocates outside of a turn, while another step may have one, as for a trace. And what
+runs between a forward and a backward pass whose gradients are taken outside: each of the two has a turn of its own,
+since what a caller does in between may wait for other steps.
 """
 
 from __future__ import annotations

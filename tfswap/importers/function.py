@@ -17,7 +17,7 @@ from tfswap.importers.bounds import decides_sizes
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.hidden import functions_of
 from tfswap.importers.inline import has_calls, inline_calls
-from tfswap.importers.library import reachable
+from tfswap.importers.library import called_functions
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.ops import control_flow, gives_shapes, has_small_extras
@@ -146,11 +146,21 @@ def _restore_compiled(graph_def: Any) -> None:
     """Leave functions that XLA compiles as they were: TensorFlow knows them by their names, with what is in them."""
     from tensorflow.python.eager import context
 
+    runtime = context.context()
     library = {f.signature.name: f for f in graph_def.library.function}
-    compiled = [f for f in library.values() if compiled_by(f.attr)]
-    for name in {f.signature.name for f in compiled}.union(*(reachable(f.node_def, library) for f in compiled)):
-        if context.context().has_function(name):
-            library[name].CopyFrom(context.context().get_function_def(name))
+    pending = [name for name, function in library.items() if compiled_by(function.attr)]
+    restored: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in restored:
+            continue
+        restored.add(name)
+        if runtime.has_function(name):
+            if name not in library:  # what was inlined in them
+                library[name] = graph_def.library.function.add()
+            library[name].CopyFrom(runtime.get_function_def(name))
+        if name in library:
+            pending += (called for node in library[name].node_def for called in called_functions(node))
 
 
 def compiled_by(attributes: Any) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.importers.grappler import run_grappler
 from tfswap.ir.ops import control_flow
+from tfswap.oplib.names import GATE, INSIDE
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -64,6 +65,7 @@ def inline_calls(
             # A lowered loop is a cyclic graph, and branches have dead tensors: neither can be planned, or put in order.
             lowered |= node.attr[LOWERING].b
             del node.attr[LOWERING]
+    _call_originals(whole)
     placeholders = [node.name for node in graph_def.node if node.op == "Placeholder"]
     options = rewriter_config_pb2.RewriterConfig(
         optimizers=["function"], function_optimization=rewriter_config_pb2.RewriterConfig.AGGRESSIVE
@@ -76,6 +78,21 @@ def inline_calls(
             if control_flow(node.op):
                 node.attr[LOWERING].b = True
     return made, [f"{FETCH}{i}:0" for i in range(len(fetches))], [TARGET] if targets else []
+
+
+def _call_originals(graph_def: graph_pb2.GraphDef) -> None:
+    """Let `graph_def`, in place, call the functions that its optimized steps were made from: they are part of the step
+    that calls them, and planned with it.
+    """
+    library = {f.signature.name: f for f in graph_def.library.function}
+    for node in _nodes(graph_def):
+        if node.op == INSIDE:
+            node.op = "StatefulPartitionedCall"
+            for attribute in ("step", "waits", "config_proto", "executor_type"):
+                node.attr.pop(attribute, None)
+            planned = library[node.attr["f"].func.name]
+            origins = [n.attr["origin"].list.func[0].name for n in planned.node_def if n.op == GATE]
+            node.attr["f"].func.name = next(iter(origins), planned.signature.name)
 
 
 def _nodes(graph_def: graph_pb2.GraphDef) -> Iterator[Any]:

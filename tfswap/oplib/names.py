@@ -164,6 +164,11 @@ DELIVER: Final = "Tfswap>Deliver"
 # steps). Every other node of the chain waits for it.
 GATE: Final = "Tfswap>Gate"
 
+# (what the step is given...) -> (its results...); attrs Tin, Tout: their types, f, config_proto and executor_type as of
+# StatefulPartitionedCall, step: int, waits: bool. Runs a planned step inside another function: what Python has for it
+# by that number, or else f (csrc/core/inside_ops.cc).
+INSIDE: Final = "Tfswap>Inside"
+
 # Not an op: the type of the executors that run planned steps (csrc/core/step_executor.cc).
 EXECUTOR: Final = "TFSWAP"
 

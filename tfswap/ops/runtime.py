@@ -398,6 +398,18 @@ def forget_gate(gate: int) -> None:
     load().c.tfswap_forget_gate(gate)
 
 
+def new_step(token: str) -> int:
+    """A number for what Python runs inside of other functions; `token` is its name there. Random, as of a gate."""
+    step = secrets.randbits(62)
+    load().c.tfswap_set_step(step, token.encode())
+    return step
+
+
+def forget_step(step: int) -> None:
+    """Python has nothing any more for the step of this number."""
+    load().c.tfswap_set_step(step, b"")
+
+
 @contextlib.contextmanager
 def limits_unchecked() -> Iterator[None]:
     """While active, steps of files run wherever there is room, in all of the process: their values are asked for."""

@@ -10,8 +10,11 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import cast
 
 from tfswap.analysis.packings import Packing
@@ -275,21 +278,29 @@ def _check_moves(plan: Plan | Inside, where: str) -> None:
             )
 
 
-def fingerprint(graph: Graph) -> str:
+def fingerprint(graph: Graph, functions: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
     """Structural fingerprint: ops, wiring, types, attributes and devices.
 
     Names of nodes and tokens of Python functions do not count, nor which of several workers the step is of.
+
+    Args:
+        functions: by name of a function that nodes run and that is no part of the graph, what stands for its content.
     """
+    name = re.compile(b"|".join(map(re.escape, sorted(functions, reverse=True)))) if functions else None
+
+    def content(attribute: Opaque) -> bytes:
+        return name.sub(lambda found: functions[found[0]], attribute.data) if name else attribute.data
+
     number: dict[object, int] = {}
     tokens: dict[object, int] = {}
     digest = hashlib.sha256()
     for i, node in enumerate(graph.topological()):
         number[node] = i
-        functions = kind.functions if (kind := control_flow(node.op)) else ()
+        runs = kind.functions if (kind := control_flow(node.op)) else ()
         attrs = ";".join(
-            f"{k}={v.kind}:{hashlib.sha256(v.data).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
+            f"{k}={v.kind}:{hashlib.sha256(content(v)).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
             for k, v in sorted(node.attrs.items())
-            if not k.startswith("_") and k != TOKEN and not (node in graph.bodies and k in functions)
+            if not k.startswith("_") and k != TOKEN and not (node in graph.bodies and k in runs)
         )
         if TOKEN in node.attrs:
             attrs += f";{TOKEN}={tokens.setdefault(node.attrs[TOKEN], len(tokens))}"
@@ -298,7 +309,7 @@ def fingerprint(graph: Graph) -> str:
         types = ",".join(map(str, node.outputs))
         digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{_within(node.device)}\n".encode())
         for body in graph.bodies.get(node, ()):
-            digest.update(fingerprint(body).encode())
+            digest.update(fingerprint(body, functions).encode())
     digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
     digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
     return digest.hexdigest()

@@ -27,6 +27,7 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/graph/graph.h"
 #include "tensorflow/core/platform/env.h"
+#include "thread_turns.h"
 #include "turn.h"
 
 namespace tfswap {
@@ -35,9 +36,6 @@ namespace {
 using tensorflow::Executor;
 
 thread_local bool instantiates_only = false;
-thread_local std::vector<Turn::Waiter> turns_of_thread;  // the first asks for the others too, which are null
-
-bool ThreadHasTurn() { return !turns_of_thread.empty(); }
 
 class StepExecutor : public Executor {
  public:
@@ -120,8 +118,8 @@ TFSWAP_C_API bool tfswap_begin_turn(bool waits) {
     turns.push_back(nullptr);
     return true;
   }
-  const Turn::Token token(true, reinterpret_cast<uintptr_t>(&turns));
-  turns.push_back(std::make_shared<Turn::Turner>(token, waits));
+  const Turn::Token own(true, reinterpret_cast<uintptr_t>(&turns));
+  turns.push_back(std::make_shared<Turn::Turner>(tfswap::employer.value_or(own), waits));
   return Turn::Get().Enter(turns.back());
 }
 

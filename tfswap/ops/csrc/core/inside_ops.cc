@@ -1,0 +1,141 @@
+// A planned step inside another function of TensorFlow's, where no Python looks at the arena before it runs.
+//
+// So an Inside calls Python: the step then runs as one that is called by itself, planned for the arena that it finds, and
+// watched. It takes the turn (turn.h) first, without a thread, and Python works in that turn. Where no Python of this
+// process knows the step, as in one that has loaded a file, the op runs the function that carries out a plan, whose gate
+// looks at the arena (limit_check.h).
+//
+// Python runs on a thread of its own: one of TensorFlow's pool would be missing to the step's kernels.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "export.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/node_def.pb.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/node_properties.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/env.h"
+#include "thread_turns.h"
+#include "turn.h"
+
+namespace tfswap {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::NodeDef;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+
+// Arguments and results have the names that StatefulPartitionedCall's have, whose kernel looks them up by these.
+REGISTER_OP("Tfswap>Inside")
+    .Input("args: Tin")
+    .Output("output: Tout")
+    .Attr("Tin: list(type) >= 0")
+    .Attr("Tout: list(type) >= 0")
+    .Attr("f: func")
+    .Attr("config_proto: string = ''")
+    .Attr("executor_type: string = ''")
+    .Attr("step: int")
+    .Attr("waits: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Runs a planned step inside another function.
+
+f, config_proto, executor_type: As of StatefulPartitionedCall: a function that carries out a plan.
+step: What Python runs in its place, by number, in the process that has it (tfswap_set_step).
+waits: Whether the step may wait for others (turn.h).
+)doc");
+
+// What Python runs, by number: as script_ops.py names functions.
+class Steps {
+ public:
+  static Steps& Get() {
+    static Steps* const steps = new Steps;
+    return *steps;
+  }
+
+  void Set(int64_t step, std::string token) {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (token.empty()) {
+      tokens_.erase(step);
+    } else {
+      tokens_[step] = std::move(token);
+    }
+  }
+
+  std::string TokenOf(int64_t step) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = tokens_.find(step);
+    return found == tokens_.end() ? "" : found->second;
+  }
+
+ private:
+  std::mutex mu_;
+  std::unordered_map<int64_t, std::string> tokens_;
+};
+
+class InsideOp : public AsyncOpKernel {
+ public:
+  explicit InsideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    int64_t step;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("step", &step));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("waits", &waits_));
+    const std::string token = Steps::Get().TokenOf(step);
+    NodeDef call = ctx->def();
+    call.mutable_attr()->erase("step");
+    call.mutable_attr()->erase("waits");
+    call.set_op(token.empty() ? "StatefulPartitionedCall" : "EagerPyFunc");
+    if (!token.empty()) {
+      for (const char* const unused : {"f", "config_proto", "executor_type"}) call.mutable_attr()->erase(unused);
+      tensorflow::AddNodeAttr("token", token, &call);
+    }
+    const tensorflow::OpDef* op = nullptr;
+    OP_REQUIRES_OK(ctx, tensorflow::OpRegistry::Global()->LookUpOpDef(call.op(), &op));
+    tensorflow::AddDefaultsToNodeDef(*op, &call);
+    std::shared_ptr<const tensorflow::NodeProperties> node;
+    OP_REQUIRES_OK(ctx, tensorflow::NodeProperties::CreateFromNodeDef(std::move(call),
+                                                                      tensorflow::OpRegistry::Global(), &node));
+    OpKernel* made = nullptr;
+    OP_REQUIRES_OK(ctx, tensorflow::CreateOpKernel(ctx->device_type(), ctx->device(), ctx->device()->GetAllocator({}),
+                                                   ctx->function_library(), node, ctx->graph_def_version(), &made));
+    kernel_.reset(made);
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    if (AsyncOpKernel* const call = kernel_->AsAsync()) return call->ComputeAsync(ctx, std::move(done));
+    const auto waiter = std::make_shared<Turn::Turner>(Turn::Token(false, static_cast<uint64_t>(ctx->step_id())), waits_);
+    const auto run = [this, ctx, waiter, done = std::move(done)] {
+      {
+        Employed employed(waiter->token);
+        kernel_->Compute(ctx);
+      }
+      Turn::Get().Leave(waiter);
+      done();
+    };
+    waiter->start = [run] { tensorflow::Env::Default()->SchedClosure(run); };
+    if (Turn::Get().Enter(waiter)) std::exchange(waiter->start, nullptr)();
+  }
+
+ private:
+  bool waits_;
+  std::unique_ptr<OpKernel> kernel_;  // of Python's function, or of the function that carries out a plan
+};
+
+// On a CPU alone: on a GPU small integers would have to be in host memory for the one, and on the device for the other.
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Inside").Device(tensorflow::DEVICE_CPU), InsideOp);
+
+}  // namespace
+}  // namespace tfswap
+
+// What Python runs for a step from now on, by its token; "" for nothing any more.
+TFSWAP_C_API void tfswap_set_step(int64_t step, const char* token) { tfswap::Steps::Get().Set(step, token); }

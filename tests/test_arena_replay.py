@@ -12,8 +12,11 @@ pytest.importorskip("tensorflow")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfswap.ir.text import parse_graph
 from tfswap.oplib.load import load
-from tfswap.passes.limit_check import encode
+from tfswap.oplib.names import GATE
+from tfswap.passes.limit_check import HOST_INPUTS, apply_limit, encode
+from tfswap.passes.nodes import add_gate
 from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena
 from tfswap.planner.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE, Requests
 from tfswap.planner.simulate import Resident
@@ -113,3 +116,22 @@ def test_random_bytes_never_end_the_process() -> None:
         damaged = bytes(draw.choices(range(256), k=draw.randint(1, 60)))
         peak = replayed(damaged, Resident(256, ((4096, 256, True),), True, 2**30))
         assert peak == -1 or peak >= ALIGNMENT_BYTES
+
+
+@pytest.mark.parametrize(("device", "on_host"), [("cpu", None), ("gpu", (1,))])
+def test_a_gate_reads_the_shape_of_each_argument_where_it_is(device: str, on_host: tuple[int, ...] | None) -> None:
+    graph = parse_graph(
+        """
+        %x = Placeholder() -> float32[4,2]
+        %rows = Placeholder() -> int32[3]
+        %y = Relu(%x) {T=float32} -> float32[4,2]
+        feeds %x, %rows
+        fetches %y
+        """.replace("        ", "")
+    )
+    add_gate(graph, 0)
+    apply_limit(graph, 1000, [[512, -1]], device=device)
+    gate = next(node for node in graph if node.op == GATE)
+    assert [source.node.name for source in gate.inputs] == ["x", "rows"]
+    assert gate.attrs["exact"] is True
+    assert gate.attrs.get(HOST_INPUTS) == on_host

@@ -138,8 +138,14 @@ def test_a_limit_with_room_for_some_batches_of_the_pipeline_has_a_plan_that_leav
 
 
 def test_where_the_next_batch_has_no_room_the_step_is_refused_before_it_runs() -> None:
-    program = PIPELINE.replace("    step()\n", "    try:\n        step()\n    except tfswap.InfeasibleMemoryLimit as refusal:\n"
-    "        print(json.dumps([str(refusal), refusal.floor_bytes, refusal.limit_bytes]))\n        raise SystemExit\n")
+    refused = """
+    try:
+        step()
+    except tfswap.InfeasibleMemoryLimit as refusal:
+        print(json.dumps([str(refusal), refusal.floor_bytes, refusal.limit_bytes]))
+        raise SystemExit
+"""
+    program = PIPELINE.replace("\n    step()\n", refused)
     said, floor, limit = on_arena(f"LIMIT = '35%'\n{program}")
     assert "step(next(iterator))" in said
     assert floor > limit

@@ -158,6 +158,10 @@ def test_steps_of_one_model_have_a_limit_each(tmp_path: Path) -> None:
     assert len(verify_model(tmp_path / "made")) == 3
     plans = [tfswap.Plan.load(tmp_path / "made" / f"tfswap_plan{n}.json") for n in ("", ".1", ".2")]
     assert [plan.limit_bytes for plan in plans] == [limits[2], limits[0], limits[1]]
+    readme = (tmp_path / "made" / "README.txt").read_text()
+    for name, plan in (("third", ""), ("first", ".1"), ("second", ".2")):
+        section = readme.partition(f"The function {name!r}")[2].partition("The function")[0]
+        assert f"The plan is in tfswap_plan{plan}.json." in section
 
 
 def test_a_folder_without_planned_steps_is_told_apart(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def refused_with_batches(refusal: InfeasibleMemoryLimit, batches: int, batch_byt
         batch_bytes: of what each of them gives once.
     """
     return (
-        f"{refusal} {format_bytes(batches * batch_bytes)} of that are room for the next {batches} batches, which the pipeline "
-        "makes while the step runs. Where the step is given each batch, step(next(iterator)), it needs less."
+        f"{refusal} {format_bytes(batches * batch_bytes)} of that are room for the next {batches} batches, which the "
+        "pipeline makes while the step runs. Where the step is given each batch, step(next(iterator)), it needs less."
     )
 
 

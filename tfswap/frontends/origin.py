@@ -188,15 +188,15 @@ class Origin:
         earlier = read_saved(folder / REQUEST_NAME, "request", _parse)
         steps: list[SavedStep] = []
         for step in earlier.steps:
-            plan = _numbered(Path(step.plan).name, number)
+            plan = numbered(Path(step.plan).name, number)
             if (folder / Path(step.plan).name).is_file():
                 (folder / Path(step.plan).name).rename(folder / plan)
             steps.append(dataclasses.replace(step, plan=plan))
         if (folder / FUNCTIONS_NAME).exists():
-            (folder / FUNCTIONS_NAME).rename(folder / _numbered(FUNCTIONS_NAME, number))
+            (folder / FUNCTIONS_NAME).rename(folder / numbered(FUNCTIONS_NAME, number))
         (folder / REQUEST_NAME).unlink()
         moved = dataclasses.replace(earlier, steps=tuple(steps))
-        (folder / _numbered(REQUEST_NAME, number)).write_text(moved._json() + "\n", encoding="utf-8")
+        (folder / numbered(REQUEST_NAME, number)).write_text(moved._json() + "\n", encoding="utf-8")
 
     @staticmethod
     def read(folder: Path) -> list[Origin]:
@@ -211,7 +211,7 @@ class Origin:
                 "original model), or save it with signatures=step, a function that tfswap.optimize has decorated."
             )
         found = [read_saved(folder / REQUEST_NAME, "request", _parse)]
-        while (path := folder / _numbered(REQUEST_NAME, len(found))).is_file():
+        while (path := folder / numbered(REQUEST_NAME, len(found))).is_file():
             earlier = read_saved(path, "request", _parse)
             found.append(dataclasses.replace(earlier, number=len(found)))
         return found
@@ -238,7 +238,7 @@ class Origin:
 
         wanted = {step.name for step in self.steps if step.rewritten}
         found: dict[str, Any] = {}
-        path = folder / _numbered(FUNCTIONS_NAME, self.number)
+        path = folder / numbered(FUNCTIONS_NAME, self.number)
         try:
             if wanted:
                 packed = zlib.decompressobj()
@@ -293,7 +293,7 @@ def _unpacked(file: ModelFile, name: str, packed: bytes) -> str:
     return found
 
 
-def _numbered(name: str, number: int) -> str:
+def numbered(name: str, number: int) -> str:
     """What a file is called that belongs to an earlier rewriting."""
     start, _, end = name.partition(".")
     return f"{start}.{number}.{end}" if number else name

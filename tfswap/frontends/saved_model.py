@@ -15,6 +15,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from tfswap.analysis.profile import Profile
@@ -26,7 +27,7 @@ from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optim
 from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
 from tfswap.frontends.options import Options
-from tfswap.frontends.origin import Asked, Origin, SavedStep, sized
+from tfswap.frontends.origin import REQUEST_NAME, Asked, Origin, SavedStep, numbered, sized
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.policy import Policy
 from tfswap.importers.damage import named_as_damage
@@ -282,7 +283,7 @@ def _optimize_file(
         file.copy(folder)
         if changed:
             file.write(folder)
-            text = _readme(function, changed, request.options)
+            text = _readme(folder, function, changed, request.options)
             (folder / README_NAME).write_text(text, encoding="utf-8")
         Origin.make_room(folder)
         main = _largest(planned)
@@ -400,21 +401,33 @@ def _largest(planned: Mapping[str, Planned]) -> Planned:
     return max(planned.values(), key=lambda made: made.report.baseline_peak_bytes)
 
 
-def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> str:
+SECTION = "The function "
+"""What the part of a README begins with that is about one function."""
+
+
+def _readme(folder: Path, function: str, changed: Mapping[str, Planned], options: Options) -> str:
+    """What is to know of a rewritten folder, which may have been rewritten for other functions before.
+
+    Args:
+        folder: as it is without the new text.
+    """
     from tfswap import __version__
 
-    needs = max(made.plan.needs for made in changed.values())  # the codecs' module imports the other
-    lines = [f"The function {function!r} of this SavedModel was rewritten by tfswap {__version__} to keep its device"]
+    earlier = _earlier(folder)
+    plans = [Plan.load(folder / Path(step.plan).name) for origin in earlier for step in origin.steps if step.rewritten]
+    needs = max(
+        plan.needs for plan in (*(made.plan for made in changed.values()), *plans)
+    )  # the codecs' has the others
+    lines = ["This SavedModel was rewritten by tfswap, function by function, to keep its device memory under a limit."]
     if options.portable:
         lines += [
-            "memory under a limit. It has TensorFlow's own ops alone and loads like any other. The peaks below are",
-            "predictions: without tfswap's ops nothing holds them. Where tfswap is, tfswap.load(path_of_this_folder)",
-            "keeps the limit.",
+            "It has TensorFlow's own ops alone and loads like any other. The peaks below are predictions: without",
+            "tfswap's ops nothing holds them. Where tfswap is, tfswap.load(path_of_this_folder) keeps the limit.",
             "",
         ]
     else:
         lines += [
-            "memory under a limit. It uses tfswap's own ops:",
+            "It uses tfswap's own ops:",
             "",
             "    pip install .        (in a clone of tfswap, of this version or a later one)",
             "",
@@ -432,11 +445,12 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
             f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
             "",
         ]
+    lines += [f"{SECTION}{function!r}, by tfswap {__version__}:"]
     for name, made in changed.items():
         plan = made.plan
         kernels, packed = format_count(len(plan.encoded), "kernel"), format_count(len(plan.packed), "tensor")
         lines += [
-            f"{name}:",
+            f"  {name}:",
             f"  limit          {format_bytes(plan.limit_bytes or 0)}",
             f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
             f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
@@ -455,4 +469,13 @@ def _readme(function: str, changed: Mapping[str, Planned], options: Options) -> 
     if spill is not None:
         lines += ["", f"What host memory has no room for goes to a file without a name in {spill.folder} (spill_dir)."]
     lines += ["", f"The plan is in {PLAN_NAME}. Larger inputs than it was made for take more memory.", ""]
+    if earlier and (folder / README_NAME).is_file():
+        _, _, sections = (folder / README_NAME).read_text(encoding="utf-8").partition(f"\n{SECTION}")
+        plan = numbered(PLAN_NAME, len(earlier))  # as Origin.make_room calls it
+        lines += [SECTION + sections.replace(f"The plan is in {PLAN_NAME}.", f"The plan is in {plan}.", 1)]
     return "\n".join(lines)
+
+
+def _earlier(folder: Path) -> list[Origin]:
+    """What a folder was rewritten for before; the latest first."""
+    return Origin.read(folder) if (folder / REQUEST_NAME).is_file() else []

@@ -152,7 +152,7 @@ class Step:
         self._audited = 0  # how often gates had kept something when these were audited last
         self._waits = False  # whether kernels of the step may wait for others
         self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
-        self._of_file: Callable[[], Any] = lambda: self._concrete  # gives what carries out the plan in a file
+        self._file_function: Callable[[], Any] = lambda: self._concrete  # gives what carries out the plan in a file
         self._inside_function: Any = None  # as of `_inside`
         self._live = False  # whether the plan was made for the arena as it is; then, of that plan:
         self._gate: int | None = None
@@ -259,7 +259,7 @@ class Step:
         if live_device()[1].kind != "cpu" or len(devices) > 1 or self._calls_steps or not can_run(self._concrete):
             return self.function
         if self._inside_function is None:
-            planned = self._concrete if self.plan.changes_nothing else self._of_file()
+            planned = self._concrete if self.plan.changes_nothing else self._file_function()
             self._inside_function = inside_function(planned, self._concrete, self._run_inside, waits=self._waits)
         return self._inside_function
 
@@ -672,8 +672,8 @@ class Step:
         saved = functools.partial(
             _for_file, self.name, self._optimizer, plan, self._concrete, self._request, self._program.owner
         )
-        self._of_file = functools.cache(saved)
-        function = export_function(graph, self._concrete, self._of_file)
+        self._file_function = functools.cache(saved)
+        function = export_function(graph, self._concrete, self._file_function)
         self._watch(graph, gate, function.graph)
         return function
 

@@ -27,7 +27,11 @@ _REQUEST, _RELEASE, _CONTROL, _SPLIT = range(4)
 _FREE_REST, _END_OF_SPLIT, _REPEAT = range(3)
 
 HOST_DTYPES = frozenset(("int32", "string"))
-"""Arguments of a step on a GPU that are in host memory: a gate that read them would have them copied."""
+"""Arguments of a step on a GPU that are in host memory."""
+HOST_INPUTS = "_input_hostmem"
+"""The attribute that says which inputs of a node, by position, are in host memory (`MemoryTypesForNode`): a gate reads
+shapes, and takes each argument where it is.
+"""
 HANDLE_DTYPES = frozenset(("resource", "variant"))
 
 
@@ -39,8 +43,8 @@ def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]
         device: the kind of device that it is planned for: "cpu" or "gpu".
     """
     gate = next(node for node in graph if node.op == GATE)
-    sized = [feed for feed in graph.feeds if _has_size(feed)]
-    read = [feed for feed in sized if device == "cpu" or feed.outputs[0].dtype not in HOST_DTYPES]
+    read = [feed for feed in graph.feeds if _has_size(feed)]
+    on_host = tuple(i for i, feed in enumerate(read) if device == "gpu" and feed.outputs[0].dtype in HOST_DTYPES)
     encoded = () if any(len(events) > MOST_EVENTS for events in extremes) else tuple(map(encode, extremes))
     gate.inputs = tuple(feed.out() for feed in read)
     gate.attrs = {
@@ -48,8 +52,9 @@ def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]
         "T": tuple(Dtype(feed.outputs[0].dtype) for feed in read),
         "limit": limit_bytes,
         "requests": encoded,
-        "exact": bool(encoded) and len(read) == len(sized),
+        "exact": bool(encoded),
         "sizes": tuple(Dims(feed.outputs[0].shape or ()) for feed in read),
+        **({HOST_INPUTS: on_host} if on_host else {}),
     }
 
 

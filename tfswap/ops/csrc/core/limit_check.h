@@ -8,11 +8,10 @@
 //   it keeps the limit                        nothing is said
 //   arguments larger than planned             the step fails before any of its kernels has run: nothing is known of it
 //   it may pass it: arguments as planned      the step fails likewise
-//   it may pass it: smaller arguments, or     a warning, once; the step runs
-//   on a GPU integers, which are not read
+//   it may pass it: smaller arguments         a warning, once; the step runs
 //
-// In the process that planned the step it is called inside of another function, or by a caller who has taken the
-// rewritten function: there a warning stands for the failure, as of all steps that pass their limit.
+// In the process that planned the step it is called by a caller who has taken the rewritten function, or inside of
+// another function where Python can't run it (inside_ops.cc): there a warning stands for the failure, as of all steps that pass their limit.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_
 #define TFSWAP_OPS_CSRC_CORE_LIMIT_CHECK_H_

@@ -201,6 +201,37 @@ def test_kernels_of_bounded_size_are_not_exact_and_judged_without_that_size_too(
     ]
 
 
+SHAPES_READ = """\
+%x = Placeholder() {dtype=float32} -> float32[6,4]
+%y = Placeholder() {dtype=float32} -> float32[6,1]
+%at = Placeholder() {dtype=int32} -> int32[2]
+%e = Exp(%x) -> float32[6,4]
+%s = Shape(%e) -> int32[2]
+%t = Shape(%y) -> int32[2]
+%b = BroadcastGradientArgs(%s, %t) -> int32[?], int32[?]
+%f = Reshape(%e, %at) -> float32[24]
+%g = Reshape(%e, %s) -> float32[6,4]
+%n = Sum(%e, %b:1) -> float32[6]
+%o = Sum(%e, %b:0) -> float32[6,4]
+feeds %x, %y, %at
+fetches %f, %g, %n, %o
+"""
+
+
+def test_a_view_that_reads_what_a_kernel_makes_has_a_place_in_the_order():
+    """Else it holds that for as long as the executor likes."""
+    flow = analyse_dataflow(parse_graph(SHAPES_READ), DeviceModel())
+    assert [flow.is_kernel[flow.place[name]] for name in "fg"] == [False, True]
+    made = flow.value_of[flow.nodes[flow.place["s"]], 0]
+    assert made in flow.reads[flow.place["g"]]
+
+
+def test_axes_of_a_broadcast_gradient_take_a_chunk_unless_there_are_none():
+    flow = analyse_dataflow(parse_graph(SHAPES_READ), DeviceModel())
+    broadcast = flow.nodes[flow.place["b"]]
+    assert [flow.values[flow.value_of[broadcast, o]].nbytes > 0 for o in (0, 1)] == [False, True]
+
+
 @pytest.mark.parametrize("program", ["masked_loss", "hard_examples"])
 def test_the_limit_is_kept_and_the_bits_are_the_same(program):
     def run(limit: str) -> dict[str, Any]:

@@ -96,6 +96,44 @@ def test_a_loop_that_takes_a_handle_keeps_the_limit_and_the_bits(kind: str) -> N
     assert on_arena(f"KIND = {kind!r}\n{PROGRAM}") == [True, True, True]
 
 
+LOOKUPS = """
+import json
+import tensorflow as tf
+import tfswap
+
+draw = lambda *shape: tf.random.stateless_normal(shape, (len(shape), 1))
+x, keys = draw(512, 64), tf.range(512) % 9
+counts = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 1.0)
+weights = [tf.Variable(0.1 * draw(64, 64)) for _ in range(4)]
+
+@tf.function
+def step(x):
+    counts.insert(keys, counts.lookup(keys) + 1)
+    with tf.GradientTape() as tape:
+        h = x * counts.lookup(keys)[:, None]
+        for weight in weights:
+            h = tf.nn.relu(h @ weight)
+        loss = tf.reduce_mean(tf.square(h))
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(0.1 * gradient)
+    return loss
+
+step = tfswap.optimize(step, memory_limit="60%")
+peaks = []
+for _ in range(4):
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    step(x)
+    peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+print(json.dumps([peaks, step.report().planned_peak_bytes]))
+"""
+
+
+def test_what_a_table_gives_has_a_size_that_the_trace_does_not_know_and_the_plan_is_true() -> None:
+    """Its shape is computed in the step: reshapes that read it hold it until their place in the order."""
+    peaks, planned = on_arena(LOOKUPS)
+    assert peaks == [planned] * 4
+
+
 PIPELINE = """
 import json
 import logging

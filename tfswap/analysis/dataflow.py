@@ -3,7 +3,7 @@
 A *value* is one buffer's worth of data: a kernel's fresh output together with every view of it, or one
 version of a variable. Views, constants, feeds and variable reads neither allocate nor hold more than the
 values behind them, so they are *free* nodes: TensorFlow may run them whenever it likes. All other nodes are
-*kernels*, and get a place in the order.
+*kernels*, and get a place in the order: also a view that reads something else, such as the shape that a kernel makes.
 
 Invariant: pure function of the graph and the device; everything is indexed by position in the graph's
 topological order (nodes) or by creation (values).
@@ -39,7 +39,7 @@ from tfswap.analysis.bodies import (
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.folding import folds, kept_constants
-from tfswap.analysis.integers import MOST_TRIPS, Values, rule_of
+from tfswap.analysis.integers import MOST_TRIPS, Values, known_results
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import (
@@ -561,6 +561,9 @@ class _Builder:
         free = node in self.feeds or not works
         if free and node.controls and any(t.type.dtype != "resource" for t in node.inputs):
             free = False  # a view that waits for something else holds what it views until then
+        if free and node not in self.feeds:
+            shared = {source for _, source in memory.alias}
+            free = not any(self._is_made(v) for p, v in enumerate(inputs) if p not in shared)
         folded = self._is_folded(node)
         free = free or folded
         deps = {self.index[source] for source, _ in node.inputs}
@@ -596,8 +599,8 @@ class _Builder:
                 if node in self.sparsely_read:
                     self.copied_on_read.add(flow.value_of[node, o])
             elif not free:
-                nbytes = SMALL_BYTES if kind.nbytes is None else kind.nbytes
-                value = self._value(node.out(o), nbytes if record_ is None else output_bytes(node, o), i)
+                nbytes = self._fresh_bytes(node, o) if record_ is None else output_bytes(node, o)
+                value = self._value(node.out(o), nbytes, i)
                 flow.value_of[node, o] = value
                 makes.append((o, value))
         self._keep(i, node, record_, aliases, makes)
@@ -634,14 +637,23 @@ class _Builder:
             }
         flow.updates.append(self._updates(memory, inputs, node))
 
+    def _fresh_bytes(self, node: Node, o: int) -> int:
+        """What an output asks for. One of unknown size is small: it takes a chunk, unless it is known to be empty."""
+        nbytes = node.outputs[o].nbytes
+        return nbytes if nbytes is not None else 0 if self.integers.get((node, o)) == () else SMALL_BYTES
+
+    def _is_made(self, v: int) -> bool:
+        """Whether a value comes from a kernel of the step: whoever reads it holds it until then, such as a reshape its
+        shape, or an assertion.
+        """
+        return v >= 0 and self.flow.values[v].producer != PERSISTENT
+
     def _record(self, node: Node) -> Record | None:
         """What a loop, a conditional or an op of lists does; None for other nodes. Notes what is known of integers."""
         bodies = self.graph.bodies.get(node)
         if bodies is None and not uses_lists(node):
-            if (rule := rule_of(node)) is not None:
-                values = rule(node, [self.integers.get(t) for t in node.inputs])
-                if values is not None:
-                    self.integers[node, 0] = values
+            results = known_results(node, [self.integers.get(t) for t in node.inputs])
+            self.integers.update({(node, o): values for o, values in results.items()})
             return None
         if self.course is not None and self.before is not None and node in self.before.choices:
             # What decides is known from here on: the gradient's conditional reads it too.

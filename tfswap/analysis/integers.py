@@ -169,6 +169,22 @@ _RULES: dict[str, Rule] = {
 }
 
 
+def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
+    """What BroadcastGradientArgs gives for two shapes: the axes over which the gradient of each is summed up (bcast.h)."""
+    if first == second:
+        return (), ()
+    rank = max(len(first), len(second))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (first, second))
+    one, other = (tuple(axis for axis, size in enumerate(shape) if size == 1) for shape in padded)
+    return one, other
+
+
+_SEVERAL: dict[str, Callable[..., tuple[Values, ...]]] = {
+    "BroadcastGradientArgs": _reduced_axes,
+}
+"""Ops with several outputs, all of which follow where all inputs are known."""
+
+
 def _set(node: Node, inputs: Sequence[Values | None]) -> Values | None:
     length, index = inputs[:2]
     if length is None or not node.attrs.get("resize_if_index_out_of_bounds"):
@@ -251,6 +267,17 @@ class Integers:
         values = rule(node, [known.get(t) for t in node.inputs])
         if values is not None:
             known[node, 0] = values
+
+
+def known_results(node: Node, inputs: Sequence[Values | None]) -> dict[int, Values]:
+    """What a node's outputs will hold, of those that follow from its inputs."""
+    if (several := _SEVERAL.get(node.op)) is not None:
+        given = [() if t.type.num_elements == 0 else v for t, v in zip(node.inputs, inputs, strict=True)]
+        known = [values for values in given if values is not None]
+        return dict(enumerate(several(*known))) if len(known) == len(given) else {}
+    rule = rule_of(node)
+    values = None if rule is None else rule(node, inputs)
+    return {} if values is None else {0: values}
 
 
 def rule_of(node: Node) -> Rule | None:

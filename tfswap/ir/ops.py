@@ -284,9 +284,9 @@ _TRAITS: dict[str, Trait] = {
     "IteratorGetNext": _WAITS | Trait.NEXT_ELEMENT,
     "IteratorGetNextAsOptional": _WAITS | Trait.NEXT_ELEMENT,
     "IteratorGetNextSync": _WAITS | Trait.NEXT_ELEMENT,
-    "LookupTableFindV2": _ONE_EFFECT,  # unrolled, its small results were allocated at other times on a busy machine
-    "LookupTableImportV2": _ONE_EFFECT,  # unrolled, its small results were allocated at other times on a busy machine
-    "LookupTableInsertV2": _ONE_EFFECT,  # unrolled, its small results were allocated at other times on a busy machine
+    "LookupTableFindV2": _EFFECT,
+    "LookupTableImportV2": _EFFECT,
+    "LookupTableInsertV2": _EFFECT,
     "MergeV2Checkpoints": _EFFECT,
     "MutableHashTableV2": _ONE_EFFECT,
     "NcclAllReduce": _ONE_WAITS,

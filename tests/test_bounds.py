@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from processes import on_arena
 
-from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.analysis.dataflow import NEAR_SHARES, RANDOM_SHARES, analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.text import format_graph, parse_graph
+from tfswap.planner.allocator import Arena
+from tfswap.planner.simulate import Ledger
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -197,8 +199,41 @@ def test_kernels_of_bounded_size_are_not_exact_and_judged_without_that_size_too(
     assert [largest.values[v].nbytes for v in made] == [3200, 32]
     assert [smallest.values[v].nbytes for v in made] == [0, 32]
     assert [extreme.values[made[0]].nbytes for extreme in between] == [
-        3200 * n // 16 for n in (2, 4, 6, 8, 10, 12, 14, 15)
+        *(3200 * n // 32 for n in range(1, 32)),
+        *(int(3200 * share) for share in NEAR_SHARES),
     ]
+
+
+TWO_SIZES = """\
+%x = Placeholder() {dtype=float32} -> float32[100,8]
+%i = Placeholder() {dtype=bool} -> bool[100]
+%j = Placeholder() {dtype=bool} -> bool[100]
+%w = Where(%i) -> int64<=[100,1]
+%v = Where(%j) -> int64<=[100,1]
+%a = Neg(%w) -> int64<=[100,1]
+%b = Neg(%v) -> int64<=[100,1]
+feeds %x, %i, %j
+fetches %a, %b
+"""
+
+
+def test_sizes_that_are_decided_apart_are_tried_apart():
+    flow = analyse_dataflow(parse_graph(TWO_SIZES), DeviceModel())
+    w, v, a, b = (flow.value_of[flow.nodes[flow.place[name]], 0] for name in "wvab")
+    tried = [[extreme.values[n].nbytes for n in (w, v, a, b)] for extreme in flow.extremes]
+    assert all(first == third and second == fourth for first, second, third, fourth in tried)
+    assert sum(first != second for first, second, *_ in tried) == RANDOM_SHARES
+
+
+@pytest.mark.parametrize("widest", [False, True])
+def test_no_chunk_is_wider_than_what_is_counted_at_most(widest: bool):
+    ledger = Ledger()
+    ledger.widest = widest
+    ledger.allocate(1000)
+    assert ledger.in_use_bytes == (2048 - 256 if widest else 1024)
+    arena = Arena([(0, 2048 - 256, False), (2048, 256, True)])
+    arena.allocate(1000)
+    assert arena.in_use_bytes - 256 == 2048 - 256
 
 
 SHAPES_READ = """\
@@ -266,7 +301,7 @@ def step(x, mask):
     return _descend(tape, loss, weights)
 
 x = _data(1000, 16)
-masks = [tf.range(1000) < rows for rows in (0, 1000, 500, 750, 875, 937)]
+masks = [tf.range(1000) < rows for rows in (0, 1000, 500, 750, 875, 937, 313, 996, 998)]
 try:
     tfswap.optimize(step, memory_limit=1)(x, masks[0])
 except tfswap.InfeasibleMemoryLimit as error:

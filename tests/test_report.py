@@ -392,8 +392,17 @@ def test_a_table_is_whole_in_a_pipe_and_as_wide_as_a_terminal(report: Report, mo
     assert "smallest limit" in shown
 
 
-def test_what_another_course_can_take_is_named_of_loops_alone():
-    graph = parse_graph("%x = Placeholder() -> float32[4]\n%l = While(%x) -> float32[4]\n%e = Exp(%l) -> float32[4]\n")
-    assert _named(graph["l"], 512) == "l (While, judged by some of its courses: another takes at most 512 bytes more)"
-    assert _named(graph["l"], None) == "l (While)"
-    assert _named(graph["e"], 512) == "e (Exp)"
+def test_what_another_course_or_size_can_take_is_named_of_what_decides_it():
+    flow = analyse_dataflow(
+        parse_graph(
+            "%x = Placeholder() -> float32[4]\n%l = While(%x) -> float32[4]\n%e = Exp(%l) -> float32[4]\n"
+            "%w = Where(%e) -> int64<=[4,1]\n%n = Neg(%w) -> int64<=[4,1]\nfeeds %x\nfetches %n\n"
+        ),
+        DeviceModel(),
+    )
+    size = "w (Where, judged by some of its sizes: another takes at most 512 bytes more)"
+    assert [_named(flow, node, 512) for node in flow.nodes[1:]] == ["l (While)", "e (Exp)", size, "n (Neg)"]
+    sampled = dataclasses.replace(flow, all_courses=False)
+    course = "l (While, judged by some of its courses: another takes at most 512 bytes more)"
+    assert _named(sampled, flow.nodes[1], 512) == course
+    assert _named(sampled, flow.nodes[1], None) == "l (While)"

@@ -66,8 +66,13 @@ MOST_COURSES = 64
 REGULAR_COURSES, EARLY_COURSES, RANDOM_COURSES = 12, 8, 12
 """Where not all are tried: so many of each kind at most."""
 
-BOUND_SHARES = (*(eighths / 8 for eighths in range(1, 8)), 15 / 16)
-"""Of what values decide the size of: tried besides all and none of it, since each size leaves other holes."""
+MOST_SHARES, LEAST_SHARES, KERNELS_OF_SHARES = 32, 8, 6_000
+"""Of what values decide the size of, so many shares are tried, since each size leaves other holes: few on large steps,
+where together they go past so many kernels."""
+NEAR_SHARES = (*(1 - 2.0**-k for k in range(7, 13)), 2.0**-7, 2.0**-10)
+"""And those that miss a little of all or of none: the chunk of a whole tensor is given for one that is little smaller."""
+RANDOM_SHARES = 8
+"""And where several are decided, so many times a share of each by chance."""
 
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
@@ -281,13 +286,48 @@ class Dataflow:
         if not self.bounded and not any(value.tensor.type.bound for value in self.values):
             return (self,)
         found = [self, replace(self._with({}), values=self._with_share(0))]
-        if any(value.tensor.type.bound for value in self.values):
-            found += [replace(self, values=self._with_share(share)) for share in BOUND_SHARES]
+        origins = self._origins()
+        if origins:
+            count = min(MOST_SHARES, max(LEAST_SHARES, KERNELS_OF_SHARES // len(self.nodes)))
+            shares = (*(n / count for n in range(1, count)), *NEAR_SHARES)
+            found += [replace(self, values=self._with_share(share)) for share in shares]
+        if len({origin for several in origins.values() for origin in several}) > 1:
+            for seed in range(RANDOM_SHARES):
+                found.append(replace(self, values=self._by_chance(origins, random.Random(seed))))
         return (*found, self._with(self.usual)) if self.usual else tuple(found)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether not all that the step can decide, courses and sizes, is tried."""
+        return not self.all_courses or any(value.tensor.type.bound for value in self.values)
+
+    def decides_sizes(self, node: Node) -> bool:
+        """Whether the size of what a node gives is a bound, and of nothing that it is given."""
+        return any(t.bound for t in node.outputs) and not any(t.type.bound for t in node.inputs)
+
+    def _origins(self) -> dict[int, tuple[Output, ...]]:
+        """By value whose size is a bound, the tensors whose sizes decide it."""
+        found: dict[Output, dict[Output, None]] = {}
+        for node in self.nodes:
+            given: dict[Output, None] = {}
+            for tensor in node.inputs:
+                given.update(found.get(tensor, {}))
+            found.update({node.out(o): given or {node.out(o): None} for o, t in enumerate(node.outputs) if t.bound})
+        bounded = ((v, value.tensor) for v, value in enumerate(self.values) if value.tensor.type.bound)
+        return {v: tuple(found.get(tensor, {tensor: None})) for v, tensor in bounded}
 
     def _with_share(self, share: float) -> list[Value]:
         """The values, with such a share of the bytes of those whose size is a bound."""
         return [v._replace(nbytes=int(share * v.nbytes)) if v.tensor.type.bound else v for v in self.values]
+
+    def _by_chance(self, origins: Mapping[int, tuple[Output, ...]], chance: random.Random) -> list[Value]:
+        """The values, where the share of each size that is decided has been drawn."""
+        shares = {origin: chance.random() for several in origins.values() for origin in several}
+        values = list(self.values)
+        for v, several in origins.items():
+            share = sum(shares[origin] for origin in several) / len(several)
+            values[v] = values[v]._replace(nbytes=int(share * values[v].nbytes))
+        return values
 
     def _with(self, usual: Mapping[int, tuple[kernels.Event, ...]]) -> Dataflow:
         """These facts, with other requests of what is bounded; where none are given, without temporaries."""

@@ -170,7 +170,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
-    """What BroadcastGradientArgs gives for two shapes: the axes over which the gradient of each is summed up (bcast.h)."""
+    """What BroadcastGradientArgs gives for two shapes: the axes that the gradient of each is summed over (bcast.h)."""
     if first == second:
         return (), ()
     rank = max(len(first), len(second))

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from tfswap.analysis.cost import beside_seconds
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.analysis.devices import Rates
-from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena, Chunk, round_up
+from tfswap.planner.allocator import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, Arena, Chunk, round_up
 from tfswap.planner.schedule import AWAIT, COPIES, IN, KERNELS, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, Step, at_extremes
 
 TAKEN_PART, MOST_TAKEN_BYTES = 64, 16 << 10
@@ -42,9 +42,14 @@ class Allocator(Protocol):
 
 
 class Ledger:
-    """Counts bytes as if memory never fragmented: the live bytes, rounded."""
+    """Counts bytes as if memory never fragmented: the live bytes, rounded.
+
+    Attributes:
+        widest: from now on, count for each request the largest chunk that the allocator hands out for it.
+    """
 
     def __init__(self) -> None:
+        self.widest = False
         self.in_use_bytes = 0
         self.peak_bytes = 0
         self._sizes: list[int] = []
@@ -53,6 +58,8 @@ class Ledger:
         if size_bytes <= 0:
             return -1
         rounded = round_up(size_bytes)
+        if self.widest:
+            rounded += min(rounded, SPLIT_SLACK_BYTES) - ALIGNMENT_BYTES
         self._sizes.append(rounded)
         self.in_use_bytes += rounded
         if self.in_use_bytes > self.peak_bytes:
@@ -529,6 +536,25 @@ def memory_within(
     host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(flow, steps, disk)
     alive = _alive_at(flow, steps, peak_step) if detail else []
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
+
+
+def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> int:
+    """What no course of the step and no sizes that its values decide take more than, wherever chunks lie.
+
+    A chunk is smaller than twice the request that it serves, or it would be split; and `flow` is the most that is live.
+    While a request is given the end of a chunk, all of the arena may be in use.
+    """
+    ledger, addresses = filled(flow, resident, live=True)
+    assert isinstance(ledger, Ledger)
+    ledger.widest = True
+    replay = Replay(flow, steps, ledger, addresses, resident)
+    most = 0
+    for _ in range(MAX_REPEATS):
+        replay.repeat()
+        most = max(most, replay.peak)
+    if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
+        most = max(most, resident.limit_bytes or 0)
+    return most
 
 
 def judge_memory(

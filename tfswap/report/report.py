@@ -25,7 +25,7 @@ from tfswap.planner.planner import Planner, simulated_limit
 from tfswap.planner.problem import Problem
 from tfswap.planner.reuse import Reuse, find_reuse
 from tfswap.planner.schedule import build_schedule, planned_schedule
-from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.planner.simulate import Resident, simulate_memory, widest_bytes
 from tfswap.planner.workspaces import rooms
 from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.page import cell, page
@@ -89,9 +89,10 @@ class Report:
         reruns: how many run again.
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; loops with too many
-            courses to try each, which say what another than those that were tried can take at most in addition; and
-            calls of Python functions, which say that what these allocate has no bound.
+        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; of loops with too
+            many courses to try each, and of kernels whose values decide sizes, what others than those that were tried
+            can take at most in addition to the planned peak; and calls of Python functions, which say that what these
+            allocate has no bound.
         trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
@@ -419,9 +420,8 @@ def make_report(
         return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
 
     rows = found(rest=False)
-    # A chunk is smaller than twice the tensor in it, or it would be split.
-    at_most = None if flow.all_courses else plan.planned_peak_bytes - plan.persistent_bytes
-    unmodelled = tuple(_named(flow.nodes[i], at_most) for i in flow.inexact)
+    more_bytes = _more_bytes(flow, planner, plan)
+    unmodelled = tuple(_named(flow, flow.nodes[i], more_bytes) for i in flow.inexact)
     return Report(
         planned_peak_bytes=plan.planned_peak_bytes,
         memory_limit_bytes=plan.limit_bytes,
@@ -447,17 +447,29 @@ def make_report(
     )
 
 
-def _named(node: Node, at_most: int | None) -> str:
+def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
+    """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
+    if not flow.is_sampled or plan.changes_nothing:
+        return None
+    most = widest_bytes(flow, planned_schedule(flow, plan), planner.resident)
+    return max(0, most - plan.planned_peak_bytes)
+
+
+def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
     """A kernel whose memory is not known exactly, as `Report.unmodelled` has it.
 
     Args:
-        at_most: where only some courses were tried, the bytes that another may take in addition.
+        more_bytes: where only some courses or sizes were tried, what others may take in addition.
     """
     bound = ""
     if runs_python(node.op):
         bound = ", no bound on what its Python function allocates"
-    elif at_most is not None and control_flow(node.op):
-        bound = f", judged by some of its courses: another takes at most {at_most} bytes more"
+    elif more_bytes is None:
+        pass
+    elif not flow.all_courses and control_flow(node.op):
+        bound = f", judged by some of its courses: another takes at most {more_bytes} bytes more"
+    elif flow.decides_sizes(node):
+        bound = f", judged by some of its sizes: another takes at most {more_bytes} bytes more"
     return f"{node.name} ({node.op}{bound})"
 
 

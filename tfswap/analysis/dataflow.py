@@ -70,7 +70,7 @@ MOST_SHARES, LEAST_SHARES, KERNELS_OF_SHARES = 32, 8, 6_000
 """Of what values decide the size of, so many shares are tried, since each size leaves other holes: few on large steps,
 where together they go past so many kernels."""
 NEAR_SHARES = (*(1 - 2.0**-k for k in range(7, 13)), 2.0**-7, 2.0**-10)
-"""And those that miss a little of all or of none: the chunk of a whole tensor is given for one that is little smaller."""
+"""And those that miss a little of all or of none: one that is little smaller can get the chunk of a whole tensor."""
 RANDOM_SHARES = 8
 """And where several are decided, so many times a share of each by chance."""
 

@@ -7,10 +7,14 @@
 //
 // Python runs on a thread of its own: one of TensorFlow's pool would be missing to the step's kernels.
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -22,7 +26,6 @@
 #include "tensorflow/core/framework/node_properties.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/env.h"
 #include "thread_turns.h"
 #include "turn.h"
 
@@ -84,6 +87,45 @@ class Steps {
   std::unordered_map<int64_t, std::string> tokens_;
 };
 
+// Threads that stay for the next one: to start one takes as long as a small step. As many as steps have run at once.
+class Threads {
+ public:
+  static Threads& Get() {
+    static Threads* const threads = new Threads;
+    return *threads;
+  }
+
+  void Run(std::function<void()> work) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (idle_ > 0) {
+        --idle_;
+        waiting_.push_back(std::move(work));
+        return changed_.notify_one();
+      }
+    }
+    std::thread([this, work = std::move(work)]() mutable { Serve(std::move(work)); }).detach();
+  }
+
+ private:
+  void Serve(std::function<void()> work) {
+    while (true) {
+      work();
+      work = nullptr;  // and what it holds
+      std::unique_lock<std::mutex> lock(mu_);
+      ++idle_;
+      changed_.wait(lock, [this] { return !waiting_.empty(); });
+      work = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+  }
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;  // for threads that are idle no more
+  int idle_ = 0;
+};
+
 class InsideOp : public AsyncOpKernel {
  public:
   explicit InsideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
@@ -122,7 +164,7 @@ class InsideOp : public AsyncOpKernel {
       Turn::Get().Leave(waiter);
       done();
     };
-    waiter->start = [run] { tensorflow::Env::Default()->SchedClosure(run); };
+    waiter->start = [run] { Threads::Get().Run(run); };
     if (Turn::Get().Enter(waiter)) std::exchange(waiter->start, nullptr)();
   }
 

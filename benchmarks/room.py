@@ -1,10 +1,10 @@
 """Do steps of many small kernels use the memory that they may have? Peak over limit, time over the unoptimised step's.
 
-    python benchmarks/room.py                                   # all, about twenty minutes on two cores
+    python benchmarks/room.py                                   # all, about half an hour on two cores
     python benchmarks/room.py seq2seq lstm_decoder --limit 65 --steps 20
 
-Gradients of micro-batches accumulated in a `tf.range` loop, looped decoders with attention, a 3-D U-Net, and bottleneck
-ResNets of hundreds of convolutions. Each runs in a process
+Gradients of micro-batches accumulated in a `tf.range` loop, looped decoders with attention, recurrent nets, a 3-D U-Net,
+and bottleneck ResNets of hundreds of convolutions. Each runs in a process
 of its own, on TensorFlow's BFC allocator. The limit is a share of the measured unoptimised peak, the median of five
 steps. The unoptimised and the optimised step take turns; ratios are of the medians: of elapsed time, of CPU time, and
 of the time that each would take on an idle machine (`idle_time.py`).
@@ -124,6 +124,50 @@ def decoder(batch: int, length: int, width: int, cell: str, *, additive: bool, w
     return step, (source, target)
 
 
+def recurrent(cell: str, width: int = 256, depth: int = 2, batch: int = 64, length: int = 80) -> Made:
+    """Keras' recurrent layers, one on top of the other, and a class for each word."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    h = inputs = keras.Input((length, 64))
+    for _ in range(depth):
+        h = getattr(layers, cell)(width, return_sequences=True)(h)
+    x = tf.random.stateless_normal([batch, length, 64], seed=(1, 2))
+    y = tf.random.stateless_uniform([batch, length], seed=(3, 4), maxval=10, dtype=tf.int32)
+    return trained(keras.Model(inputs, layers.Dense(10)(h)), x, y)
+
+
+def normalised(batch: int = 64, length: int = 80, width: int = 256) -> Made:
+    """A loop over `tf.range` with an LSTM cell whose state is normalised, and a loss in each iteration."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    cell, norm, write = layers.LSTMCell(width), layers.LayerNormalization(), layers.Dense(10)
+    zero = tf.zeros([batch, width])
+    cell(tf.zeros([batch, 64]), [zero, zero])
+    for layer in (norm, write):
+        layer(zero)
+    variables = [v for layer in (cell, norm, write) for v in layer.trainable_variables]
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h, c, total = zero, zero, 0.0
+            for i in tf.range(length):
+                _, (h, c) = cell(x[i], [h, c])
+                h = norm(h)
+                total += tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y[i], write(h)))
+        for variable, gradient in zip(variables, tape.gradient(total, variables), strict=True):
+            variable.assign_sub(0.001 * tf.convert_to_tensor(gradient))
+        return total
+
+    x = tf.random.stateless_normal([length, batch, 64], seed=(1, 2))
+    return step, (x, tf.random.stateless_uniform([length, batch], seed=(3, 4), maxval=10, dtype=tf.int32))
+
+
 def unet_3d(batch: int = 2, size: int = 48) -> Made:
     """A U-Net of three levels of 3-D convolutions, whose skip connections are concatenated."""
     import keras
@@ -205,7 +249,11 @@ CASES: dict[str, tuple[int, Callable[[], Made]]] = {
     "seq2seq": (65, lambda: seq2seq(32, 100)),
     "seq2seq_lstm": (65, lambda: seq2seq(32, 100, cell="LSTMCell")),
     "lstm_decoder": (65, lambda: decoder(32, 60, 256, "LSTM", additive=True)),
+    "gru_decoder": (60, lambda: decoder(32, 60, 256, "GRU", additive=True)),
     "gru_decoder_dot": (65, lambda: decoder(64, 100, 256, "GRU", additive=False)),
+    "lstm_layers": (60, lambda: recurrent("LSTM")),
+    "gru_layers": (60, lambda: recurrent("GRU")),
+    "lstm_normalised": (60, normalised),
     "unet_3d": (70, unet_3d),
     "resnet_200": (25, lambda: bottleneck(66)),
     "resnet_1000": (25, lambda: bottleneck(333)),

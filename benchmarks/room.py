@@ -3,8 +3,8 @@
     python benchmarks/room.py                                   # all, about half an hour on two cores
     python benchmarks/room.py seq2seq lstm_decoder --limit 65 --steps 20
 
-Gradients of micro-batches accumulated in a `tf.range` loop, looped decoders with attention, recurrent nets, a 3-D U-Net,
-and bottleneck ResNets of hundreds of convolutions. Each runs in a process
+Gradients of micro-batches accumulated in a `tf.range` loop, looped decoders with attention, recurrent nets, a 3-D
+U-Net, and bottleneck ResNets of hundreds of convolutions. Each runs in a process
 of its own, on TensorFlow's BFC allocator. The limit is a share of the measured unoptimised peak, the median of five
 steps. The unoptimised and the optimised step take turns; ratios are of the medians: of elapsed time, of CPU time, and
 of the time that each would take on an idle machine (`idle_time.py`).

@@ -104,6 +104,20 @@ def test_effects_come_in_the_order_of_the_iterations() -> None:
     assert graph["loop/end"] in graph.targets  # what they do, they do whoever reads the loop
 
 
+def test_what_passes_results_on_does_not_wait_for_effects() -> None:
+    """As a kernel of its own it would part those that may run concurrently."""
+    effects = "%add = AssignAddVariableOp(%v, %product)\n  %done = NoOp() ^add\n"
+    graph = sums(2, f"{effects}  %passed = Identity(%product) ^done -> float32[8]")
+    body = next(iter(graph.bodies.values()))[1]
+    body.fetches[1] = body["passed"].out()
+    body.targets = [body["add"]]
+    apply_unroll(graph, CPU)
+    passed = [node for node in graph if node.op == "Identity"]
+    assert len(passed) == 2
+    assert not any(node.controls for node in passed)
+    assert graph["loop/iteration_0/add"] in Graph.needed([graph["loop/iteration_1/add"]])
+
+
 def test_a_loop_that_does_not_run_gives_what_it_was_given() -> None:
     graph = sums(0)
     apply_unroll(graph, CPU)

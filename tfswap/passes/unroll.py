@@ -174,16 +174,19 @@ class _Unrolling:
         """
         graph, body = self.graph, self.graph.bodies[loop][1]
         copies = dict(shared)
+        awaited = {control for node in nodes for control in node.controls}
         for node in nodes:
             if node in shared:
                 continue
+            # What passes a result on waits for the iteration's effects, which have their order anyway.
+            waits = () if is_view(node.op) and node.inputs and node not in awaited else node.controls
             is_shared = is_const(node.op) and not node.controls
             scope = loop.name if is_shared else f"{loop.name}/iteration_{k}"
             copy = copies[node] = graph.add(
                 node.op,
                 graph.unique_name(f"{scope}/{node.name}"),
                 [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in node.inputs],
-                controls=[copies[control] for control in node.controls if control in copies],
+                controls=[copies[control] for control in waits if control in copies],
                 attrs=_anywhere(node.attrs),
                 outputs=node.outputs,
                 device=node.device or loop.device,

@@ -1,17 +1,22 @@
 """Random steps full of sums, run under several limits: bits. Run by test_random_sums.py on a capped arena.
 
-    python random_sums.py FIRST_SEED COUNT
+    python random_sums.py FIRST_SEED COUNT [loops]
 
 Terms are shared, repeated, views, arguments and variables, and other kernels read them too; sums have 2 to 12 of them.
 Whose buffer a sum takes over is a race of TensorFlow's threads there. With one thread for kernels (the process must
 have TF_NUM_INTEROP_THREADS=1) it is none, as long as no tensor has more readers than TensorFlow keeps in order: then
 its bits are the same in every run, and they are what is expected.
 
+With `loops` most sums are in loops, loops inside of loops, branches and functions: iterations overlap, and one may add
+in another order than the next. TensorFlow's order of many readers of one node is by chance there, but the same in each
+run of one trace; several traces say what is expected.
+
 Prints a JSON list, one entry per program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -97,6 +102,74 @@ class Program:
         return tuple(t.numpy().tobytes() for t in (function(x), *self.weights))
 
 
+class LoopProgram(Program):
+    def __init__(self, seed: int):
+        choose = random.Random(seed)
+        self.seed = 3 * seed
+        self.dtype = choose.choice((tf.float32, tf.float64))
+        self.trips, self.parallel = choose.choice((1, 2, 4)), choose.choice((1, 10))
+        self.trains, self.branches = choose.random() < 0.5, choose.random() < 0.3
+        self.calls, self.nests = choose.random() < 0.3, choose.random() < 0.3
+        self.rows, self.width = 64, 300
+        self.weights = [tf.Variable(self.start(i)) for i in range(2)]
+
+    def layers_of(self, seed: int, terms, scaled):
+        choose, made = random.Random(seed), list(terms)
+        for _ in range(choose.randint(2, 5)):
+            kind = choose.choice(("dense", "tanh", "mul", "sum", "sum", "sum"))
+            last = choose.choice(made[-4:])
+            if kind == "dense":
+                t = scaled(choose.choice(self.weights) @ last)
+            elif kind == "tanh":
+                t = tf.tanh(last)
+            elif kind == "mul":
+                t = scaled(last * choose.choice(made[-4:]))
+            else:
+                terms = [self.term(choose.choice(made[-5:]), choose, scaled) for _ in range(choose.randint(2, 6))]
+                t = scaled(tf.add_n([choose.choice(terms) for _ in terms]))
+            made.append(t)
+        return made
+
+    def tame(self, t):
+        return t / (1 + tf.norm(t)) * 20
+
+    def loop(self, body, state, trips: int):
+        most = trips if self.trains else None
+        return tf.while_loop(
+            lambda i, *_: i < trips, body, [0, *state], parallel_iterations=self.parallel, maximum_iterations=most
+        )[1:]
+
+    def forward(self, x):
+        self.factor = 1.0
+
+        def scaled(t):
+            self.factor += 0.01
+            return t * tf.constant(self.factor, self.dtype)
+
+        def inner(i, a):
+            return i + 1, self.tame(self.layers_of(self.seed + 3, [a, tf.tanh(a)], scaled)[-1])
+
+        def layers(a, b):
+            return tuple(self.layers_of(self.seed + 1, [a, b, self.weights[0] @ a], scaled)[-4:])
+
+        def body(i, a, b):
+            made = list((tf.function(layers, autograph=False) if self.calls else layers)(a, b))
+            if self.branches:
+                taken = [lambda: self.layers_of(self.seed + 2, made[-3:], scaled)[-1]]
+                taken.append(lambda: scaled(tf.add_n([made[-1], made[-2], made[-1], made[-3]])))
+                made.append(tf.cond(tf.equal(i % 2, 0), *taken))
+            if self.nests:
+                made += self.loop(inner, [self.tame(made[-1])], 2)
+            return i + 1, self.tame(made[-1]), self.tame(random.Random(self.seed + 2).choice(made[-4:]))
+
+        before = self.layers_of(self.seed, [x, self.weights[0] @ x, tf.tanh(x)], scaled)
+        a, b = self.loop(body, [before[-1], before[-2]], self.trips)
+        return tf.reduce_sum(a * a) + tf.reduce_sum(tf.sin(b) * a) + tf.reduce_sum(before[-1])
+
+    def step(self, x):
+        return super().step(x) if self.trains else self.forward(x)
+
+
 def crowded(graph) -> bool:
     """Whether a node may have more readers than TensorFlow keeps in order, where it merges equal nodes."""
     kinds: dict = {}
@@ -126,10 +199,17 @@ def uncrowded(seed: int) -> Program:
     raise AssertionError("all programs are crowded")
 
 
-def check(seed: int) -> dict:
-    program = uncrowded(seed)
+@contextlib.contextmanager
+def grappler_off():
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def check(seed: int, loops: bool) -> dict:
+    program = LoopProgram(seed) if loops else uncrowded(seed)
     x = normal([program.rows, program.width], 5, program.dtype)
-    with memory_optimizer_off():
+    with grappler_off() if loops else memory_optimizer_off():  # a step with loops is planned as it was traced
         expected = {program.run(tf.function(program.step, autograph=False), x) for _ in range(RUNS)}
     traced = tf.function(program.step, autograph=False)
     entry = {"seed": seed, "references": len(expected), "limits": 0, "wrong": 0, "swapped": 0, "reruns": 0}
@@ -153,10 +233,10 @@ def check(seed: int) -> dict:
 
 
 def main() -> None:
-    first, count = map(int, sys.argv[1:])
+    first, count, loops = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["loops"]
     slab = tf.raw_ops.Empty(shape=[(512 << 20) - (2 << 20)], dtype=tf.uint8)
     del slab
-    print(json.dumps([check(seed) for seed in range(first, first + count)]))
+    print(json.dumps([check(seed, loops) for seed in range(first, first + count)]))
 
 
 if __name__ == "__main__":

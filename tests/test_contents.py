@@ -12,6 +12,7 @@ tf: Any = pytest.importorskip("tensorflow")
 from nets import as_traced, bits  # noqa: E402 needs TensorFlow
 
 import tfswap  # noqa: E402 as above
+from tfswap.exporters.function import memory_optimizer_off  # noqa: E402 as above
 from tfswap.frontends.compare_models import compare_models  # noqa: E402 as above
 from tfswap.frontends.verify_model import verify_model  # noqa: E402 as above
 from tfswap.importers.contents import joined, merged, of_branches  # noqa: E402 as above
@@ -218,7 +219,7 @@ def padded_to_the_longest(x: Any, weight: Any) -> Any:
     ("forward", "told"),
     [
         (grows_as_it_goes, r"'while:3' .*the loop gives this one another shape in each iteration"),
-        (list_until_done, r"TensorListStack.*how many elements this list gets.*size="),
+        (list_until_done, r"TensorListStack.*how many elements this list gets, or.*size=.*ensure_shape"),
         (counted, r"Tile.*test_contents.py:\d+.*depends on what the step computes.*tf.ensure_shape"),
         (padded_to_the_longest, r"RaggedTensorToTensor.*to_tensor\(shape="),
     ],
@@ -234,6 +235,38 @@ def padded_to_a_length(x: Any, weight: Any) -> Any:
     lengths = tf.fill([tf.shape(x)[0]], STEPS)
     rows = tf.RaggedTensor.from_row_lengths(tf.reshape(x, [-1, WIDTH]), lengths)
     return rows.to_tensor(shape=[None, STEPS, WIDTH]) @ weight
+
+
+def array() -> Any:
+    return tf.TensorArray(tf.float32, 0, dynamic_size=True, infer_shape=False)
+
+
+def joined_rows(x: Any, weight: Any) -> Any:
+    found = array()
+    for i in range(3):
+        found = found.write(i, tf.tanh(x[i] @ weight))
+    return found.concat()
+
+
+def joined_parts_of_several_sizes(x: Any, weight: Any) -> Any:
+    h = tf.tanh(x[0] @ weight)
+    return tf.ensure_shape(array().write(0, h).write(1, h[2:]).concat(), [2 * STEPS - 2, WIDTH])
+
+
+def split_and_joined(x: Any, weight: Any) -> Any:
+    parts = array().split(tf.tanh(x[0] @ weight), [1, 2, STEPS - 3])
+    return tf.ensure_shape(parts.concat(), [STEPS, WIDTH])
+
+
+@pytest.mark.parametrize("forward", [joined_rows, joined_parts_of_several_sizes, split_and_joined])
+def test_what_lists_are_joined_to_is_known(forward: Any) -> None:
+    """Outside of loops and conditionals, where the trace itself leaves sizes open."""
+    weight, twin = new_weight(), new_weight()
+    step, reference = (tf.function(step_of(forward, w).python_function) for w in (weight, twin))
+    x = tf.random.stateless_normal([ROWS, STEPS, WIDTH], seed=(3, ROWS))
+    with memory_optimizer_off():
+        assert bits(tfswap.optimize(step, memory_limit="1GiB")(x)) == bits(reference(x))
+    assert bits(weight) == bits(twin)
 
 
 def test_a_ragged_tensor_has_as_many_rows_as_it_has_lengths() -> None:

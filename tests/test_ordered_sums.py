@@ -10,8 +10,8 @@ from processes import last_json, on_arena, run_python
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.ops import depends_on_owners
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.oplib.names import KERNEL
-from tfswap.passes.ordered_sums import apply_ordered_sums
+from tfswap.oplib.names import FIRST, KERNEL
+from tfswap.passes.ordered_sums import apply_ordered_sums, fix_iteration
 
 TWO = DeviceModel("cpu", False, 2, 2)
 GPU = DeviceModel("gpu", False, 2, 2)
@@ -118,15 +118,28 @@ fetches %loop:1
 
 
 def test_what_the_iteration_before_has_made_is_a_bodys_own() -> None:
-    def begins(kept: str) -> str:
+    def begins(kept: str, device: DeviceModel = TWO) -> tuple[str, object]:
         graph = parse_graph(LOOP.format(kept=kept))
-        assert apply_ordered_sums(graph, TWO) == 1
+        assert apply_ordered_sums(graph, device) == 1
         body = graph.bodies[graph["loop"]][1]
         assert KERNEL in body["sum"].attrs
-        return body["sum"].inputs[0].name
+        return body["sum"].inputs[0].name, body["sum"].attrs.get(FIRST)
 
-    assert begins("%sum") == "a:0"
-    assert begins("%a") == "m:0"  # the next iteration gets it too
+    assert begins("%sum") == ("m:0", (0, 2))  # the first iteration gets what is held outside
+    assert begins("%sum", GPU) == ("a:0", None)  # as in most iterations
+    assert begins("%a") == ("m:0", None)  # the next iteration gets it too
+
+
+def test_each_iteration_has_its_own_order() -> None:
+    """The first is given what is still held outside."""
+    graph = parse_graph(LOOP.format(kept="%sum"))
+    body = graph.bodies[graph["loop"]][1]
+    for iteration, begins in ((0, "m:0"), (1, "a:0"), (7, "a:0")):
+        apply_ordered_sums(graph, TWO)
+        copy = body.copy()
+        fix_iteration(copy, copy, iteration)
+        assert copy["sum"].inputs[0].name == begins
+        assert FIRST not in copy["sum"].attrs
 
 
 def test_two_at_a_time_without_kernels_of_our_own() -> None:
@@ -143,23 +156,25 @@ import numpy as np
 import tensorflow as tf
 import tfswap.ops
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tfswap.oplib.names import KERNEL, OWN_KERNEL
+from tfswap.oplib.names import FIRST, KERNEL, OWN_KERNEL
 
-def total(x, factors, count, held, own):
+def total(x, factors, count, held, own, first=0):
     def made(x):
         terms = [x * factors[i] for i in range(count)]
         total = tf.add_n(terms)
         if own:
             total.op._set_attr(KERNEL, AttrValue(s=OWN_KERNEL.encode()))
+        if first:  # by iteration; outside of loops it is the first
+            total.op._set_attr(FIRST, AttrValue(list=AttrValue.ListValue(i=[first, 1])))
         return total, [terms[i] for i in held]
     return tf.function(made, autograph=False)(x)[0].numpy()
 
-def in_order(x, factors, count):
+def in_order(x, factors, count, first=0):
     # The first two to nine, and each further eight by themselves.
     groups = [range((count - 2) % 8 + 2), *(range(i, i + 8) for i in range((count - 2) % 8 + 2, count, 8))]
     sums = []
     for group in groups:
-        terms = [x * factors[i] for i in group]
+        terms = [x * factors[{0: first, first: 0}.get(i, i)] for i in group]
         sums.append(terms[0])
         for term in terms[1:]:
             sums[-1] = sums[-1] + term
@@ -180,6 +195,11 @@ for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.complex64):
             if total(x, factors, count, held, True).tobytes() != right:
                 wrong.append((dtype.name, count, held))
             moved += total(x, factors, count, held, False).tobytes() != right
+            if count > 2:
+                last = count - 1
+                swapped = total(x, factors, count, held, True, last).tobytes()
+                if swapped != in_order(x, factors, count, last).tobytes():
+                    wrong.append((dtype.name, count, held, "swapped"))
 print(json.dumps([wrong, moved]))
 """
 

@@ -32,6 +32,7 @@ from tfswap.ir.ops import (
     reads_variable,
 )
 from tfswap.ir.views import passed_on
+from tfswap.oplib.names import FIRST
 
 
 class Saved(NamedTuple):
@@ -115,8 +116,8 @@ class Passage:
                 continue
             if self.reads_invariant(node):
                 continue
-            if not is_const(node.op) and not may_run_again(node.op):
-                return None
+            if FIRST in node.attrs or not (is_const(node.op) or may_run_again(node.op)):
+                return None  # going back, iterations count from the last
             seen.add(node)
             pending.append((current, True))
             pending += ((passed_on(t), False) for t in node.inputs)

@@ -140,9 +140,10 @@ def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
         )
     if any(t.type.dtype == "variant" for t in node.inputs):
         return (
-            "The inputs' sizes are known, but how many elements this list gets depends on what the step computes. Give "
-            "the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a number of iterations that "
-            "follows from shapes. Where the list is a library function's own, "
+            "The inputs' sizes are known, but how many elements this list gets, or how large they are, depends on what "
+            "the step computes. Give the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a "
+            "number of iterations that follows from shapes; or say how large what is made of it is: "
+            "y = tf.ensure_shape(array.concat(), [...]). Where the list is a library function's own, "
             f"{IN_LIBRARY}."
         )
     if not has_line:

@@ -333,7 +333,9 @@ class _Import:
                     certain = self._inferred.evaluated_shape(name)
                     argument = replace(self._inferred.argument(name), shape=shape, bound=not is_exact)
                     bounds[name] = argument if certain is None else replace(argument, shape=certain, bound=False)
-            if not bounds or not self._takes(bounds):
+            # The elements of a list can have several sizes, which contradict each other.
+            sizes = {name: argument for name, argument in bounds.items() if not argument.handles}
+            if not (bounds and self._takes(bounds)) and not (sizes and len(sizes) < len(bounds) and self._takes(sizes)):
                 return
 
 

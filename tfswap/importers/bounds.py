@@ -88,6 +88,17 @@ def _stitched(node: Node) -> Iterator[Largest]:
         yield Largest(0, (sum(count or 0 for count in counts), *row))
 
 
+MOST_EMPTY = 1024
+"""Parts without rows of a list that is joined: their number is not known, and their lengths take next to nothing."""
+
+
+def _joined(node: Node) -> Iterator[Largest]:
+    """How many parts a list of unknown length has that are joined: as many as rows, and some that have none."""
+    shape = node.outputs[0].shape
+    if shape and shape[0] is not None:
+        yield Largest(1, (shape[0] + MOST_EMPTY,))
+
+
 def _boxes(node: Node) -> Iterator[Largest]:
     shape = node.inputs[0].type.shape
     if shape and shape[0] is not None:
@@ -161,6 +172,7 @@ _RULES: dict[str, Rule] = {
     "PyFuncStateless": _called,
     "RaggedTensorToTensor": _rows,
     "SparseFillEmptyRows": _filled,
+    "TensorListConcatV2": _joined,
     "Unique": _unique,
     "UniqueV2": _unique,
     "UniqueWithCounts": _unique,

@@ -45,6 +45,10 @@ class _Made:
         value = self._inferred.value(self.node.inputs[position].name)
         return None if value is None or len(value) != 1 else value[0]
 
+    def values(self, position: int) -> tuple[int, ...]:
+        """The integers that an input holds; none where they are not known."""
+        return self._inferred.value(self.node.inputs[position].name) or ()
+
     def element(self, position: int) -> Argument:
         """An input that is put in."""
         tensor = self.node.inputs[position]
@@ -91,6 +95,16 @@ def _split_rows(made: _Made) -> Content:
     return Content((made.row(),), None if bound or not shape else shape[0])
 
 
+def _split_at(made: _Made) -> Content:
+    """Parts of the first input, one after the other, as long as the third says."""
+    lengths = made.node.inputs[2]
+    values = set(made.values(2))
+    row = made.row()
+    rows = values.pop() if len(values) == 1 else None
+    part = replace(row, shape=None if row.shape is None else (rows, *row.shape))
+    return Content((part,), None if lengths.type.bound else lengths.type.num_elements)
+
+
 def _scattered(made: _Made) -> Content:
     number = made.number(3)
     return Content((made.row(),), None if number == -1 else number)
@@ -132,30 +146,36 @@ _MADE: Mapping[str, _Rule] = {
     "TensorListResize": _resized,
     "TensorListScatterV2": _scattered,
     "TensorListSetItem": _set,
+    "TensorListSplit": _split_at,
     "ZerosLike": _sum,
 }
 """By op: what is in the list or optional that is its first output."""
 
 
-def _stacked(node: Node, length: int, element: Shape) -> Iterator[tuple[int, Shape]]:
+def _stacked(length: int, element: Shape, rows: Sequence[int]) -> Iterator[tuple[int, Shape]]:
     if element is not None:
         yield 0, (length, *element)
 
 
-def _concatenated(node: Node, length: int, element: Shape) -> Iterator[tuple[int, Shape]]:
+def _concatenated(length: int, element: Shape, rows: Sequence[int]) -> Iterator[tuple[int, Shape]]:
     if element:
-        yield 0, (None if element[0] is None else length * element[0], *element[1:])
-        yield 1, (length,)
+        alike = None if element[0] is None else length * element[0]
+        yield 0, (sum(rows) if len(rows) == length > 0 else alike, *element[1:])
+    yield 1, (length,)
 
 
-_JOINED: Mapping[str, Callable[[Node, int, Shape], Iterator[tuple[int, Shape]]]] = {
+_JOINED: Mapping[str, Callable[[int, Shape, Sequence[int]], Iterator[tuple[int, Shape]]]] = {
     "TensorListConcatV2": _concatenated,
     "TensorListStack": _stacked,
 }
-"""By op: the shapes of its outputs, by how many elements its list has and of which shape."""
+"""By op: the shapes of its outputs, by how many elements its list has, of which shape, and, where the op is told it, of
+how many rows each (in the gradient of TensorListSplit)."""
 
 _COUNTS = frozenset(("TensorListLength",))
 """What gives the number of a list's elements."""
+
+_RANKS = frozenset(("TensorListElementShape",))
+"""What gives the shape of a list's elements."""
 
 _GETS = frozenset(("TensorListGetItem",))
 """What gives an element of a list, whichever, or zeros where none is set."""
@@ -163,7 +183,7 @@ _GETS = frozenset(("TensorListGetItem",))
 
 def has_contents(op: str) -> bool:
     """Whether more may be known of what the op gives than TensorFlow infers, by what is put in, or by what is in it."""
-    return op in _MADE or op in _JOINED or op in _COUNTS or op in _GETS or pops_list(op) or unwraps(op)
+    return op in _MADE or op in _JOINED or op in _COUNTS or op in _RANKS or op in _GETS or pops_list(op) or unwraps(op)
 
 
 def find_contents(
@@ -223,12 +243,17 @@ def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str,
     if not node.inputs:
         return
     content = found.get(node.inputs[0])
+    if node.op in _RANKS and (element := _part(content, 0, None)) is not None and element.shape is not None:
+        known = inferred.argument(node.out().name)
+        if known.shape is None or None in known.shape:
+            yield node.out().name, replace(known, shape=(len(element.shape),))
     if content is not None and content.length is not None:
         if node.op in _COUNTS and inferred.value(node.out().name) is None:
             yield node.out().name, replace(inferred.argument(node.out().name), value=(content.length,))
         if node.op in _JOINED:
             element = _part(content, 0, None)
-            shapes = _JOINED[node.op](node, content.length, None if element is None else element.shape)
+            rows = (inferred.value(node.inputs[2].name) if len(node.inputs) > 2 else None) or ()
+            shapes = _JOINED[node.op](content.length, None if element is None else element.shape, rows)
             for i, shape in shapes:
                 known = inferred.argument(node.out(i).name)
                 if (better := merged(known.shape, shape)) != known.shape:

@@ -13,14 +13,15 @@ from typing import Any
 from tfswap.collector import without_collector
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies, inside
-from tfswap.importers.bounds import decides_sizes
+from tfswap.importers.bounds import decides_sizes, gives_shape_values
+from tfswap.importers.contents import has_contents
 from tfswap.importers.graph_def import import_graph_def
 from tfswap.importers.hidden import functions_of
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.library import called_functions
 from tfswap.importers.shapes import Argument, handle_types
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import control_flow, gives_shapes, has_small_extras
+from tfswap.ir.ops import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
@@ -73,7 +74,9 @@ def import_function(
         return made
     graph = import_graph_def(graph_def, names, fetches, targets)
     graph.prune_traced()
-    given = any(gives_shapes(node.op) for node in graph) or any(a.value is not None for a in known.values())
+    given = any(gives_shape_values(node.op) or has_contents(node.op) for node in graph) or any(
+        a.value is not None for a in known.values()
+    )
     if given and any(map(_has_open_size, graph)):
         return import_with_bodies(graph_def, known, names, fetches, targets)
     return graph

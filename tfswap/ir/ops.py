@@ -974,12 +974,6 @@ def is_random(op: str) -> bool:
 
 
 @cache
-def gives_shapes(op: str) -> bool:
-    """Whether each output of the op is the shape of the input of that position."""
-    return op == SHAPES
-
-
-@cache
 def encodes(op: str) -> bool:
     """Whether the op makes a smaller form of its input, to be kept in place of it."""
     return Trait.ENCODES in traits(op)

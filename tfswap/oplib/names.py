@@ -182,6 +182,10 @@ OWN_KERNEL: Final = "tfswap"
 # any other number of iterations, or any other branch (csrc/core/relocation.h).
 RELOCATED: Final = "_tfswap_relocated"
 
+# Not an op: which input of a sum in a loop takes the place of the first one, and that one its own, by iteration; the
+# last holds for all that follow (csrc/core/sum_ops.cc).
+FIRST: Final = "_tfswap_first"
+
 # Not an op: whose generator's state a random op shares, by number, and which of theirs.
 STATE_OWNER: Final = "_tfswap_owner"
 STATE_PLACE: Final = "_tfswap_place"

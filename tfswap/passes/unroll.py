@@ -30,6 +30,7 @@ from tfswap.analysis.integers import Integers, Known, Loop, Values, as_feeds
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.ops import acts, calls_functions, control_flow, is_const, is_one_node, is_pure, is_view
 from tfswap.ir.views import origin
+from tfswap.passes.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
 MOST_KERNELS = 20_000
@@ -146,6 +147,7 @@ class _Unrolling:
                 start = self._barrier(loop, f"iteration_{k}/start", waits if k == 0 else ran)
                 ran = []
             copies = self._copied(loop, k, nodes, dict(zip(body.feeds, values, strict=True)), shared)
+            fix_iteration(self.graph, copies.values(), k)
             for node in stateful:
                 if start is not None and stateful.isdisjoint(node.controls):
                     copies[node].controls = (*copies[node].controls, start)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import median_low
 from typing import NamedTuple
 
@@ -87,45 +86,6 @@ def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel
     return _RecordedRun(program, resident, random.Random(peaks.index(median_low(peaks)))).record()
 
 
-def simulate_forwarding(
-    flow: Dataflow,
-    cost_s: Sequence[float],
-    device: DeviceModel,
-    kernels: Collection[int],
-    own: Collection[int] = (),
-    *,
-    is_body: bool = False,
-) -> dict[int, int | None]:
-    """Whose buffer the output of each of `kernels` is most likely to take over in the unordered step on `device`.
-
-    Args:
-        cost_s: seconds that each node's kernel takes.
-        kernels: by their places in `flow`; each has one output.
-        own: values that are there before the step, and that nobody holds who is not in it.
-        is_body: the step is the body of a loop or a conditional, which TensorFlow lowers.
-
-    Returns, by kernel, the position of the input; None for a new buffer.
-    """
-    program = _Program(flow, cost_s, device)
-    made = {v: i for i in kernels for _, v in flow.makes[i]}
-    found: dict[int, Counter[int | None]] = {i: Counter() for i in kernels}
-    for seed in range(_runs_of(flow, steps=1)):
-        taken = dict.fromkeys(kernels)
-        for v, source in _ForwardingRun(program, NOTHING_KNOWN, random.Random(seed)).forwarded(own, is_body):
-            if v in made:
-                taken[made[v]] = source
-        for i, source in taken.items():
-            found[i][_position(flow, i, source)] += 1
-    return {i: counts.most_common(1)[0][0] for i, counts in found.items()}
-
-
-def _position(flow: Dataflow, i: int, value: int | None) -> int | None:
-    """Which of a kernel's inputs holds `value`."""
-    if value is None:
-        return None
-    return next(p for p, t in enumerate(flow.nodes[i].inputs) if flow.value_of.get(t) == value)
-
-
 def _peaks(program: _Program, resident: Resident) -> list[int]:
     """Of each run, by the seed of its chances."""
     seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
@@ -179,23 +139,6 @@ class _Run(Executor):
     def finish(self, i: int, temporaries: list[int]) -> None:
         if self.flow.is_kernel[i]:
             self.replay.finish(i, self.buffers, temporaries)
-
-
-class _ForwardingRun(_Run):
-    """A step, or a body, of which it is noted what takes over whose buffer; where buffers lie does not matter."""
-
-    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
-        return Replay(flow, steps, *filled(flow, resident, live=True), resident)
-
-    def forwarded(self, own: Collection[int], is_body: bool) -> list[tuple[int, int]]:
-        """Pairs of a value made and the value whose buffer it has."""
-        self.is_body = is_body
-        for v in own:
-            self.replay.persistent[v].pins = 0
-        found: list[tuple[int, int]] = []
-        self.replay.forwarded = found
-        self._step()
-        return found
 
 
 class _RecordedRun(_Run):

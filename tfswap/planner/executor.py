@@ -24,7 +24,7 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Node
@@ -156,19 +156,16 @@ class Executor:
         if i is None:
             return False
         temporaries = self.begin(i)
-        took = self.seconds[i] * (1 + NOISE * (2 * self.chance.random() - 1))
+        took = self._cost_s(i) * (1 + NOISE * (2 * self.chance.random() - 1))
         heapq.heappush(self.events, (now + took, thread, i, temporaries))
         return True
 
     def _hand_on(self, done: int, thread: int) -> None:
         """Give each node that the end of `done` makes ready to the thread that did so, or to the pool."""
-        waiting, cheap, kept, queue = self.waiting, self.program.cheap, self.kept[thread], self.queues[thread]
+        kept, queue = self.kept[thread], self.queues[thread]
         last = -1
-        for i in self.users[done]:
-            waiting[i] -= 1
-            if waiting[i]:
-                continue
-            if cheap[i]:
+        for i in self._ready(done):
+            if self._is_cheap(i):
                 kept.append(i)
                 continue
             if last >= 0:
@@ -176,6 +173,20 @@ class Executor:
             last = i
         if last >= 0:
             (queue.appendleft if kept else kept.append)(last)
+
+    def _ready(self, done: int) -> Iterable[int]:
+        """What the end of `done` makes ready, in order."""
+        waiting = self.waiting
+        for i in self.users[done]:
+            waiting[i] -= 1
+            if not waiting[i]:
+                yield i
+
+    def _is_cheap(self, i: int) -> bool:
+        return self.program.cheap[i]
+
+    def _cost_s(self, i: int) -> float:
+        return self.seconds[i]
 
     def _take(self, thread: int) -> int | None:
         """The next node that the pool has for `thread`."""

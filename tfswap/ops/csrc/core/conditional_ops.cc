@@ -13,9 +13,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "decision.h"
+#include "iteration.h"
 #include "lane.h"
 #include "op_support.h"
 #include "relocation.h"
+#include "tensorflow/core/common_runtime/function_body.h"
 #include "tensorflow/core/framework/function.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -28,6 +30,18 @@ using tensorflow::FunctionLibraryRuntime;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+
+// What a branch is given, and what it gives back.
+class BranchFrame : public tensorflow::FunctionCallFrame, public InIteration {
+ public:
+  BranchFrame(const tensorflow::FunctionBody& branch, int64_t iteration)
+      : FunctionCallFrame(branch.arg_types, branch.ret_types), iteration_(iteration) {}
+
+  int64_t iteration() const override { return iteration_; }
+
+ private:
+  const int64_t iteration_;
+};
 
 // One run of a branch.
 class Branch {
@@ -58,10 +72,17 @@ class Branch {
   }
 
   void Run(FunctionLibraryRuntime::Handle branch) {
+    auto* const library = ctx_->function_library();
     std::vector<Tensor> arguments;
     for (int i = 1; i < ctx_->num_inputs(); ++i) arguments.push_back(ctx_->input(i));
-    ctx_->function_library()->Run(options_, branch, arguments, &results_, [this](const absl::Status& ran) {
+    frame_ = std::make_unique<BranchFrame>(*library->GetFunctionBody(branch), IterationOf(ctx_));
+    const absl::Status given = frame_->SetArgs(arguments);
+    if (!given.ok()) return End(given);
+    arguments.clear();
+    library->Run(options_, branch, frame_.get(), [this](const absl::Status& ran) {
       absl::Status status = ran;
+      if (status.ok()) status = frame_->ConsumeRetvals(&results_, false);
+      frame_.reset();
       if (status.ok()) status = relocation_.Run(&results_);
       if (status.ok()) status = HandOver();
       End(status);
@@ -90,6 +111,7 @@ class Branch {
   Runner runner_;
   FunctionLibraryRuntime::Options options_;
   AsyncOpKernel::DoneCallback done_;
+  std::unique_ptr<BranchFrame> frame_;
   std::vector<Tensor> results_;
   Relocation relocation_;
 };

@@ -74,6 +74,7 @@ struct InnerRun {
     params.input_alloc_attrs = input_attributes;
     params.op_device_context = outer->op_device_context();
     params.frame_iter = outer->frame_iter();
+    params.call_frame = outer->call_frame();
     params.function_library = outer->function_library();
     params.runner = outer->runner();
     ctx = std::make_unique<tensorflow::OpKernelContext>(&params);

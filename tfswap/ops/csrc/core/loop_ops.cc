@@ -31,6 +31,7 @@
 #include "decision.h"
 #include "faster_way.h"
 #include "inline_threads.h"
+#include "iteration.h"
 #include "lane.h"
 #include "loop_condition.h"
 #include "op_support.h"
@@ -58,9 +59,12 @@ using tensorflow::Tensor;
 using Values = std::vector<Tensor>;
 
 // What a body is given, which it may take over, and what it gives back.
-class Frame : public tensorflow::CallFrameInterface {
+class Frame : public tensorflow::CallFrameInterface, public InIteration {
  public:
-  Frame(Values* arguments, Values* results) : arguments_(*arguments), results_(*results) {}
+  Frame(Values* arguments, Values* results, const int64_t* begun)
+      : arguments_(*arguments), results_(*results), begun_(*begun) {}
+
+  int64_t iteration() const override { return begun_ - 1; }
 
   size_t num_args() const override { return arguments_.size(); }
   size_t num_retvals() const override { return results_.size(); }
@@ -89,6 +93,7 @@ class Frame : public tensorflow::CallFrameInterface {
 
   Values& arguments_;
   Values& results_;
+  const int64_t& begun_;
 };
 
 // What a loop runs.
@@ -283,7 +288,7 @@ class Loop {
   Values values_;
   Values next_;
   Values decision_;
-  Frame frame_{&values_, &next_};
+  Frame frame_{&values_, &next_, &iterations_};
   AsyncOpKernel::DoneCallback done_;
   Relocation relocation_;
 };

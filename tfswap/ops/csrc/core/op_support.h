@@ -24,6 +24,7 @@ namespace tfswap {
 // Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in oplib/names.py
 inline constexpr char kOwnKernel[] = "tfswap";
 inline constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
+inline constexpr char kFirstAttribute[] = "_tfswap_first";  // FIRST
 
 // TensorFlow's own kernel of a node that asks for tfswap's.
 inline std::unique_ptr<tensorflow::OpKernel> MakeUnlabelled(tensorflow::OpKernelConstruction* ctx) {

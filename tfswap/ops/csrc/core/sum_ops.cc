@@ -1,9 +1,12 @@
-// AddN that adds its inputs in their order, whoever else holds them.
+// AddN that adds its inputs in their order, or in that of the iteration that it runs in, whoever else holds them.
 //
 // TensorFlow's kernel looks for the first input whose buffer nobody else holds, and begins with it
 // (aggregate_ops.h). The last bits of a sum of three or more then depend on what else has run already. Here that
 // kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
 // Planned steps ask for this kernel by its label (KERNEL in oplib/names.py; passes/ordered_sums.py).
+//
+// In a loop an attribute may say which input takes the first one's place, and that one its own, by iteration; the last
+// holds for all that follow (FIRST in oplib/names.py). Not on a GPU.
 //
 // Where nobody else holds a later input, and somebody both of the first two, the sum takes that input's buffer over
 // all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
@@ -13,8 +16,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "iteration.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
@@ -49,18 +56,26 @@ class OrderedSumOp : public OpKernel {
 template <typename T>
 class InPlaceOrderedSumOp : public OrderedSumOp {
  public:
-  using OrderedSumOp::OrderedSumOp;
+  explicit InPlaceOrderedSumOp(OpKernelConstruction* ctx) : OrderedSumOp(ctx) {
+    if (ctx->HasAttr(kFirstAttribute)) OP_REQUIRES_OK(ctx, ctx->GetAttr(kFirstAttribute, &first_));
+    for (const int32_t first : first_) {
+      OP_REQUIRES(ctx, first >= 0 && first < ctx->num_inputs(),
+                  absl::InvalidArgumentError(absl::StrCat("A sum of ", ctx->num_inputs(), " has no input ", first, ".")));
+    }
+  }
 
   void Compute(OpKernelContext* ctx) override {
+    const int first = First(ctx);
     const int own = FirstOwn(ctx);
-    Tensor* output = nullptr;
-    if (own < kFree || !ctx->forward_input_to_output_with_shape(own, 0, ctx->input(0).shape(), &output)) {
-      OrderedSumOp::Compute(ctx);
-      return;
-    }
+    if (first < kFree && own < kFree) return OrderedSumOp::Compute(ctx);
     if (!ctx->ValidateInputsAreSameShape(this)) return;
+    Tensor* output = nullptr;
     std::vector<const T*> inputs;
     for (int i = 0; i < ctx->num_inputs(); ++i) inputs.push_back(ctx->input(i).flat<T>().data());
+    std::swap(inputs[0], inputs[first]);
+    if (own < 0 || !ctx->forward_input_to_output_with_shape(own, 0, ctx->input(0).shape(), &output)) {
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &output));
+    }
     T* const sum = output->flat<T>().data();
     const auto* const threads = ctx->device()->tensorflow_cpu_worker_threads();
     const int64_t cycles = static_cast<int64_t>(kCyclesPerByte * sizeof(T) * (inputs.size() + 1)) + 1;
@@ -72,12 +87,19 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
   static constexpr double kCyclesPerByte = 0.25;
   static constexpr int64_t kBlock = 4096 / sizeof(T);  // two such stay in the fastest cache
   static constexpr size_t kWidth = 8;                  // inputs that are added at a time
+  static constexpr bool kHalf = sizeof(T) == 2;
   using Block = Eigen::Array<T, Eigen::Dynamic, 1, 0, kBlock, 1>;
   using Input = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
 
+  // What this iteration's sum begins with.
+  int First(OpKernelContext* ctx) const {
+    if (first_.empty()) return 0;
+    return first_[std::min(static_cast<size_t>(IterationOf(ctx)), first_.size() - 1)];
+  }
+
   // The first input that nobody else holds; -1 where there is none.
   static int FirstOwn(OpKernelContext* ctx) {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
+    for (int i = 0; i < (kHalf ? kFree : ctx->num_inputs()); ++i) {
       if (ctx->forward_input(i, 0, ctx->expected_output_dtype(0), ctx->input(0).shape(), ctx->output_memory_type(0),
                              ctx->output_alloc_attr(0))) {
         return i;
@@ -105,6 +127,8 @@ class InPlaceOrderedSumOp : public OrderedSumOp {
     if (i < to) sum += input(i);
     return sum;
   }
+
+  std::vector<int32_t> first_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("AddN").Device(tensorflow::DEVICE_GPU).Label(kOwnKernel), OrderedSumOp);
@@ -112,8 +136,8 @@ REGISTER_KERNEL_BUILDER(Name("AddN").Device(tensorflow::DEVICE_GPU).Label(kOwnKe
 #define REGISTER(type, kernel)                                                                            \
   REGISTER_KERNEL_BUILDER(                                                                                \
       Name("AddN").Device(tensorflow::DEVICE_CPU).TypeConstraint<type>("T").Label(kOwnKernel), kernel)
-REGISTER(Eigen::half, OrderedSumOp);
-REGISTER(tensorflow::bfloat16, OrderedSumOp);
+REGISTER(Eigen::half, InPlaceOrderedSumOp<Eigen::half>);
+REGISTER(tensorflow::bfloat16, InPlaceOrderedSumOp<tensorflow::bfloat16>);
 REGISTER(float, InPlaceOrderedSumOp<float>);
 REGISTER(double, InPlaceOrderedSumOp<double>);
 REGISTER(tensorflow::complex64, InPlaceOrderedSumOp<tensorflow::complex64>);

@@ -908,8 +908,6 @@ _STATEFUL_FORMS = {
 }
 
 
-SHAPES = "ShapeN"
-"""The shapes of several tensors at once."""
 READ_VARIABLE = "ReadVariableOp"
 """The value of a whole variable."""
 SHARE_READS = "DisableCopyOnRead"

@@ -245,14 +245,15 @@ def news(node: Node, inferred: Inferred, found: Contents) -> Iterator[tuple[str,
     content = found.get(node.inputs[0])
     if node.op in _RANKS and (element := _part(content, 0, None)) is not None and element.shape is not None:
         known = inferred.argument(node.out().name)
-        if known.shape is None or None in known.shape:
+        if known.shape != (len(element.shape),):
             yield node.out().name, replace(known, shape=(len(element.shape),))
     if content is not None and content.length is not None:
         if node.op in _COUNTS and inferred.value(node.out().name) is None:
             yield node.out().name, replace(inferred.argument(node.out().name), value=(content.length,))
         if node.op in _JOINED:
             element = _part(content, 0, None)
-            rows = (inferred.value(node.inputs[2].name) if len(node.inputs) > 2 else None) or ()
+            lengths = [inferred.value(tensor.name) for tensor in node.inputs[2:3]]
+            rows = lengths[0] if lengths and lengths[0] is not None else ()
             shapes = _JOINED[node.op](content.length, None if element is None else element.shape, rows)
             for i, shape in shapes:
                 known = inferred.argument(node.out(i).name)

@@ -47,6 +47,7 @@ from tfswap.frontends.workers import Meeting, digest, highest, meeting
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph
 from tfswap.passes.claim import Claim, apply_claim
+from tfswap.passes.devices import FIRST, units
 from tfswap.passes.nodes import waits_for_others
 from tfswap.passes.states import apply_states
 from tfswap.planner.allocator import regions_of, round_up
@@ -255,8 +256,9 @@ class Step:
     def _inside(self) -> Any:
         """What is called where another function is traced: it runs this step when that runs, where Python can do so."""
         assert self._optimizer is not None, "it has been planned"
-        devices = {node.device for node in self._optimizer.graph}
-        if live_device()[1].kind != "cpu" or len(devices) > 1 or self._calls_steps or not can_run(self._concrete):
+        graph, device = self._optimizer.graph, live_device()[1]
+        on_others = any({*units(part)} - {FIRST} for part in (graph, *graph.all_bodies()))
+        if device.kind != "cpu" or on_others or self._calls_steps or not can_run(self._concrete):
             return self.function
         if self._inside_function is None:
             planned = self._concrete if self.plan.changes_nothing else self._file_function()

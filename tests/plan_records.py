@@ -235,8 +235,8 @@ def write_case(name: str, folder: Path) -> None:
     rewritten: list[Any] = []
     rewrite = Optimizer.rewrite
 
-    def kept(self: Any, *args: Any, **options: Any) -> Any:
-        made = rewrite(self, *args, **options)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        made = rewrite(*args, **kwargs)
         rewritten[:] = [made]
         return made
 
@@ -252,19 +252,24 @@ def write_case(name: str, folder: Path) -> None:
         ask(1 << 10)
     except tfswap.InfeasibleMemoryLimit as error:
         floor = error.floor_bytes
-        (folder / f"{name}.refusal.txt").write_text(f"{error}\n")
+        (folder / f"{name}.refusal.txt").write_text(_anywhere(f"{error}\n"))
     for label, limit in (("85", "85%"), ("60", "60%"), ("floor", floor)):
         rewritten.clear()
         try:
             plan, report = ask(limit)
         except tfswap.InfeasibleMemoryLimit as error:
-            (folder / f"{name}.{label}.refusal.txt").write_text(f"{error}\n")
+            (folder / f"{name}.{label}.refusal.txt").write_text(_anywhere(f"{error}\n"))
             continue
         if plan is not None:
             (folder / f"{name}.{label}.plan.json").write_text(plan.to_json() + "\n")
-        (folder / f"{name}.{label}.report.txt").write_text(f"{report}\n{report.to_json()}\n")
+        (folder / f"{name}.{label}.report.txt").write_text(_anywhere(f"{report}\n{report.to_json()}\n"))
         if rewritten:
             (folder / f"{name}.{label}.graph.txt").write_text(NUMBERED.sub(r"\1=0", text.format_graph(rewritten[0])))
+
+
+def _anywhere(text: str) -> str:
+    """A text with source lines of this checkout as they are in any."""
+    return text.replace(f"{HERE.parent}/", "")
 
 
 def record(folder: Path, names: list[str]) -> int:

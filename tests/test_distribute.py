@@ -94,17 +94,17 @@ print(json.dumps([floor, same, peak <= max(floor, 5 << 20)]))
 def test_collectives_come_in_one_order_on_all_workers():
     # Without tokens nothing but the traced order is common to two of them; the second worker's graph has lost that.
     code = f"""{WORKERS}
-import tfswap.frontends.pipeline as pipeline
+import tfswap.frontends.prepare as prepare
 
 CollectiveReplicaLauncher._prefer_ordering_token = False
-order = pipeline.apply_collective_order
+order = prepare.apply_collective_order
 
 def of_a_graph_turned_round(graph):
     if RANK:
         graph._nodes = dict(reversed(graph._nodes.items()))
     return order(graph)
 
-pipeline.apply_collective_order = of_a_graph_turned_round
+prepare.apply_collective_order = of_a_graph_turned_round
 
 def sums(x):
     reduce = tf.distribute.get_replica_context().all_reduce

@@ -14,7 +14,7 @@ from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.inner_encodings import find_inner_encodings
 from tfswap.errors import InvalidModel
-from tfswap.frontends import pipeline
+from tfswap.frontends import unoptimised
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
@@ -146,7 +146,7 @@ def micro_batches() -> str:
 @pytest.fixture
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
 
 
 @pytest.fixture

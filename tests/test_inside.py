@@ -15,7 +15,7 @@ from tfswap.analysis.bodies import Record, record
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
-from tfswap.frontends import pipeline, variants
+from tfswap.frontends import unoptimised, variants
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
@@ -65,7 +65,7 @@ def text(layers: int = LAYERS, elements: int = ELEMENTS) -> str:
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
 
 
 def optimizer(**options: Any) -> Optimizer:

@@ -13,7 +13,7 @@ from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.loop_recompute import choose_remade, find_passages
 from tfswap.errors import InvalidModel
-from tfswap.frontends import pipeline
+from tfswap.frontends import unoptimised
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.text import format_graph, parse_graph
@@ -122,7 +122,7 @@ def test_less_is_there_at_once():
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
 
 
 def optimizer(**options: Any) -> Optimizer:

@@ -17,7 +17,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InvalidModel
-from tfswap.frontends import pipeline
+from tfswap.frontends import unoptimised
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.variants import Variants
@@ -325,7 +325,7 @@ def test_a_loop_takes_as_long_as_its_iterations():
 @pytest.fixture(autouse=True)
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text names no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
 
 
 def optimizer(costs: Costs | None = None, **options: Any) -> Optimizer:

@@ -24,6 +24,7 @@ from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
 from tfswap.frontends.plan_cache import PlanCache
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
+from tfswap.planner.baseline import Baseline
 from tfswap.planner.plan import Plan, fingerprint
 from tfswap.planner.simulate import Resident
 
@@ -39,13 +40,19 @@ class Counted(Optimizer):
 
     planned = predicted = 0
 
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
+        predict = self.unoptimised.predict
+
+        def counted() -> Baseline:
+            self.predicted += 1
+            return predict()
+
+        self.unoptimised.predict = counted
+
     def _planned(self, limit_bytes: int | None, aim: int | None) -> Plan:
         self.planned += 1
         return super()._planned(limit_bytes, aim)
-
-    def _predicted(self) -> Any:
-        self.predicted += 1
-        return super()._predicted()
 
 
 @pytest.fixture

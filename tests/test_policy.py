@@ -20,7 +20,7 @@ from processes import on_arena
 import tfswap
 from tfswap.analysis.device import DeviceModel
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
-from tfswap.frontends import pipeline
+from tfswap.frontends import unoptimised
 from tfswap.frontends.arguments import as_rules
 from tfswap.frontends.options import Options
 from tfswap.frontends.pipeline import Optimizer
@@ -46,7 +46,7 @@ def without(name: str, *tactics: str) -> Any:
 @pytest.fixture
 def as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts name no functions, without which there is no GraphDef to ask TensorFlow's optimizers about."""
-    monkeypatch.setattr(pipeline, "as_executed", lambda graph, device: graph)
+    monkeypatch.setattr(unoptimised, "as_executed", lambda graph, device: graph)
 
 
 # --- a traced step ----------------------------------------------------------------------------------------

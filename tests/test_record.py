@@ -31,7 +31,7 @@ def optimized(graph: Graph, share: float = 0.0) -> tuple[Optimizer, Timeline]:
     plan = optimizer.plan(limit, ordered=True)
     found = optimizer.timeline(plan, NOTHING_KNOWN)
     assert found.planned is not None
-    assert found.planned.peak_bytes == optimizer.peak_bytes(plan, NOTHING_KNOWN)
+    assert found.planned.peak_bytes == optimizer.form_of(plan).peak_bytes(NOTHING_KNOWN)
     return optimizer, found
 
 

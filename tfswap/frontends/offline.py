@@ -90,9 +90,8 @@ def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -
     if (complaint := request.complaint(step, plan)) is not None:
         raise TfswapError(complaint)
     portable = optimizer.options.portable
-    made = optimizer.rewrite(plan, None if portable else ALWAYS_OPEN)  # also when analysing: or it is no plan
-    if not (portable or plan.changes_nothing):
-        optimizer.carry_limit(made, plan)
+    gate = None if portable else ALWAYS_OPEN
+    made = optimizer.rewrite(plan, gate, checked_by_gate=not portable)  # also when analysing: or it is no plan
     return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
 
 

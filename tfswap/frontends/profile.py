@@ -166,7 +166,7 @@ def _unordered(
     import tensorflow as tf
 
     limit = machine.device_limit_bytes(device)
-    if limit is not None and optimizer.unchanged_bytes > limit:
+    if limit is not None and optimizer.unoptimised.likely_bound_bytes > limit:
         return None
     try:
         plain()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap import progress
 from tfswap.analysis.pipelines import element_bytes
+from tfswap.analysis.variables import copied_bytes, fetched_bytes, written_in_bodies, written_variables
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.forks import calls_steps
 from tfswap.frontends import machine, messages, turn
@@ -356,7 +357,7 @@ class Step:
                     resident = self._instantiate(function, inputs)
             if not live:
                 break
-            requests = optimizer.requests(plan, resident)
+            requests = optimizer.form_of(plan).requests(resident)
             peak = requests.peak_bytes(resident)
             kept = fits and self._keeps(peak)
             if given or self._request.plan or kept:
@@ -520,11 +521,15 @@ class Step:
             return
         captures = without_asking(self._concrete)
         feeds = optimizer.graph.feeds
-        handles = {feeds[p].name: captures[p - len(inputs)] for p in optimizer.written_variables() if p >= len(inputs)}
+        handles = {
+            feeds[p].name: captures[p - len(inputs)]
+            for p in written_variables(optimizer.graph, optimizer.flow)
+            if p >= len(inputs)
+        }
         known = {name: handle for name, handle in handles.items() if not tf.is_symbolic_tensor(handle)}
         if known:
             with tf.init_scope():
-                self._variables = WrittenVariables(known, optimizer.written_in_bodies())
+                self._variables = WrittenVariables(known, written_in_bodies(optimizer.graph, optimizer.flow))
                 self._variables.own()
 
     def _make_niches(self, optimizer: Optimizer, beside: Sequence[int] = ()) -> int:
@@ -578,7 +583,7 @@ class Step:
         """
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, live_device()[0])
-        spare = optimizer.fetched_bytes() + self._growth_bytes + self._shift_bytes + lacking
+        spare = fetched_bytes(optimizer.flow) + self._growth_bytes + self._shift_bytes + lacking
         # An element may get a free chunk of up to twice its size whole.
         elements = [n - BATCHES_BESIDE for n in (2 * ELEMENTS_BESIDE, ELEMENTS_BESIDE)] if self._element_bytes else []
         spares = [*(spare + each * self._element_bytes for each in elements), spare]
@@ -652,9 +657,7 @@ class Step:
         import tfswap.ops
 
         gate = tfswap.ops.new_gate()
-        graph = optimizer.rewrite(plan, gate)
-        if not live:
-            optimizer.carry_limit(graph, plan)
+        graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
         claim = self._request.options.claim(self._program.owner, plan)
         swaps = apply_claim(graph, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
@@ -766,7 +769,7 @@ class Step:
         if self._gate is None or not self._requests:  # a plan that changes nothing
             assert self._optimizer is not None
             grown = now.current_bytes - self._resident_bytes + self._copied_bytes
-            return self._optimizer.unchanged_bytes + grown <= self.limit_bytes
+            return self._optimizer.unoptimised.likely_bound_bytes + grown <= self.limit_bytes
         if found not in self._peaks:
             resident = self._resident(instantiated=True)
             self._holders.remember(found[0], resident)
@@ -782,7 +785,7 @@ class Step:
     @property
     def _copied_bytes(self) -> int:
         """Of variables whose buffers tensors hold too, which this step's updates therefore copy."""
-        return self._optimizer.copied_bytes(self._shared) if self._optimizer is not None and self._shared else 0
+        return copied_bytes(self._optimizer.flow, self._shared) if self._optimizer is not None and self._shared else 0
 
     def _peak_in(self, resident: Resident) -> int:
         """The plan's peak where this is in the arena, its constants among it."""
@@ -790,7 +793,7 @@ class Step:
         if resident.shared not in self._requests:
             if len(self._requests) >= MAX_LAYOUTS:
                 self._requests.clear()
-            self._requests[resident.shared] = self._optimizer.requests(self.plan, resident)
+            self._requests[resident.shared] = self._optimizer.form_of(self.plan).requests(resident)
         return self._requests[resident.shared].peak_bytes(resident)
 
     def _resident(self, *, instantiated: bool = False) -> Resident:
@@ -897,7 +900,7 @@ class Step:
     def _what_came(self, before: CLook, after: CLook, result: Any) -> str:
         """The message on bytes that others allocated during the step; "" where there are none."""
         assert self._optimizer is not None
-        own = self._optimizer.fetched_bytes() + self._copied_bytes
+        own = fetched_bytes(self._optimizer.flow) + self._copied_bytes
         strange = after.current_bytes - before.current_bytes - own
         if strange <= promised(0):
             return ""
@@ -940,8 +943,7 @@ def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, reques
     """
     from tfswap.exporters.function import export_function
 
-    graph = optimizer.rewrite(plan, ALWAYS_OPEN)
-    optimizer.carry_limit(graph, plan)
+    graph = optimizer.rewrite(plan, ALWAYS_OPEN, checked_by_gate=True)
     apply_claim(graph, request.options.claim(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))

@@ -139,6 +139,36 @@ class Found(NamedTuple):
         """Whether a loop or a conditional runs when it holds most."""
         return self.variant.flow.nodes[self.candidate.largest_kernel()] in self.variant.graph.bodies
 
+    def plan(
+        self, fingerprint: str, limit_bytes: int | None, *, persistent_bytes: int, margin_bytes: int, solver: str
+    ) -> Plan:
+        """The candidate as a plan.
+
+        Args:
+            fingerprint: of the step's graph.
+            limit_bytes: the limit that it was made under.
+            persistent_bytes: bytes in the arena before the step.
+            margin_bytes: added to the peak.
+            solver: who made it.
+        """
+        choice = self.candidate.choice
+        order, absences = choice.named(self.variant.flow)
+        return Plan(
+            fingerprint=fingerprint,
+            limit_bytes=limit_bytes,
+            order=order,
+            absences=absences,
+            planned_peak_bytes=self.candidate.peak_bytes + margin_bytes,
+            persistent_bytes=persistent_bytes,
+            host_bytes=self.candidate.memory.host_peak_bytes,
+            seconds=self.candidate.timing.total_s,
+            solver=solver,
+            beside=choice.beside,
+            splits=choice.splits,
+            disk_bytes=self.candidate.memory.disk_peak_bytes,
+            **self.variant.rewriting._asdict(),
+        )
+
 
 class Variants:
     """The variants of one step, each made when it is first asked for.

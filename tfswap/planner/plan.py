@@ -150,6 +150,13 @@ class Plan:
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
 
+    @classmethod
+    def unchanged(
+        cls, fingerprint: str, limit_bytes: int | None, peak_bytes: int, persistent_bytes: int, seconds: float
+    ) -> Plan:
+        """The plan that leaves the step as it was traced."""
+        return cls(fingerprint, limit_bytes, (), (), peak_bytes, persistent_bytes, 0, seconds, "none")
+
     @property
     def changes_nothing(self) -> bool:
         return not self.order

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.support import progress
 
 MIB = 2**20
 ARENA_MIB = 8000

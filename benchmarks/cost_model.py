@@ -23,7 +23,7 @@ from typing import Any
 
 import accuracy
 
-from tfswap import progress
+from tfswap.support import progress
 
 SHARE = 0.02
 FACTOR = 2.0
@@ -96,12 +96,12 @@ def child(name: str) -> dict[str, Any]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from tfswap.analysis.cost import work_seconds
-    from tfswap.analysis.devices import default_rates
-    from tfswap.analysis.profile import types_of
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.device import machine
     from tfswap.exporters.function import grappler_off
-    from tfswap.frontends import machine
-    from tfswap.frontends.pipeline import Optimizer
     from tfswap.importers.function import import_function
+    from tfswap.kernels.hardware import default_rates
+    from tfswap.kernels.profile import types_of
 
     step, arguments = accuracy.MODELS[name]()
     model = machine.current_device()[1]

@@ -38,17 +38,17 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 from accuracy import MIB, MODELS
 
-from tfswap import progress
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.profile import types_of
+from tfswap.compiler.compiler import Optimizer
 from tfswap.exporters.graph_def import encode_nodes
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import calls_functions, is_const
-from tfswap.planner.allocator import round_up
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.ir.op_traits import calls_functions, is_const
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.profile import types_of
+from tfswap.plan.schedule import build_schedule
+from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.support import progress
 
 ARENA_BYTES = 1 << 40
 ALONE_MIB = 4096
@@ -171,7 +171,7 @@ def allocated_bytes(nodes: list[str], inputs: list[str], given: dict[str, Any], 
 def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict[str, Any]:
     import tensorflow as tf
 
-    from tfswap.frontends.grappler import as_planned
+    from tfswap.compiler.grappler import as_planned
     from tfswap.importers.function import import_function
 
     step, arguments = make()

@@ -20,7 +20,7 @@ from typing import Any
 
 from versus.turns import MIB, Form, attempt, was_refused
 
-from tfswap import progress
+from tfswap.support import progress
 
 ROOMY_MIB = 3000
 WIDER = 1.02

@@ -158,9 +158,9 @@ def feature_map_bytes(graph: Any, flow: Any) -> int:
     """What kernels of the forward pass make and kernels of the backward pass read."""
     from tfswap.analysis.dataflow import PERSISTENT
     from tfswap.analysis.phases import backward_nodes
-    from tfswap.oplib import names
+    from tfswap.ir import custom_ops
 
-    backward = backward_nodes(graph).union(node for node in graph if node.op == names.DECODE_FLOATS)
+    backward = backward_nodes(graph).union(node for node in graph if node.op == custom_ops.DECODE_FLOATS)
     read = {v for i, node in enumerate(flow.nodes) if node in backward for v in flow.reads[i]}
     produced = {v: flow.values[v].producer for v in read}
     return sum(flow.values[v].nbytes for v, i in produced.items() if i != PERSISTENT and flow.nodes[i] not in backward)
@@ -168,7 +168,7 @@ def feature_map_bytes(graph: Any, flow: Any) -> int:
 
 def take_every_encoding() -> None:
     """Have the steps of this process planned with all encodings, whether their limits ask for that or not."""
-    from tfswap.frontends.search import Search
+    from tfswap.compiler.search import Search
 
     found = vars(Search)["_rewritings"].func
     Search._rewritings = property(lambda search: found(search)[-1:])
@@ -178,10 +178,10 @@ def child(name: str, mode: str, steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
-    from tfswap.frontends.grappler import as_planned
-    from tfswap.frontends.machine import current_device
-    from tfswap.frontends.options import Options
-    from tfswap.frontends.pipeline import Optimizer
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.compiler.grappler import as_planned
+    from tfswap.compiler.options import Options
+    from tfswap.device.machine import current_device
     from tfswap.importers.function import import_function
 
     slab = tf.raw_ops.Empty(shape=[ARENA_MIB - 2, MIB], dtype=tf.uint8)

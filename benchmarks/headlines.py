@@ -125,7 +125,7 @@ def main() -> int:
         return 0
     from versus import page
 
-    from tfswap import progress
+    from tfswap.support import progress
 
     asked: list[tuple[str, str]] = []
     for one in args.rows or ROWS:

@@ -542,8 +542,8 @@ def _variables_and_lists() -> list[Case]:
                 "lr_power": _c(-0.5),
             },
         ),
-        # Tensor lists are not here: what they hold depends on the ops around them (tfswap/analysis/lists.py), and whole
-        # programs show it to the byte (tests/test_control_flow.py).
+        # Tensor lists are not here: what they hold depends on the ops around them (tfswap/analysis/tensor_lists.py),
+        # and whole programs show it to the byte (tests/test_control_flow.py).
     ]
 
 

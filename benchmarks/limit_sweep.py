@@ -22,7 +22,7 @@ from typing import Any
 import accuracy
 from accuracy import MIB
 
-from tfswap import progress
+from tfswap.support import progress
 
 DEFAULT = ("resnet", "transformer", "unet")
 

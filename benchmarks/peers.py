@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 
 from versus.turns import Child
 
-from tfswap import progress
+from tfswap.support import progress
 
 MIB = 2**20
 ARENA_MIB = 4000

@@ -100,11 +100,11 @@ def staged(
     Args:
         limit: a share of the unoptimised peak.
     """
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.compiler.grappler import as_planned
+    from tfswap.compiler.options import Options
+    from tfswap.device import machine
     from tfswap.exporters.function import export_function
-    from tfswap.frontends import machine
-    from tfswap.frontends.grappler import as_planned
-    from tfswap.frontends.options import Options
-    from tfswap.frontends.pipeline import Optimizer
     from tfswap.importers.function import import_function
     from tfswap.planner.planner import TACTICS
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from versus.turns import MIB, REFERENCE, UNOPTIMISED, Form, compare
 
-from tfswap import progress
+from tfswap.support import progress
 
 CAP = 1.25
 TOO_HIGH, TOO_LOW = 0.05, 0.02

@@ -25,7 +25,7 @@ from idle_time import Took, timed
 from micro_batches import micro_batches
 from seq2seq import Made, seq2seq
 
-from tfswap import progress
+from tfswap.support import progress
 
 ARENA_MIB = 12_000
 PEAKS = 5

@@ -35,7 +35,7 @@ from typing import Any
 import planning_time
 from peers import resident_bytes
 
-from tfswap import progress
+from tfswap.support import progress
 
 MIB = 2**20
 LAYERS = (50, 152, 500, 1001, 1517, 2500)

@@ -5,8 +5,8 @@
 
 Random steps that no rung of the default planner makes smaller are left out. Each step is given several limits of live
 bytes, between the lowest that the default planner meets and the step's own live peak. "default" is the fastest of all
-rungs of its ladders within the limit, judged by live bytes; "exact" is what planner/exact.py finds, whose bound no
-choice in this order can pass; both times are simulated, as a share of the step's own. Two gaps: to the exact choice
+rungs of its ladders within the limit, judged by live bytes; "exact" is what planner/solvers/milp.py finds, whose bound
+no choice in this order can pass; both times are simulated, as a share of the step's own. Two gaps: to the exact choice
 (none where the default is faster: copies are placed by heuristics in both), and to the bound, which is the largest
 that the gap to the optimum can be. Left out of both, and counted, are limits that the default meets by what the exact
 solver does not cover (its docstring says what that is). Published policies stand with the lowest live bytes that they
@@ -35,22 +35,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from graphs import Layer, training_step
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
-from tfswap.planner import classics, exact, meng
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import build_schedule
 from tfswap.planner.planner import Planner
 from tfswap.planner.problem import Choice, Problem, Solver
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import simulate_memory, simulate_time
+from tfswap.planner.solvers import meng, milp, published
+from tfswap.simulator.simulate import simulate_memory, simulate_time
 
 DEVICES = {"cpu": DeviceModel(intra_op_threads=2), "gpu": DeviceModel("gpu")}
 POLICIES: dict[str, Solver] = {
     "meng": meng.solve,
-    "vdnn_all": classics.vdnn_all,
-    "vdnn_conv": classics.vdnn_conv,
-    "sqrt": classics.sqrt,
-    "superneurons": classics.superneurons,
+    "vdnn_all": published.vdnn_all,
+    "vdnn_conv": published.vdnn_conv,
+    "sqrt": published.sqrt,
+    "superneurons": published.superneurons,
 }
 CLOSE = 1.05
 """Within this factor of the optimum's time a solver is as good as it."""
@@ -200,7 +200,7 @@ def measure(name: str, graph: Graph, args: argparse.Namespace) -> tuple[list[dic
         if limit >= peak:
             continue
         started = time.perf_counter()
-        best = exact.optimise(problem, limit, args.limit_s)
+        best = milp.optimise(problem, limit, args.limit_s)
         default_s = fastest(found, limit)
         row = {
             "name": name,
@@ -227,7 +227,7 @@ def measure(name: str, graph: Graph, args: argparse.Namespace) -> tuple[list[dic
 def remark(row: dict[str, Any]) -> str:
     if not row["proven"]:
         return "   not proven optimal"
-    return "   outside of the exact solver's model" if row["bound"] > row["default"] * (1 + exact.GAP_SHARE) else ""
+    return "   outside of the exact solver's model" if row["bound"] > row["default"] * (1 + milp.GAP_SHARE) else ""
 
 
 def main() -> None:
@@ -257,7 +257,7 @@ def main() -> None:
         rows += made
         policies[name] = policy_rows(planner.problems[0], found, shares)
     for title, column in (("to the exact choice", "gap"), ("to the bound", "gap_to_bound")):
-        gaps = [row[column] for row in rows if row["bound"] <= row["default"] * (1 + exact.GAP_SHARE)]
+        gaps = [row[column] for row in rows if row["bound"] <= row["default"] * (1 + milp.GAP_SHARE)]
         close = sum(gap < CLOSE - 1 for gap in gaps)
         print(
             f"gap {title}: median {statistics.median(gaps):.1%}, worst {max(gaps):.1%}, "

@@ -28,7 +28,7 @@ from typing import Any
 
 import accuracy
 
-from tfswap import progress
+from tfswap.support import progress
 
 SPAN_BYTES = 512 << 20
 CASES: dict[str, tuple[Callable[[], accuracy.Made], str]] = {

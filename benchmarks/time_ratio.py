@@ -22,7 +22,7 @@ from typing import Any
 
 import accuracy
 
-from tfswap import progress
+from tfswap.support import progress
 
 
 def child(name: str, limits: list[int], steps: int) -> dict[str, Any]:

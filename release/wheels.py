@@ -31,7 +31,7 @@ PACKAGE = "tensorflow-cpu"
 """What is compiled against. The package for GPUs has the same headers and the same stamp."""
 LOAD = """
 import tfswap.ops.codecs
-from tfswap.oplib import build, load
+from tfswap.native import build, load
 for library in (load.load(), load.load_codecs()):
     assert library.path.is_relative_to(build.SHIPPED_DIR), f"{library.path} is not the wheel's own"
 """
@@ -104,7 +104,7 @@ def add_libraries(pure: Path, python: str, work: Path) -> Path:
 def compile_into(unpacked: Path) -> str:
     """Compile what an unpacked wheel holds, into it, for this Python's TensorFlow; the version of that."""
     sys.path.insert(0, str(unpacked))
-    from tfswap.oplib import build
+    from tfswap.native import build
 
     facts = build.tensorflow_facts()
     for sources in (build.CORE, build.CODECS):

@@ -598,7 +598,7 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
 
 def _prefetching() -> Any:
     """Lets what loops save be prefetched wherever it is swapped, whether it would be waited for or not."""
-    from tfswap.frontends.variants import Variants
+    from tfswap.compiler.variants import Variants
 
     stages = Variants.stages
 

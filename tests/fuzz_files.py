@@ -254,7 +254,7 @@ def failure(arguments: Sequence[str], *, as_json: bool) -> str | None:
     import traceback
 
     from tfswap.frontends import cli
-    from tfswap.printable import printable
+    from tfswap.support.printable import printable
 
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -324,8 +324,8 @@ def run(models: Sequence[Path], folder: Path, which: int, edits: Sequence[Edit])
 
 
 def save_profile(folder: Path) -> None:
-    from tfswap.analysis.devices import Rates
-    from tfswap.analysis.profile import Density, Profile, Timed
+    from tfswap.kernels.hardware import Rates
+    from tfswap.kernels.profile import Density, Profile, Timed
 
     kernels = (Timed("MatMul", "MatMul", "f32[256,32],f32[32,32]->f32[256,32]", 1e-5),)
     made = Profile(

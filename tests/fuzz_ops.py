@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
-from tfswap.oplib.load import load, load_codecs
+from tfswap.native.load import load, load_codecs
 from tfswap.ops import configure
 
 Call = tuple[Callable[..., Any], dict[str, Any]]

@@ -263,8 +263,8 @@ def load_signature(folder: str, way: str, others_mib: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
-    from tfswap.frontends.model_file import ModelFile
-    from tfswap.frontends.origin import Carried
+    from tfswap.compiler.model_file import ModelFile
+    from tfswap.compiler.origin import Carried
 
     others = tf.zeros([others_mib << 18])
     x = tf.random.stateless_normal([ROWS, WIDTH], (1, 1))
@@ -408,8 +408,8 @@ def ran_drawing_loop(folder: str, way: str) -> dict[str, Any]:
     import tfswap
     from tfswap.exporters.function import grappler_off
     from tfswap.frontends.verify_model import verify_model
-    from tfswap.oplib import build
-    from tfswap.oplib.load import status
+    from tfswap.native import build
+    from tfswap.native.load import status
 
     x = tf.random.stateless_normal([512, 128], (1, 2))
     made, limit = f"{folder}/made", "80%"

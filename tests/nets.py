@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfswap
 from tfswap.exporters.function import grappler_off, memory_optimizer_off
-from tfswap.oplib import names
+from tfswap.ir import custom_ops
 
 WIDTH = 128
 LIMIT = "50%"
@@ -77,7 +77,7 @@ def floor_of(function, *args, **asked) -> int:
 
 
 def swaps(concrete) -> int:
-    return sum(op.type in names.ALL for op in concrete.graph.get_operations())
+    return sum(op.type in custom_ops.ALL for op in concrete.graph.get_operations())
 
 
 def pool_in_use() -> int:

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "copy_engine.h"
-#include "faster_way.h"
+#include "online_choice.h"
 #include "host_pool.h"
-#include "planes.h"
+#include "byte_planes.h"
 #include "runtime.h"
 #include "spill_file.h"
 #include "system_memory.h"

@@ -225,7 +225,7 @@ def write_case(name: str, folder: Path) -> None:
     import tensorflow as tf
 
     import tfswap
-    from tfswap.frontends.pipeline import Optimizer
+    from tfswap.compiler.compiler import Optimizer
     from tfswap.ir import text
     from tfswap.ir.graph import Node
 

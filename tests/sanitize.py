@@ -80,7 +80,7 @@ def main(pytest_arguments: list[str]) -> None:
         "TF_ENABLE_ONEDNN_OPTS": "0",  # or the codecs' tests skip
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
     }
-    build = "from tfswap.oplib import build; [build.ensure_built(s, build.tensorflow_facts()) for s in {}]"
+    build = "from tfswap.native import build; [build.ensure_built(s, build.tensorflow_facts()) for s in {}]"
     say("building the ops: some minutes")
     subprocess.run([sys.executable, "-c", build.format("(build.CORE, build.CODECS)")], env=environment, check=True)
     say("running the ops' tests in TensorFlow")

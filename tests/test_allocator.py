@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import on_arena
 
-from tfswap.planner.allocator import (
-    ALIGNMENT_BYTES,
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.simulator.bfc_allocator import (
     MOST_MISSED,
     SPLIT_SLACK_BYTES,
     UNBOUNDED_BYTES,
     Arena,
     next_region_bytes,
     regions_of,
-    round_up,
 )
 
 MIB = 2**20
@@ -303,9 +302,9 @@ import json, random
 import numpy as np
 import tensorflow as tf
 import tfswap.ops
-from tfswap.frontends import machine
-from tfswap.oplib.load import load
-from tfswap.planner.allocator import Arena, regions_of
+from tfswap.device import machine
+from tfswap.native.load import load
+from tfswap.simulator.bfc_allocator import Arena, regions_of
 
 ops = load().ops
 

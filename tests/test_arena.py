@@ -19,7 +19,7 @@ import gc, json, logging, threading
 import numpy as np
 import tensorflow as tf
 import tfswap
-from tfswap.frontends.step import Step
+from tfswap.runtime.step import Step
 
 messages = []
 class Heard(logging.Handler):
@@ -565,7 +565,7 @@ print(json.dumps([peaks, limit, messages]))
 def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
     """The device is a CPU that is said to be a GPU once the step is planned."""
     messages, tightest = run(f"""{SURPRISE}
-from tfswap.frontends import step as module
+from tfswap.runtime import step as module
 
 net = Normed()
 x = net.batch(256)

@@ -12,14 +12,15 @@ pytest.importorskip("tensorflow")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfswap.ir.custom_ops import GATE
 from tfswap.ir.text import parse_graph
-from tfswap.oplib.load import load
-from tfswap.oplib.names import GATE
-from tfswap.passes.limit_check import HOST_INPUTS, apply_limit, encode
+from tfswap.kernels.alignment import ALIGNMENT_BYTES
+from tfswap.native.load import load
 from tfswap.passes.nodes import add_gate
-from tfswap.planner.allocator import ALIGNMENT_BYTES, Arena
-from tfswap.planner.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE, Requests
-from tfswap.planner.simulate import Resident
+from tfswap.passes.tactics.limit_check import HOST_INPUTS, apply_limit, encode
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE, Requests
+from tfswap.simulator.simulate import Resident
 
 KIB = 2**10
 

@@ -16,11 +16,11 @@ from nets import Net, batch, called
 from processes import on_arena
 
 import tfswap
-from tfswap.frontends import audit as module
-from tfswap.frontends.audit import Expected, audit
+from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
 from tfswap.passes.verify import VerificationError
+from tfswap.runtime import audit as module
+from tfswap.runtime.audit import Expected, audit
 
 
 class Audits(list):
@@ -90,7 +90,7 @@ print(json.dumps(bits(made(x)) == bits(unoptimised(step, x)) and len(made.plan()
     assert on_arena(program.replace("RESULTS", results))
 
 
-@pytest.mark.parametrize("op", [names.RELEASE, "Cos", "Mean"])
+@pytest.mark.parametrize("op", [custom_ops.RELEASE, "Cos", "Mean"])
 def test_a_kernel_that_is_gone_is_named(audited, op):
     def remove(library):
         (function,) = library.function
@@ -121,7 +121,7 @@ def test_onednn_s_form_of_an_op_is_what_was_planned(audited, form):
     assert audit(*changed(audited, exchange)) == audit(*audited)
 
 
-@pytest.mark.parametrize("op", [names.RELEASE, names.SWAP_IN])
+@pytest.mark.parametrize("op", [custom_ops.RELEASE, custom_ops.SWAP_IN])
 def test_an_edge_of_the_order_that_is_gone_is_named(audited, op):
     def remove(library):
         node = node_of(library, op)
@@ -133,7 +133,7 @@ def test_an_edge_of_the_order_that_is_gone_is_named(audited, op):
 
 def test_a_step_without_its_gate_is_refused(audited):
     with pytest.raises(VerificationError, match="without its gate"):
-        audit(*changed(audited, lambda library: node_of(library, names.GATE).attr["gate"].Clear()))
+        audit(*changed(audited, lambda library: node_of(library, custom_ops.GATE).attr["gate"].Clear()))
 
 
 # --- loops ------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def functions(*bodies):
             node = function.node_def.add(name=name, op=op)
             if op in ("_Send", "_Recv"):
                 node.attr["tensor_name"].s = inputs.pop(0).encode()
-            if op == names.GATE:
+            if op == custom_ops.GATE:
                 node.attr["gate"].i = 7
             node.input.extend(inputs)
     return library
@@ -224,7 +224,7 @@ def planned():
     return Expected.of(parse_graph(PLANNED))
 
 
-GATE = ("gate", names.GATE)
+GATE = ("gate", custom_ops.GATE)
 ONE = ("one", "Abs", "x", "^gate")
 
 
@@ -318,4 +318,4 @@ def test_graphs_that_the_user_collects_stay_the_user_s():
         context.disable_run_metadata()
     ops = [{node.op for node in graph.pre_optimization_graph.node} for graph in collected]
     assert len(ops) == 3
-    assert names.SWAP_OUT in ops[1]
+    assert custom_ops.SWAP_OUT in ops[1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
 from tfswap.ir.text import parse_graph
-from tfswap.planner.baseline import simulate_baseline
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident
+from tfswap.kernels.device import DeviceModel
+from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+from tfswap.simulator.unordered import simulate_baseline
 
 UNIT = 25600 * 4
 ONE, TWO = (DeviceModel("cpu", False, threads, threads) for threads in (1, 2))

@@ -11,22 +11,22 @@ from processes import on_arena
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import default_rates
+from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import InvalidModel
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import default_rates
 from tfswap.passes.order import apply_order
-from tfswap.passes.swap import apply_swaps
+from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import verify
-from tfswap.planner.allocator import round_up
-from tfswap.planner.beside import allocations, bring_together, can_run_beside, gains, orders_with_room, side_by_side
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import Interval, build_schedule
+from tfswap.planner.pairing import allocations, bring_together, can_run_beside, gains, orders_with_room, side_by_side
 from tfswap.planner.problem import Choice
-from tfswap.planner.schedule import Interval, build_schedule
-from tfswap.planner.simulate import simulate_memory, simulate_time
+from tfswap.simulator.simulate import simulate_memory, simulate_time
 
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 RATES = default_rates(TWO_CORES)
@@ -387,7 +387,7 @@ def test_one_node_runs_the_two_and_the_rest_waits_for_both():
     graph = rewritten("a q k s t r", (2,))
     assert "q" not in graph
     assert "k" not in graph
-    (both,) = (n for n in graph if n.op == names.BESIDE)
+    (both,) = (n for n in graph if n.op == custom_ops.BESIDE)
     assert both.inputs == tuple(graph.tensor(name) for name in ("a", "a", "a", "x"))
     assert [(kernel.name, kernel.op) for kernel in both.attrs["kernels"]] == [(n, "BatchMatMulV2") for n in "qk"]
     assert both.attrs["allocations"] == 1
@@ -539,9 +539,9 @@ def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, bus
 NEAR_THE_FLOOR = """
 import json
 import tensorflow as tf
-from tfswap.frontends import machine
-from tfswap.frontends.grappler import as_planned
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.device import machine
+from tfswap.compiler.grappler import as_planned
+from tfswap.compiler.compiler import Optimizer
 from tfswap.importers.function import import_function
 
 NET
@@ -568,7 +568,7 @@ FAILING = """
 import json
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
-from tfswap.oplib.load import load
+from tfswap.native.load import load
 ops = load().ops
 
 def kernel(op, *inputs, name="one", **attrs):

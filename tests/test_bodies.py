@@ -6,19 +6,19 @@ import re
 
 import pytest
 
-from tfswap.analysis.bodies import UNKNOWN_TRIPS, Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.buffers import Contents, Element
+from tfswap.analysis.control_flow import UNKNOWN_TRIPS, Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.integers import LOOKED_AHEAD, Integers, Values
-from tfswap.analysis.kernel_rules import VARIANT_BYTES
+from tfswap.analysis.integer_values import LOOKED_AHEAD, Integers, Values
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.passes.bodies import apply_bodies
-from tfswap.planner.baseline import simulate_baseline
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.memory_rules import VARIANT_BYTES
+from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import simulate_memory
+from tfswap.simulator.simulate import simulate_memory
+from tfswap.simulator.unordered import simulate_baseline
 
 CPU = DeviceModel("cpu", False, 2, 2)
 KIB = 1 << 10

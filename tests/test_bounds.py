@@ -8,15 +8,15 @@ import pytest
 from processes import on_arena
 
 from tfswap.analysis.dataflow import NEAR_SHARES, RANDOM_SHARES, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.planner.allocator import Arena
-from tfswap.planner.simulate import Ledger
+from tfswap.kernels.device import DeviceModel
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.simulate import Ledger
 
 tf: Any = pytest.importorskip("tensorflow")
 
 from tfswap.importers.function import import_function  # noqa: E402 needs TensorFlow
-from tfswap.importers.hidden import functions_of  # noqa: E402
+from tfswap.importers.opaque_calls import functions_of  # noqa: E402
 
 
 def types(function: Any, *shapes: tuple[int, ...]) -> dict[str, str]:

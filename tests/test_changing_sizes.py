@@ -14,7 +14,7 @@ from nets import LIMIT, WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa:
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.frontends.function import GROWTH, grown  # noqa: E402
-from tfswap.oplib.names import DRAWS, OWN_KERNEL  # noqa: E402
+from tfswap.ir.custom_ops import DRAWS, OWN_KERNEL  # noqa: E402
 
 OPEN = [tf.TensorSpec([None, WIDTH])]
 

@@ -11,10 +11,10 @@ from processes import on_arena
 from test_planner import facts, named
 
 from tfswap.errors import InvalidModel
-from tfswap.planner.plan import Plan, Split
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import Resident, simulate_memory
-from tfswap.planner.splits import choose_ends, choose_splits
+from tfswap.plan.plan import Plan, Split
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.chunk_splits import choose_ends, choose_splits
+from tfswap.simulator.simulate import Resident, simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 16 * KIB

@@ -10,15 +10,15 @@ from test_planner import CPU, check_choice, live_peak, optimizer_of, problem_of
 
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.planner import classics, exact
 from tfswap.planner import planner as planning
 from tfswap.planner.problem import Problem
+from tfswap.planner.solvers import milp, published
 
 SOLVERS = {
-    "sqrt": classics.sqrt,
-    "superneurons": classics.superneurons,
-    "vdnn_all": classics.vdnn_all,
-    "vdnn_conv": classics.vdnn_conv,
+    "sqrt": published.sqrt,
+    "superneurons": published.superneurons,
+    "vdnn_all": published.vdnn_all,
+    "vdnn_conv": published.vdnn_conv,
 }
 
 
@@ -62,14 +62,14 @@ def test_each_saves_memory_on_a_deep_step(name):
 
 def test_sqrt_makes_each_kernel_again_at_most_once():
     problem = deep()
-    choice = classics.sqrt(problem, problem.live_peak_bytes * lowest(problem, "sqrt") // 100)
+    choice = published.sqrt(problem, problem.live_peak_bytes * lowest(problem, "sqrt") // 100)
     assert choice is not None
     assert max(map(choice.order.count, choice.order)) == 2
 
 
 def test_superneurons_runs_no_contraction_again():
     problem = deep()
-    choice = classics.superneurons(problem, problem.live_peak_bytes * lowest(problem, "superneurons") // 100)
+    choice = published.superneurons(problem, problem.live_peak_bytes * lowest(problem, "superneurons") // 100)
     assert choice is not None
     again = {kernel for kernel in choice.order if choice.order.count(kernel) > 1}
     assert {problem.flow.nodes[kernel].op for kernel in again} <= {"Relu", "Mul"}
@@ -77,7 +77,7 @@ def test_superneurons_runs_no_contraction_again():
 
 def test_vdnn_conv_moves_a_part_of_what_vdnn_all_moves():
     problem = deep()
-    every, some = classics.vdnn_all(problem, 1 << 40), classics.vdnn_conv(problem, 1 << 40)
+    every, some = published.vdnn_all(problem, 1 << 40), published.vdnn_conv(problem, 1 << 40)
     assert every is not None
     assert some is not None
     assert set(some.intervals) < set(every.intervals)
@@ -112,7 +112,7 @@ def test_all_solvers_are_asked_alike(monkeypatch):
     pytest.importorskip("scipy")
     for name in ("BISECTIONS", "MIN_SWEEPS", "MAX_RUNGS"):  # the program takes a while for each
         monkeypatch.setattr(planning, name, 4)
-    monkeypatch.setattr(exact, "SOLVE_S", 1.0)
+    monkeypatch.setattr(milp, "SOLVE_S", 1.0)
     graph = training_step([Layer("dense", 0), Layer("relu", 1), Layer("dense", 2)], 2048, 128)
     default = optimizer_of(graph, tactics=("swap", "recompute"))
     optimal = optimizer_of(graph, tactics=("swap", "recompute"), solver="exact")

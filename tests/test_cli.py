@@ -18,10 +18,10 @@ from processes import ROOT, start_python
 from terminals import on_terminal
 
 import tfswap
-from tfswap import progress
 from tfswap.errors import InvalidModel
 from tfswap.frontends import cli
-from tfswap.sizes import format_bytes
+from tfswap.support import progress
+from tfswap.support.sizes import format_bytes
 
 FLAGS = ("--batch_size=1024",)
 
@@ -56,7 +56,7 @@ def test_optimize_in_a_process_of_its_own(model: str, tmp_path: Path) -> None:
     ("number", "where"),
     [
         (signal.SIGINT, "pathlib.Path.mkdir"),
-        (signal.SIGTERM, "tfswap.frontends.model_file.ModelFile.write"),
+        (signal.SIGTERM, "tfswap.compiler.model_file.ModelFile.write"),
     ],
 )
 def test_a_signal_ends_it_and_leaves_nothing(model: str, tmp_path: Path, number: int, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.oplib import build
+from tfswap.native import build
 
 NO_SUCH_VECTORS = 77
 

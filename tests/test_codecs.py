@@ -26,9 +26,9 @@ if os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0":
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 import tfswap.ops.codecs as codecs  # noqa: E402
-from tfswap.analysis import precision  # noqa: E402
-from tfswap.oplib import names  # noqa: E402
-from tfswap.oplib.load import load_codecs  # noqa: E402
+from tfswap.analysis import reduced_precision  # noqa: E402
+from tfswap.ir import custom_ops  # noqa: E402
+from tfswap.native.load import load_codecs  # noqa: E402
 
 FLOATS = [tf.bfloat16, tf.float16, tf.float32, tf.float64]
 
@@ -586,7 +586,7 @@ def spread_groups(dtype: Any, seed: int) -> np.ndarray:
     largest, fraction = float(info.max), int(np.log2(float(info.eps)))
     ranges = np.exp2(random.uniform(np.log2(float(info.tiny)) - 4, np.log2(largest) + 1, (300, 1)))
     middles = random.choice([-1, 0, 1], ranges.shape) * ranges * np.exp2(random.uniform(-2, -fraction, ranges.shape))
-    x = middles + ranges * random.uniform(-0.5, 0.5, (300, precision.GROUP))
+    x = middles + ranges * random.uniform(-0.5, 0.5, (300, reduced_precision.GROUP))
     return np.clip(x, -largest, largest).astype(dtype.as_numpy_dtype).reshape(-1)
 
 
@@ -601,15 +601,15 @@ def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, s
         "plus a unit in the last place of the largest and 1.3e-38"
     )
     levels = 2**width - 1, 2**width - 4
-    assert precision.FORMATS[f"int{width}"].error == said.format(*levels)
+    assert reduced_precision.FORMATS[f"int{width}"].error == said.format(*levels)
     x = spread_groups(dtype, seed)
     if strange:
         random = np.random.default_rng(seed)
-        places = random.integers(0, precision.GROUP, (len(x) // precision.GROUP, 3))
+        places = random.integers(0, reduced_precision.GROUP, (len(x) // reduced_precision.GROUP, 3))
         values = random.choice([np.inf, -np.inf, np.nan], places.shape).astype(x.dtype)
-        np.put_along_axis(x.reshape(-1, precision.GROUP), places, values, axis=1)
+        np.put_along_axis(x.reshape(-1, reduced_precision.GROUP), places, values, axis=1)
     back = codecs.decode_groups(codecs.encode_groups(x, seed, width), x.shape, dtype, width)
-    kept, back = (np.asarray(each).astype(np.float64).reshape(-1, precision.GROUP) for each in (x, back))
+    kept, back = (np.asarray(each).astype(np.float64).reshape(-1, reduced_precision.GROUP) for each in (x, back))
     finite = np.isfinite(kept)
     assert finite.all() == (not strange)
     np.testing.assert_array_equal(back[~finite], kept[~finite])
@@ -718,7 +718,7 @@ def test_shapes_are_inferred():
 def test_the_names_are_those_registered():
     from tensorflow.python.framework import op_def_registry
 
-    for name in names.CODECS | names.FROM_ENCODED:
+    for name in custom_ops.CODECS | custom_ops.FROM_ENCODED:
         op_def = op_def_registry.get(name)
         assert op_def is not None
-        assert op_def.is_stateful == (name in names.CODECS)
+        assert op_def.is_stateful == (name in custom_ops.CODECS)

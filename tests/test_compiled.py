@@ -114,10 +114,10 @@ def test_what_such_a_block_holds_is_measured_and_the_peak_that_the_user_sees_is_
     found = on_arena(
         PRELUDE
         + """
-from tfswap.frontends import machine
-from tfswap.frontends.compiled import measure_compiled
+from tfswap.device import machine
+from tfswap.runtime.xla_calls import measure_compiled
 from tfswap.importers.function import import_function
-from tfswap.oplib.names import TEMPORARY_BYTES
+from tfswap.ir.custom_ops import TEMPORARY_BYTES
 
 x, net = batch(), Blocks(2)
 concrete = tf.function(net.step).get_concrete_function(x)

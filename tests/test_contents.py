@@ -15,8 +15,8 @@ import tfswap  # noqa: E402 as above
 from tfswap.exporters.function import memory_optimizer_off  # noqa: E402 as above
 from tfswap.frontends.compare_models import compare_models  # noqa: E402 as above
 from tfswap.frontends.verify_model import verify_model  # noqa: E402 as above
-from tfswap.importers.contents import joined, merged, of_branches  # noqa: E402 as above
 from tfswap.importers.function import import_function  # noqa: E402 as above
+from tfswap.importers.list_elements import joined, merged, of_branches  # noqa: E402 as above
 from tfswap.importers.shapes import Argument, Content  # noqa: E402 as above
 
 STEPS, ROWS, WIDTH = 8, 512, 16

@@ -14,17 +14,17 @@ from graphs import Layer, training_step
 from processes import on_arena
 
 from tfswap.analysis.cost import GRAIN_S, Costs, fitted, kernel_seconds, spread_over, unordered_seconds, work_seconds
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import NAMES, THIS, Rates, default_rates, described
-from tfswap.analysis.profile import Density, Profile, Timed, types_of
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import offline_optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.profile import kernel_runs
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import NAMES, THIS, Rates, default_rates, described
+from tfswap.kernels.profile import Density, Profile, Timed, types_of
 from tfswap.report.curve import Curve, Point
 
 CPU = DeviceModel("cpu", False, 2, 2)
@@ -491,9 +491,9 @@ import tensorflow as tf
 import tfswap
 from models import vgg
 
-from tfswap.frontends.offline import offline_optimizer
+from tfswap.compiler.offline import offline_optimizer
 from tfswap.frontends.simulate import target
-from tfswap.frontends.training_step import find_step
+from tfswap.frontends.resizable_step import find_step
 
 net, step, arguments = vgg()
 on, options, costs = target("k40c", None, (), None, None, None, None)

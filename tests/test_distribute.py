@@ -8,8 +8,13 @@ import pytest
 from processes import on_arena, on_workers
 
 from tfswap.ir.text import parse_graph
-from tfswap.passes.collectives import apply_collective_order, apply_together, expand_together, spans_workers
-from tfswap.passes.devices import apply_carriers
+from tfswap.passes.device_carriers import apply_carriers
+from tfswap.passes.prepare.collective_order import (
+    apply_collective_order,
+    apply_together,
+    expand_together,
+    spans_workers,
+)
 
 pytest.importorskip("tensorflow")
 
@@ -94,7 +99,7 @@ print(json.dumps([floor, same, peak <= max(floor, 5 << 20)]))
 def test_collectives_come_in_one_order_on_all_workers():
     # Without tokens nothing but the traced order is common to two of them; the second worker's graph has lost that.
     code = f"""{WORKERS}
-import tfswap.frontends.prepare as prepare
+import tfswap.compiler.prepare as prepare
 
 CollectiveReplicaLauncher._prefer_ordering_token = False
 order = prepare.apply_collective_order

@@ -13,19 +13,19 @@ from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.encodings import find_encodings
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
-from tfswap.passes.encode import apply_encodings
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.encode import apply_encodings
 from tfswap.passes.verify import verify
+from tfswap.plan.plan import Plan
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.plan import Plan
-from tfswap.planner.simulate import Resident
+from tfswap.simulator.simulate import Resident
 
 PLAIN = DeviceModel()
 
@@ -59,8 +59,8 @@ def test_the_full_map_has_no_backward_user_left():
     assert {golden.graph[name].op for name in readers} == {
         "MaxPool",
         "Shape",
-        names.ENCODE_MASK,
-        names.ENCODE_MAX_POOL,
+        custom_ops.ENCODE_MASK,
+        custom_ops.ENCODE_MAX_POOL,
     }
     # And in the order that is chosen for it, it is gone before the backward pass begins.
     flow = analyse_dataflow(golden.graph, PLAIN)
@@ -190,7 +190,7 @@ def test_where_a_mask_frees_the_map_the_step_holds_less_and_moves_nothing():
     assert plan.seconds < without.seconds
     made = optimizer.rewrite(plan)
     verify(made)
-    assert sum(node.op == names.ENCODE_MASK for node in made) == 5
+    assert sum(node.op == custom_ops.ENCODE_MASK for node in made) == 5
 
 
 def test_where_the_map_stays_for_another_kernel_masks_are_planned_for_tight_limits_only():
@@ -254,8 +254,8 @@ def test_encodings_never_cost_anything(graph, share):
     assert plan.planned_peak_bytes <= limit
     made = optimizer.rewrite(plan)
     verify(made)
-    taken = {node.name for node in made if node.op in names.FROM_ENCODED}
-    assert set(plan.encoded) == {name for name in taken if not name.startswith(names.AGAIN)}
+    taken = {node.name for node in made if node.op in custom_ops.FROM_ENCODED}
+    assert set(plan.encoded) == {name for name in taken if not name.startswith(custom_ops.AGAIN)}
 
 
 def encoded_plan() -> tuple[Optimizer, Plan]:
@@ -436,7 +436,7 @@ print(json.dumps([made == expected, peak, limit, len(step.plan().encoded), sorte
     assert peak <= limit, report
     assert count == 7, report
     assert not {"ReluGrad", "Relu6Grad", "LeakyReluGrad", "MaxPoolGrad"} & set(ops)
-    assert set(ops) >= names.FROM_ENCODED | {names.ENCODE_MASK, names.ENCODE_MAX_POOL}
+    assert set(ops) >= custom_ops.FROM_ENCODED | {custom_ops.ENCODE_MASK, custom_ops.ENCODE_MAX_POOL}
 
 
 # Whose maps only signs are asked of, and whose maps products read.
@@ -558,8 +558,8 @@ import json
 import tensorflow as tf
 import tfswap
 from nets import Net, batch
-from tfswap.oplib import build
-from tfswap.oplib.load import status
+from tfswap.native import build
+from tfswap.native.load import status
 
 net = Net()
 step = tfswap.optimize(tf.function(net.step), memory_limit="75%")

@@ -13,16 +13,16 @@ from test_planner import CHAIN, CPU, UNIT, check_choice, facts, live_peak, probl
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates, default_rates
+from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import TfswapError
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.planner import exact
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates, default_rates
+from tfswap.plan.schedule import build_schedule
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.planner import BOTH
 from tfswap.planner.problem import Choice, Problem, make_problem
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import simulate_time
+from tfswap.planner.solvers import milp
+from tfswap.simulator.simulate import simulate_time
 
 pytest.importorskip("scipy")
 LIMIT_S = 20.0
@@ -39,25 +39,25 @@ def seconds(problem: Problem, choice: Choice) -> float:
 
 
 @pytest.mark.parametrize("device", [CPU, DeviceModel("gpu")], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("followed", [0, exact.MAX_FOLLOWED])
+@pytest.mark.parametrize("followed", [0, milp.MAX_FOLLOWED])
 @some
 @given(training_steps(max_layers=4), st.integers(50, 100))
 def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(monkeypatch, followed, device, graph, percent):
-    monkeypatch.setattr(exact, "MAX_FOLLOWED", followed)
+    monkeypatch.setattr(milp, "MAX_FOLLOWED", followed)
     flow = analyse_dataflow(graph, CPU)
     rates = default_rates(device)
     seconds_of = [kernel_seconds(node, rates) for node in flow.nodes]
     problem = make_problem(flow, choose_order(flow, seconds_of), rates, seconds_of)
     target = problem.live_peak_bytes * percent // 100
-    found = exact.optimise(problem, target, 2.0)
+    found = milp.optimise(problem, target, 2.0)
     others = [choice for solve in BOTH if (choice := solve(problem, target)) is not None]
-    assert all(seconds(problem, choice) >= found.bound_s * (1 - exact.GAP_SHARE) for choice in others)
+    assert all(seconds(problem, choice) >= found.bound_s * (1 - milp.GAP_SHARE) for choice in others)
     if found.choice is None:
         assert found.total_s == math.inf
         return
     check_choice(flow, found.choice)
     assert live_peak(flow, *found.choice) <= target
-    assert found.total_s == seconds(problem, found.choice) >= found.bound_s * (1 - exact.GAP_SHARE)
+    assert found.total_s == seconds(problem, found.choice) >= found.bound_s * (1 - milp.GAP_SHARE)
 
 
 LONGER = """\
@@ -84,12 +84,12 @@ def priced_problem(copy_s: float) -> Problem:
 def test_it_copies_what_is_cheaper_to_copy_and_runs_again_what_is_cheaper_to_run(copy_s, reruns, swaps, extra_s):
     problem = priced_problem(copy_s)
     # It peaks while c runs, which does not need a; d does.
-    found = exact.optimise(problem, problem.live_peak_bytes - UNIT // 2, LIMIT_S)
+    found = milp.optimise(problem, problem.live_peak_bytes - UNIT // 2, LIMIT_S)
     assert found.proven
     assert found.choice is not None
     assert (len(found.choice.order), len(found.choice.intervals)) == (5 + reruns, swaps)
     assert found.total_s == pytest.approx(5 + extra_s)
-    assert found.bound_s == pytest.approx(5 + extra_s, rel=2 * exact.GAP_SHARE)
+    assert found.bound_s == pytest.approx(5 + extra_s, rel=2 * milp.GAP_SHARE)
 
 
 def test_it_knows_what_copies_take_that_have_no_memory_beside_each_other():
@@ -97,10 +97,10 @@ def test_it_knows_what_copies_take_that_have_no_memory_beside_each_other():
     layers = [Layer("dense"), Layer("relu"), Layer("relu", 1), Layer("add", 1)]
     planner = Optimizer(training_step(layers, 8192, 128), DeviceModel("gpu")).planner
     problem = planner.problems[0]
-    found = exact.optimise(problem, problem.live_peak_bytes * 84 // 100, 10 * LIMIT_S)
+    found = milp.optimise(problem, problem.live_peak_bytes * 84 // 100, 10 * LIMIT_S)
     assert found.proven
     assert found.total_s > 3 * problem.starts_s[-1]
-    assert found.total_s == pytest.approx(found.bound_s, rel=2 * exact.GAP_SHARE)
+    assert found.total_s == pytest.approx(found.bound_s, rel=2 * milp.GAP_SHARE)
 
 
 SMALL_TOO = """\
@@ -122,25 +122,25 @@ def test_what_is_small_is_gone_too_where_its_kernel_runs_again():
     rates = Rates(1.0, 1.0, 1.0, UNIT / 50, UNIT / 50, 0.0, copy_share=1.0)
     problem = make_problem(flow, order, rates, [1.0] * len(flow.nodes))
     again = Choice([*order[:4], order[0], *order[4:]], [])
-    found = exact.optimise(problem, problem.live_peak_of(again), LIMIT_S)
+    found = milp.optimise(problem, problem.live_peak_of(again), LIMIT_S)
     assert found.proven
     assert found.choice is not None
     assert (found.choice.order, found.choice.intervals) == (again.order, [])
 
 
 def test_what_can_not_be_met_is_proven_so():
-    found = exact.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)
-    assert found == exact.Optimum(None, math.inf, math.inf, True)
+    found = milp.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)
+    assert found == milp.Optimum(None, math.inf, math.inf, True)
 
 
 def test_out_of_time_it_claims_nothing():
     problem = priced_problem(1.0)
-    found = exact.optimise(problem, problem.live_peak_bytes, 0.0)
-    assert found.bound_s <= problem.starts_s[-1] * (1 + exact.GAP_SHARE)
+    found = milp.optimise(problem, problem.live_peak_bytes, 0.0)
+    assert found.bound_s <= problem.starts_s[-1] * (1 + milp.GAP_SHARE)
     assert found.proven == (found.total_s < math.inf)
 
 
 def test_without_scipy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(TfswapError, match=r"pip install 'tfswap\[exact\]'"):
-        exact.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)
+        milp.optimise(problem_of(facts(CHAIN)), 3 * UNIT, LIMIT_S)

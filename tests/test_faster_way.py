@@ -9,7 +9,7 @@ from processes import ROOT
 
 PROGRAM = """
 #include <cstdio>
-#include "faster_way.h"
+#include "online_choice.h"
 
 // How often each way was taken, of `turns`, where they take so long.
 void Take(tfswap::FasterWay* faster, int turns, double first_s, double second_s) {

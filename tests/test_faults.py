@@ -23,8 +23,8 @@ import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
 from nets import Net, batch, bits, unoptimised
-from tfswap.oplib.load import load
-from tfswap.planner.tiers import STAGING_BYTES
+from tfswap.native.load import load
+from tfswap.planner.host_tiers import STAGING_BYTES
 
 MIB = 2**20
 ROWS = 2048

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfswap.errors import TfswapError
-from tfswap.files import require_new_folder, write_whole
+from tfswap.support.files import require_new_folder, write_whole
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:

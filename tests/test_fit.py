@@ -14,15 +14,23 @@ from graphs import Layer, training_step
 from processes import last_json, on_arena, run_forked
 
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Machine, default_rates
+from tfswap.compiler.options import Options, Spill
+from tfswap.compiler.request import Request
 from tfswap.errors import TfswapError
-from tfswap.frontends import cli, fit
-from tfswap.frontends.arguments import Request
-from tfswap.frontends.fit import CONFIRMATIONS, PROBED_SHARE, PROBES, Search, axes_of, largest_that_runs, max_batch
+from tfswap.frontends import cli
 from tfswap.frontends.function import OptimizedFunction
-from tfswap.frontends.options import Options, Spill
-from tfswap.frontends.training_step import TrainingStep
+from tfswap.frontends.max_batch import (
+    CONFIRMATIONS,
+    PROBED_SHARE,
+    PROBES,
+    Search,
+    axes_of,
+    largest_that_runs,
+    max_batch,
+)
+from tfswap.frontends.resizable_step import TrainingStep
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Machine, default_rates
 
 CPU = DeviceModel()
 HERE = Machine("here", "a test", CPU, default_rates(CPU), None, None)
@@ -314,7 +322,7 @@ def test_the_run_that_confirms_has_what_the_size_was_planned_with(tmp_path: Path
             asked.append(request.options)
             super().__init__(function, request, on_exceeded)
 
-    monkeypatch.setattr(fit, "OptimizedFunction", Asked)
+    monkeypatch.setattr(max_batch, "OptimizedFunction", Asked)
     given = {"tactics": ["swap"], "host_memory_limit": 4 << 20, "spill_dir": tmp_path, "spill_limit": "8MiB"}
     assert max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256, **given).size > 0
     assert asked == [Options(("swap",), 4 << 20, Spill(str(tmp_path), 8 << 20))]

@@ -6,7 +6,7 @@ import pytest
 from processes import on_arena
 
 from tfswap.ir.text import parse_graph
-from tfswap.passes.free_constants import apply_free_constants
+from tfswap.passes.prepare.free_constants import apply_free_constants
 
 TEXT = """\
 %x = Placeholder() -> float32[1024]

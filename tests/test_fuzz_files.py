@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tfswap.errors import InvalidModel
 from tfswap.frontends.verify_model import verify_model
-from tfswap.importers.damage import named_as_damage
+from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.shapes import shape_of
 
 EXAMPLES = int(os.environ.get("TFSWAP_FUZZ_FILES", "25"))

@@ -177,7 +177,7 @@ def test_analysis_changes_nothing(graph_def: Any) -> None:
 
 
 def test_updates_through_references_wait_for_the_reads_of_their_variable() -> None:
-    from tfswap.frontends.graph_variables import order_writes
+    from tfswap.compiler.tf1_variables import order_writes
     from tfswap.importers.graph_def import import_graph_def
 
     built, _ = build(True, "by hand")
@@ -205,7 +205,7 @@ def before(node: Any) -> set[Any]:
 @pytest.mark.parametrize("reference_variables", [True, False])
 def test_an_initializer_beside_the_step_is_ordered_and_planned(reference_variables: bool) -> None:
     """TensorFlow leaves to chance whether what it sets is read, and whether it or the update is last."""
-    from tfswap.frontends.graph_variables import order_writes
+    from tfswap.compiler.tf1_variables import order_writes
     from tfswap.importers.graph_def import import_graph_def
     from tfswap.importers.library import fill_defaults
 

@@ -15,13 +15,13 @@ from processes import on_arena
 from tensorflow.python.eager import context
 
 import tfswap
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends import grappler
-from tfswap.frontends.grappler import as_executed, as_planned
-from tfswap.frontends.marks import marked_to_keep
+from tfswap.compiler import grappler
+from tfswap.compiler.grappler import as_executed, as_planned
+from tfswap.compiler.marks import marked_to_keep
 from tfswap.importers.function import import_function
-from tfswap.importers.grappler import NO_GPU_KERNEL, run_grappler, unsaid
+from tfswap.importers.run_grappler import NO_GPU_KERNEL, run_grappler, unsaid
 from tfswap.ir.graph import Graph
+from tfswap.kernels.device import DeviceModel
 
 ENDS = {"_Arg", "_Retval", "Placeholder", "NoOp"}
 
@@ -147,8 +147,8 @@ def test_what_is_computed_beforehand_has_room_or_is_left_to_the_step():
             """
 import json
 import tensorflow as tf
-from tfswap.frontends.grappler import as_executed
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler.grappler import as_executed
+from tfswap.kernels.device import DeviceModel
 from tfswap.importers.function import import_function
 step = tf.function(lambda x: x + tf.reduce_sum(tf.concat([tf.zeros_like(x), tf.ones_like(x)], 0)))
 traced = import_function(step.get_concrete_function(tf.TensorSpec([4 << 20])))

@@ -12,14 +12,14 @@ from processes import on_arena
 from test_beside import TWO_THREADS
 from test_inner_beside import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
 
-from tfswap.analysis.bodies import group_chunks
+from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.groups import with_views
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
-from tfswap.passes.beside import join_in_bodies
-from tfswap.passes.bodies import apply_bodies
+from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.tactics.pair_kernels import join_in_bodies
 from tfswap.passes.verify import verify
 
 KIB64 = "float32[128,128]"
@@ -182,7 +182,7 @@ def test_views_between_kernels_are_of_the_node() -> None:
     assert {node.name for node in with_views(group, body.topological())} == {"a", "b", "next", "sum", "v"}
     join_in_bodies(graph, TWO_CORES)
     verify(graph)
-    (node,) = (node for node in body if node.op == names.GROUP)
+    (node,) = (node for node in body if node.op == custom_ops.GROUP)
     kept = {k.name: kept for k, kept in zip(node.attrs["kernels"], node.attrs["kept"], strict=True)}
     assert kept == {"a": 0, "b": 0, "next": 1, "sum": 1, "v": 0}
 

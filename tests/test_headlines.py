@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 from processes import ROOT, on_arena
 from terminals import on_terminal
 
-from tfswap import progress
+from tfswap.support import progress
 
 BENCHMARKS = ROOT / "benchmarks"
 DOCS = ROOT / "docs"

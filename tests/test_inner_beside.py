@@ -8,19 +8,19 @@ import pytest
 from processes import on_arena
 from test_beside import TWO_THREADS
 
-from tfswap.analysis.bodies import STEADY_TRIPS, Record, record
+from tfswap.analysis.control_flow import STEADY_TRIPS, Record, record
 from tfswap.analysis.cost import Costs, beside_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
-from tfswap.passes.beside import join_in_bodies
-from tfswap.passes.bodies import apply_bodies
-from tfswap.passes.inside import apply_inside
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.body_plan import apply_inside
+from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.tactics.pair_kernels import join_in_bodies
 from tfswap.passes.verify import verify
-from tfswap.planner.beside import keep_apart
-from tfswap.planner.plan import Inside, Split
+from tfswap.plan.plan import Inside, Split
+from tfswap.planner.pairing import keep_apart
 
 TWO_CORES = DeviceModel(intra_op_threads=2, inter_op_threads=2)
 MIB = 1 << 20
@@ -166,7 +166,7 @@ def test_pairs_of_a_body_in_which_chunks_are_split_are_judged_too():
     flow = analyse_dataflow(body.copy(), TWO_CORES, strict=False)
     order = tuple(node.name for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True) if kernel)
     apply_inside(body, flow, Inside("loop[1]", order, splits=(Split(order.index("sum"), 64),)))
-    assert any(node.op == names.FREE_REST for node in body)
+    assert any(node.op == custom_ops.FREE_REST for node in body)
     keep_apart(body, analyse_dataflow(body, TWO_CORES, strict=False))
     assert paired(body) == {"a": "b"}
 
@@ -188,7 +188,7 @@ def test_one_node_runs_the_two():
     join_in_bodies(graph, TWO_CORES)
     verify(graph)
     body = body_of(graph)
-    (both,) = (node for node in body if node.op == names.GROUP)
+    (both,) = (node for node in body if node.op == custom_ops.GROUP)
     assert [kernel.name for kernel in both.attrs["kernels"]] == ["a", "b"]
     assert both.attrs["chunks"] == (MIB, MIB)
     assert both.attrs["kept"] == (1, 1)
@@ -201,7 +201,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap, tfswap.exporters.function
-from tfswap.oplib.names import GROUP
+from tfswap.ir.custom_ops import GROUP
 
 slab = tf.raw_ops.Empty(shape=[500 << 20], dtype=tf.uint8)
 del slab
@@ -299,8 +299,8 @@ from tensorflow.core.framework import attr_value_pb2, node_def_pb2
 from tensorflow.python.eager import cancellation
 from tensorflow.python.ops import script_ops
 from tfswap.importers.inline import LOWERING
-from tfswap.oplib.load import load
-from tfswap.oplib.names import KERNEL, OWN_KERNEL
+from tfswap.native.load import load
+from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL
 tf.config.threading.set_inter_op_parallelism_threads(THREADS)
 ops, seen, manager = load().ops, [], cancellation.CancellationManager()
 

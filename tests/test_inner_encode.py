@@ -11,20 +11,20 @@ from processes import on_arena
 from test_passes import Golden
 
 from tfswap.analysis.accumulators import find_accumulators
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.inner_encodings import find_inner_encodings
+from tfswap.analysis.body_encodings import find_inner_encodings
+from tfswap.compiler import unoptimised
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.frontends import unoptimised
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
-from tfswap.passes.bodies import apply_bodies
-from tfswap.passes.inner_encode import apply_inner_encodings
-from tfswap.passes.loop_swap import apply_loop_swap
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.encode_in_bodies import apply_inner_encodings
+from tfswap.passes.tactics.loop_swap import apply_loop_swap
+from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.verify import verify
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
 
 CPU = DeviceModel("cpu", False, 2, 2)
 SAVED = Golden("inner_encode_saved").parts[1]
@@ -99,7 +99,7 @@ def test_an_optional_keeps_a_mask():
     bodies = graph.named_bodies()
     assert bodies["chosen[0]"]["some"].attrs["Toutput_types"] == ("uint8",)
     assert bodies["grad[0]"]["get"].outputs[0].nbytes == 1024 // 8
-    assert bodies["grad[0]"]["back"].op == names.MULTIPLY_BY_MASK
+    assert bodies["grad[0]"]["back"].op == custom_ops.MULTIPLY_BY_MASK
 
 
 def test_a_list_of_masks_can_still_be_swapped():

@@ -11,22 +11,22 @@ import pytest
 from processes import on_arena
 from test_passes import Golden
 
-from tfswap.analysis.bodies import Record, record
+from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler import unoptimised, variants
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
-from tfswap.frontends import unoptimised, variants
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.passes.bodies import apply_bodies
-from tfswap.passes.inside import apply_inside, tell_effects
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.body_plan import apply_inside, tell_effects
+from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.verify import verify
-from tfswap.planner.plan import Inside, Plan, Split
-from tfswap.planner.requests import record_requests
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.plan.plan import Inside, Plan, Split
+from tfswap.plan.schedule import build_schedule
+from tfswap.simulator.requests import record_requests
+from tfswap.simulator.simulate import Resident, simulate_memory
 
 CPU = DeviceModel("cpu", False, 2, 2)
 ELEMENTS = 1 << 16
@@ -302,7 +302,7 @@ def test_what_is_not_allowed_is_not_adopted(tactics):
 # --- run --------------------------------------------------------------------------------------------------
 
 
-LOOPED = "import json, control_flow; from tfswap.passes import unroll; unroll.MOST_TRIPS = -1"
+LOOPED = "import json, control_flow; from tfswap.passes.prepare import unroll_loops; unroll_loops.MOST_TRIPS = -1"
 """Loops stay loops, however few their iterations are."""
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from processes import on_arena
 
-from tfswap.analysis import kernels
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.kernels import kernel_memory
-from tfswap.ir import ops
+from tfswap.ir import op_traits
 from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import _RULES, kernel_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = DeviceModel("cpu", onednn=False, intra_op_threads=2)
@@ -81,14 +80,14 @@ def test_variables():
 def test_what_is_deferred_is_passed_on():
     scalar = TensorType("float32", ())
     assert kernel_memory("Tfswap>Defer", {}, (scalar,), (scalar,), CPU).alias == ((0, 0),)
-    assert not ops.is_folded("Tfswap>Defer")
+    assert not op_traits.is_folded("Tfswap>Defer")
 
 
 DRAWS = """
 import json
 import sys
 import tensorflow as tf
-from tfswap.ir import ops
+from tfswap.ir import op_traits
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the executor folds, not Grappler
 size, x = [512, 1024], tf.ones([512, 1024])
@@ -118,7 +117,7 @@ for op, draw in draws.items():
     function = tf.function(lambda x: tf.reduce_sum(tf.cast(draw(), tf.float32) * x))
     before = held()
     function(x)
-    if (held() - before > 2**20) != ops.is_folded(op):
+    if (held() - before > 2**20) != op_traits.is_folded(op):
         wrong.append(op)
 print(json.dumps(wrong))
 """
@@ -154,7 +153,7 @@ def test_the_answer_is_remembered_by_what_matters():
 
 def test_unknown_shapes_are_never_exact_nor_an_error():
     unknown = TensorType("float32", None)
-    for op in sorted(kernels._RULES):
+    for op in sorted(_RULES):
         memory = kernel_memory(op, {}, (unknown,) * 8, (unknown,) * 7, CPU)
         assert not memory.forward, op
 
@@ -162,7 +161,7 @@ def test_unknown_shapes_are_never_exact_nor_an_error():
 def _tables() -> dict[str, list[str]]:
     """The keys of each op table as they are written: a dict that repeats one would hide it."""
     found = {}
-    for path, name in [("tfswap/ir/ops.py", "_TRAITS"), ("tfswap/analysis/kernels.py", "_RULES")]:
+    for path, name in [("tfswap/ir/op_traits.py", "_TRAITS"), ("tfswap/kernels/kernel_memory.py", "_RULES")]:
         for node in ast.parse((ROOT / path).read_text()).body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
                 assert isinstance(node.value, ast.Dict)
@@ -178,7 +177,7 @@ def test_no_op_is_listed_twice():
 
 
 def test_every_op_with_a_memory_rule_has_traits():
-    assert sorted(op for op in kernels._RULES if not ops.is_known(op)) == []
+    assert sorted(op for op in _RULES if not op_traits.is_known(op)) == []
 
 
 REGISTRY = """
@@ -204,7 +203,7 @@ def test_every_listed_op_is_in_tensorflow_and_no_stateful_one_is_pure():
     )
     registry = json.loads(ran.stdout)
     assert [name for name, stateful in registry.items() if stateful is None] == []
-    assert [name for name, stateful in registry.items() if stateful and ops.is_pure(name)] == []
+    assert [name for name, stateful in registry.items() if stateful and op_traits.is_pure(name)] == []
 
 
 FUNCTIONS = """
@@ -226,8 +225,8 @@ def test_every_op_that_makes_a_pipeline_with_functions_is_listed_and_no_other():
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run([sys.executable, "-c", FUNCTIONS], capture_output=True, text=True, env=environment, check=True)
     made = json.loads(ran.stdout)
-    assert [op for op in made["Dataset"] if not ops.makes_pipeline(op)] == ["ReduceDataset"]
-    assert [op for op in made["other"] if ops.makes_pipeline(op)] == ["OneShotIterator"]
+    assert [op for op in made["Dataset"] if not op_traits.makes_pipeline(op)] == ["ReduceDataset"]
+    assert [op for op in made["other"] if op_traits.makes_pipeline(op)] == ["OneShotIterator"]
 
 
 def _benchmark(name: str):

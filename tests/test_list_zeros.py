@@ -10,10 +10,10 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
-from tfswap.analysis.device import DeviceModel  # noqa: E402
 from tfswap.importers.function import import_function  # noqa: E402
-from tfswap.oplib.names import KERNEL, OWN_KERNEL  # noqa: E402
-from tfswap.passes.likes import apply_list_zeros  # noqa: E402
+from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL  # noqa: E402
+from tfswap.kernels.device import DeviceModel  # noqa: E402
+from tfswap.passes.prepare.zeros_like import apply_list_zeros  # noqa: E402
 
 
 def zeros_like(handle: Any, *, own: bool) -> Any:

@@ -17,10 +17,10 @@ from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
+from tfswap.compiler.origin import FUNCTIONS_NAME, REQUEST_NAME
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.frontends.origin import FUNCTIONS_NAME, REQUEST_NAME
 from tfswap.frontends.verify_model import verify_model
-from tfswap.oplib.names import CODECS, GATE
+from tfswap.ir.custom_ops import CODECS, GATE
 
 BATCH = 4096
 

@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
 from tfswap.importers.inline import LOWERING  # noqa: E402
-from tfswap.oplib.names import KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
+from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL, RELOCATED  # noqa: E402
 
 
 def labelled(function, relocated=()):

@@ -10,19 +10,19 @@ from test_passes import Golden
 
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.loop_recompute import choose_remade, find_passages
+from tfswap.compiler import unoptimised
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.frontends import unoptimised
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.passes.bodies import apply_bodies
-from tfswap.passes.loop_recompute import apply_loop_recompute
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.loop_recompute import apply_loop_recompute
+from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.verify import verify
-from tfswap.planner.plan import Plan
-from tfswap.planner.schedule import build_schedule
-from tfswap.planner.simulate import simulate_memory
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import build_schedule
+from tfswap.simulator.simulate import simulate_memory
 
 CPU = DeviceModel("cpu", False, 2, 2)
 TEXT = Golden("loop_recompute").parts[1]

@@ -11,23 +11,23 @@ from processes import on_arena
 from test_passes import Golden, edges
 
 from tfswap.analysis.accumulators import find_accumulators
-from tfswap.analysis.bodies import Record, record
 from tfswap.analysis.buffers import Contents, Element
+from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler import unoptimised
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.variants import Variants
 from tfswap.errors import InvalidModel
-from tfswap.frontends import unoptimised
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.variants import Variants
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.oplib import names
-from tfswap.passes.bodies import apply_bodies
-from tfswap.passes.loop_swap import apply_loop_swap
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.loop_swap import apply_loop_swap
+from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.verify import VerificationError, verify
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
 
 CPU = DeviceModel("cpu", False, 2, 2)
 KIB = 1 << 10
@@ -138,7 +138,7 @@ def test_an_optional_is_a_list_of_one_element():
     assert apply_loop_swap(graph, chains, [saved.name]) == 2
     assert verify(graph) == 4
     some, get = (body[name] for body in graph.all_bodies() for name in ("some", "get") if name in body)
-    assert (some.inputs[0].node.op, some.attrs) == (names.SWAP_OUT, {"Toutput_types": ("variant",)})
+    assert (some.inputs[0].node.op, some.attrs) == (custom_ops.SWAP_OUT, {"Toutput_types": ("variant",)})
     assert get.attrs == {"output_types": ("variant",), "output_shapes": ((),)}
     assert {node.op for node in graph.bodies} == {"If"}
 
@@ -168,7 +168,7 @@ def test_the_rewritten_bodies_where_the_iteration_before_brings_back():
 def test_what_is_popped_and_not_read_does_not_come_back(ahead):
     graph = swapped(TEXT.replace("TanhGrad(%view, %twice)", "Tanh(%twice)"), ahead=ahead)
     assert verify(graph) == 2
-    assert not any(node.op == names.SWAP_IN for body in graph.all_bodies() for node in body)
+    assert not any(node.op == custom_ops.SWAP_IN for body in graph.all_bodies() for node in body)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,9 @@ def test_what_a_conditional_saves_is_not_brought_back_before():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_chain_of_a_body_is_one(ahead):
     for body in swapped(ahead=ahead).all_bodies():
-        kernels = [n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity", names.SWAP_OUT)]
+        kernels = [
+            n for n in body.topological() if n.op not in ("Placeholder", "Const", "Identity", custom_ops.SWAP_OUT)
+        ]
         for before, node in pairwise(kernels):
             assert before in node.controls or any(t.node is before for t in node.inputs), (before, node)
 
@@ -211,12 +213,12 @@ def test_nothing_is_done_to_what_is_not_named():
     assert (format_graph(graph), edges(graph)) == before
 
 
-@pytest.mark.parametrize("op", [names.RELEASE, names.AWAIT])
+@pytest.mark.parametrize("op", [custom_ops.RELEASE, custom_ops.AWAIT])
 def test_bodies_are_verified(op):
     graph = swapped()
     for body in graph.all_bodies():
         for node in [n for n in body if n.op == op]:
-            if op == names.AWAIT:
+            if op == custom_ops.AWAIT:
                 body.replace_uses(node.out(), node.inputs[0])
             for user in body:
                 user.controls = tuple(c for c in user.controls if c is not node)

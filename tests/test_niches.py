@@ -6,10 +6,10 @@ from processes import on_arena
 from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.planner.allocator import Arena
-from tfswap.planner.niches import choose_niches, cut
-from tfswap.planner.schedule import Step, build_schedule
-from tfswap.planner.simulate import Resident, simulate_memory
+from tfswap.plan.schedule import Step, build_schedule
+from tfswap.planner.small_slots import choose_niches, cut
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.simulate import Resident, simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 64 * KIB
@@ -68,7 +68,7 @@ STEP = """
 import json
 import tensorflow as tf
 import tfswap
-from tfswap.frontends.step import Step
+from tfswap.runtime.step import Step
 
 MIB = 1 << 20
 filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
@@ -136,7 +136,7 @@ except tfswap.InfeasibleMemoryLimit:
 def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler.compiler import Optimizer
 Optimizer.niches = lambda optimizer, resident, beside: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:

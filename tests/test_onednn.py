@@ -13,13 +13,13 @@ import pytest
 from processes import start_python
 
 from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.kernels import kernel_memory
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
-from tfswap.passes.join import apply_join, keep_apart
-from tfswap.passes.pool_places import apply_pool_places, keep_unpaired
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.prepare.onednn_fusion import apply_join, keep_apart
+from tfswap.passes.prepare.pool_argmax import apply_pool_places, keep_unpaired
 
 # Grappler makes other kernels of a step.
 OFF = """
@@ -98,7 +98,7 @@ print(json.dumps(found | {"planned": step.report().planned_peak_bytes if LIMIT e
 
 
 def test_what_a_pooling_keeps_for_its_gradient_is_planned():
-    """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/pool_places.py)."""
+    """oneDNN keeps where each maximum lies, a byte each, from the forward pass on (passes/prepare/pool_argmax.py)."""
     setting = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "256", "TF_ENABLE_ONEDNN_OPTS": "1"}
     processes = [start_python(f"LIMIT = {limit!r}\n{OFF}{TRAINED}{POOLS}", **setting) for limit in (None, "85%", "70%")]
     ended = [(*process.communicate(), process.returncode) for process in processes]
@@ -409,7 +409,7 @@ import json, os
 os.environ.pop("TF_ENABLE_ONEDNN_OPTS", None)
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tfswap.frontends.machine import current_device
+from tfswap.device.machine import current_device
 context.context().enable_run_metadata()
 tf.function(lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"))(tf.ones((1, 8, 8, 16)), tf.ones((3, 3, 16, 16)))
 graphs = context.context().export_run_metadata().partition_graphs
@@ -429,8 +429,8 @@ def test_the_default_is_tensorflow_s_own_on_this_cpu():
 PRODUCTS = """
 import json
 import tensorflow as tf
-from tfswap.analysis.kernels import kernel_memory
-from tfswap.frontends.machine import current_device
+from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.device.machine import current_device
 from tfswap.importers.function import import_function
 
 tf.config.threading.set_intra_op_parallelism_threads(2)

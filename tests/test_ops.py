@@ -25,7 +25,7 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 from tfswap.errors import TfswapError  # noqa: E402
-from tfswap.oplib.load import load  # noqa: E402
+from tfswap.native.load import load  # noqa: E402
 
 MIB = 2**20
 
@@ -358,7 +358,7 @@ def test_release_gives_the_buffer_back_and_swap_in_takes_it():
 
 def test_what_is_prefetched_goes_with_its_list_or_to_who_reads_it():
     seen = run_in_arena("""
-        from tfswap.oplib.load import load
+        from tfswap.native.load import load
 
         x = tf.fill([16, MIB], 1.5)
         before = memory("current")

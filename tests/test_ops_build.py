@@ -24,7 +24,8 @@ tf = pytest.importorskip("tensorflow")
 
 import tfswap.ops as ops  # noqa: E402 needs TensorFlow
 from tfswap.errors import OpLibraryError  # noqa: E402
-from tfswap.oplib import build, load, names  # noqa: E402
+from tfswap.ir import custom_ops  # noqa: E402
+from tfswap.native import build, load  # noqa: E402
 
 IMPORT_AND_SWAP = """
 import json
@@ -59,7 +60,7 @@ def quick_compiler(tmp_path):
     )
 
 
-HIDDEN = "from pathlib import Path; from tfswap.oplib import build; build.SHIPPED_DIR = Path({folder!r})"
+HIDDEN = "from pathlib import Path; from tfswap.native import build; build.SHIPPED_DIR = Path({folder!r})"
 
 
 def shipped_in(folder: Path) -> Path:
@@ -291,10 +292,11 @@ def test_status_and_names_build_nothing(tmp_path):
     run = run_python(
         """
         import json, sys
-        from tfswap.oplib import load, names
+        from tfswap.native import load
+        from tfswap.ir import custom_ops
         assert "tensorflow" not in sys.modules
         status = load.status()
-        print(json.dumps([names.SWAP_OUT, status.built, status.loaded, status.error]))
+        print(json.dumps([custom_ops.SWAP_OUT, status.built, status.loaded, status.error]))
         """,
         TFSWAP_CACHE_DIR=str(tmp_path / "cache"),
     )
@@ -306,7 +308,7 @@ CODECS = """
 import json
 import tensorflow as tf
 import tfswap.ops as ops
-from tfswap.oplib import build, load
+from tfswap.native import build, load
 built = [load.status(build.CODECS).built]
 import tfswap.ops.codecs as codecs
 built.append(load.status(build.CODECS).built)
@@ -403,11 +405,11 @@ def test_status_when_loaded():
 def test_the_names_are_those_registered():
     from tensorflow.python.framework import op_def_registry
 
-    for name in names.ALL:
+    for name in custom_ops.ALL:
         op_def = op_def_registry.get(name)
         assert op_def is not None
         assert op_def.is_stateful
-    assert len(names.ALL) == 5
+    assert len(custom_ops.ALL) == 5
 
 
 def test_the_environment_throttles():

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from processes import last_json, on_arena, run_python
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.ir.ops import depends_on_owners
+from tfswap.ir.custom_ops import FIRST, KERNEL
+from tfswap.ir.op_traits import depends_on_owners
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.oplib.names import FIRST, KERNEL
-from tfswap.passes.ordered_sums import apply_ordered_sums, fix_iteration
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.ordered_sums import apply_ordered_sums, fix_iteration
 
 TWO = DeviceModel("cpu", False, 2, 2)
 GPU = DeviceModel("gpu", False, 2, 2)
@@ -156,7 +156,7 @@ import numpy as np
 import tensorflow as tf
 import tfswap.ops
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tfswap.oplib.names import FIRST, KERNEL, OWN_KERNEL
+from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
 
 def total(x, factors, count, held, own, first=0):
     def made(x):

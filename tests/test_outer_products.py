@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfswap.analysis.device import DeviceModel
 from tfswap.ir.text import parse_graph
-from tfswap.passes.outer_products import apply_outer_products
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.outer_products import apply_outer_products
 
 CPU = DeviceModel("cpu")
 EINSUM = """\

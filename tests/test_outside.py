@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from processes import last_json, run_forked
 
+from tfswap.ir.custom_ops import CARRY, DELIVER, GATE, OUTSIDE
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
-from tfswap.oplib.names import CARRY, DELIVER, GATE, OUTSIDE
-from tfswap.passes.outside import apply_outside, cut, outside_of
+from tfswap.passes.tactics.outer_gradients import apply_outside, cut, outside_of
 
 X = TensorType("float32", (8, 8))
 HANDLE = TensorType("resource", ())

@@ -12,21 +12,21 @@ from graphs import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import default_rates
-from tfswap.analysis.packings import Packing, smaller_form, sparse_bytes
-from tfswap.analysis.profile import Density, Profile, types_of
-from tfswap.analysis.ranges import Range, Ranges, narrowest
+from tfswap.analysis.integer_ranges import Range, Ranges, narrowest
+from tfswap.analysis.lossless_forms import Packing, smaller_form, sparse_bytes
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.request import as_rules
 from tfswap.errors import InvalidModel
-from tfswap.frontends.arguments import as_rules
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
-from tfswap.passes.pack import apply_packings
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import default_rates
+from tfswap.kernels.profile import Density, Profile, types_of
+from tfswap.passes.tactics.pack import apply_packings
 from tfswap.passes.verify import verify
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
 
 PLAIN = DeviceModel()
 
@@ -372,7 +372,7 @@ def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
     same, peak, limit, packed, report = on_arena(
         NET
         + """
-from tfswap.frontends import variants
+from tfswap.compiler import variants
 variants.STAGES = 1  # all that is packed, not as much as the limit needs
 asked = {"tactics": ("encode",)}
 floor = floor_of(tf.function(train, input_signature=signature), x, **asked)

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.oplib import names
-from tfswap.passes.defer import apply_defer
-from tfswap.passes.hand_over import apply_hand_over
-from tfswap.passes.join import apply_join
-from tfswap.passes.likes import apply_likes
+from tfswap.kernels.device import DeviceModel
 from tfswap.passes.order import apply_order
-from tfswap.passes.settle import apply_settle
-from tfswap.passes.share import apply_share
-from tfswap.passes.shared_reads import apply_shared_reads
-from tfswap.passes.split_sums import apply_split_sums
-from tfswap.passes.split_views import apply_split_views
-from tfswap.passes.swap import apply_swaps
+from tfswap.passes.prepare.assign_in_place import apply_settle
+from tfswap.passes.prepare.common_subexpressions import apply_share
+from tfswap.passes.prepare.copy_on_read import apply_shared_reads
+from tfswap.passes.prepare.defer_constants import apply_defer
+from tfswap.passes.prepare.onednn_fusion import apply_join
+from tfswap.passes.prepare.result_slots import apply_hand_over
+from tfswap.passes.prepare.split_add_n import apply_split_sums
+from tfswap.passes.prepare.split_identity_n import apply_split_views
+from tfswap.passes.prepare.zeros_like import apply_likes
+from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import VerificationError, verify
-from tfswap.planner.plan import Absence, Plan
+from tfswap.plan.plan import Absence, Plan
 
 GOLDEN = Path(__file__).parent / "golden"
 SEPARATOR = "---\n"
@@ -231,10 +231,12 @@ def test_swap(name, views):
     flow = analyse_dataflow(graph.copy(), DeviceModel())
     before = edges(graph), len(graph)
     chain = apply_swaps(graph, flow, golden.plan())
-    inserted = [node for node in graph if node.op in names.ALL]
+    inserted = [node for node in graph if node.op in custom_ops.ALL]
     outs = sum(a.out is not None for a in golden.absences)
-    assert [sum(n.op == op for n in inserted) for op in (names.SWAP_OUT, names.RELEASE)] == [outs, outs]
-    assert [sum(n.op == op for n in inserted) for op in (names.SWAP_IN, names.AWAIT)] == [len(golden.absences)] * 2
+    assert [sum(n.op == op for n in inserted) for op in (custom_ops.SWAP_OUT, custom_ops.RELEASE)] == [outs, outs]
+    assert [sum(n.op == op for n in inserted) for op in (custom_ops.SWAP_IN, custom_ops.AWAIT)] == [
+        len(golden.absences)
+    ] * 2
     assert (edges(graph), len(graph)) == (before[0], before[1] + len(inserted) + views)
     assert len(chain) == len(golden.arguments) + len(inserted)
     golden.check(f"# chain: {' '.join(node.name for node in chain)}\n")

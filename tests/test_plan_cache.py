@@ -16,17 +16,17 @@ pytest.importorskip("tensorflow")
 from graphs import Layer, training_step
 from processes import last_json, on_arena, run_python, run_together
 
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler import plan_cache
+from tfswap.compiler.compiler import RECALLED_NOTE, Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.plan_cache import PlanCache
 from tfswap.errors import InfeasibleMemoryLimit
-from tfswap.frontends import plan_cache
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
-from tfswap.frontends.plan_cache import PlanCache
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.planner.baseline import Baseline
-from tfswap.planner.plan import Plan, fingerprint
-from tfswap.planner.simulate import Resident
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.plan import Plan, fingerprint
+from tfswap.simulator.simulate import Resident
+from tfswap.simulator.unordered import Baseline
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
 
@@ -219,7 +219,7 @@ import tensorflow as tf
 import tfswap
 from models import settle
 from nets import Net, batch, bits
-from tfswap.frontends.pipeline import RECALLED_NOTE, Optimizer
+from tfswap.compiler.compiler import RECALLED_NOTE, Optimizer
 
 planned = []
 plan_now = Optimizer._planned
@@ -293,7 +293,7 @@ import numpy as np
 import tensorflow as tf
 import tfswap
 from nets import Net, batch
-from tfswap.frontends import grappler, plan_cache
+from tfswap.compiler import grappler, plan_cache
 
 ran = []
 run = grappler.run_grappler
@@ -351,7 +351,7 @@ def test_what_was_kept_is_found_by_other_processes_whatever_was_traced_there_bef
 def test_functions_out_of_sight_are_told_apart_by_their_content() -> None:
     import tensorflow as tf
 
-    from tfswap.frontends.process_names import contents
+    from tfswap.compiler.process_names import contents
     from tfswap.importers.function import import_function
 
     def printed(factor: float, before: int) -> str:

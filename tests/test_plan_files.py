@@ -13,11 +13,11 @@ from graphs import Layer, training_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.planner.plan import Plan
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.plan import Plan
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
 Change = Callable[[dict[str, Any]], object]

@@ -18,28 +18,29 @@ from processes import last_json, run_python
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow, analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates, default_rates
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import is_pure, reads_variable, writes_variable
+from tfswap.ir.op_traits import is_pure, reads_variable, writes_variable
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates, default_rates
 from tfswap.passes.order import apply_order
-from tfswap.passes.swap import apply_swaps
+from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import verify
-from tfswap.planner import evict, furthest, ordering
+from tfswap.plan.plan import Absence, Plan, Split, fingerprint
+from tfswap.plan.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
+from tfswap.planner import ordering
 from tfswap.planner import planner as planning
-from tfswap.planner.allocator import round_up
-from tfswap.planner.plan import Absence, Plan, Split, fingerprint
+from tfswap.planner.chunk_splits import choose_splits
+from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.planner import Planner, promised, simulated_limit
 from tfswap.planner.problem import Choice, Problem, make_problem
-from tfswap.planner.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
-from tfswap.planner.simulate import Resident, simulate_memory, simulate_time
-from tfswap.planner.splits import choose_splits
-from tfswap.planner.tiers import ANYTHING, Tiers
+from tfswap.planner.solvers import belady, cheapest_eviction
+from tfswap.simulator.simulate import Resident, simulate_memory, simulate_time
 
 CPU = DeviceModel()
 KIB, MIB = 1024, 2**20
@@ -558,9 +559,9 @@ def check_choice(flow: Dataflow, choice: Choice) -> None:
 
 
 SOLVERS = {
-    "furthest": furthest.solve,
-    "recompute": evict.solver(evict.Prices(copy=math.inf)),
-    "both": evict.solver(evict.Prices(copy=1.0)),
+    "furthest": belady.solve,
+    "recompute": cheapest_eviction.solver(cheapest_eviction.Prices(copy=math.inf)),
+    "both": cheapest_eviction.solver(cheapest_eviction.Prices(copy=1.0)),
 }
 
 
@@ -601,13 +602,13 @@ def test_what_there_is_no_room_to_make_again_is_copied_instead(monkeypatch):
     seconds = [kernel_seconds(node, rates) for node in flow.nodes]
     problem = make_problem(flow, ordering.choose_order(flow, seconds), rates, seconds)
     target = problem.live_peak_bytes * 72 // 100
-    solve = evict.solver(evict.Prices(copy=0.5))
+    solve = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5))
     choice = solve(problem, target)
     assert choice is not None
     assert live_peak(flow, *choice) <= target
     assert choice.intervals
     assert len(choice.order) > len(problem.order)
-    monkeypatch.setattr(evict, "MAX_SWEEPS", 1)
+    monkeypatch.setattr(cheapest_eviction, "MAX_SWEEPS", 1)
     assert solve(problem, target) is None
 
 
@@ -616,7 +617,7 @@ def test_only_what_there_is_no_room_to_make_is_copied_instead():
     layers = [Layer("dense"), Layer("add"), Layer("dense", 1), Layer("dense", 1), Layer("scale", 1)]
     planner = Optimizer(training_step(layers, 8192, 256), DeviceModel("gpu")).planner
     problem = planner.problems[0]
-    choice = evict.solver(evict.Prices(copy=0.5))(problem, problem.live_peak_bytes * 52 // 100)
+    choice = cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5))(problem, problem.live_peak_bytes * 52 // 100)
     assert choice is not None
     copied = {planner.flow.values[stay.value].tensor.node.name for stay in choice.intervals}
     assert copied == {"dense3", "back4", "skip4"}  # and not dense2, which dense3 is made of
@@ -628,7 +629,7 @@ def test_what_host_memory_has_no_room_for_runs_again(room_mib):
     flow = analyse_dataflow(training_step([Layer("dense"), Layer("relu")] * 6, 2048, 256), DeviceModel("gpu"))
     rates = default_rates(DeviceModel("gpu"))
     seconds = [kernel_seconds(node, rates) for node in flow.nodes]
-    order, solve = ordering.choose_order(flow, seconds), evict.solver(evict.Prices(copy=0.1))
+    order, solve = ordering.choose_order(flow, seconds), cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.1))
 
     def solved(tiers: Tiers) -> tuple[int, int]:
         problem = make_problem(flow, order, rates, seconds, tiers=tiers)
@@ -751,7 +752,7 @@ def test_rungs_that_are_one_choice_are_judged_once(monkeypatch):
 def test_a_higher_target_is_never_refused_when_a_lower_one_is_met():
     flow = facts(CHAIN)
     problem = problem_of(flow)
-    met = [furthest.solve(problem, units * UNIT) is not None for units in range(6)]
+    met = [belady.solve(problem, units * UNIT) is not None for units in range(6)]
     assert met == sorted(met)
 
 
@@ -772,8 +773,8 @@ fetches %d
     use = len(problem.order) - 1
     for ahead in (3, 7, 12):  # so many kernels should take as long as the copy, with its slack
         copy_s = (starts[use] - starts[use - ahead]) * 0.99
-        rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * furthest.PREFETCH_SLACK / copy_s)
-        choice = furthest.solve(dataclasses.replace(problem, rates=rates), problem.live_peak_bytes - 1)
+        rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * belady.PREFETCH_SLACK / copy_s)
+        choice = belady.solve(dataclasses.replace(problem, rates=rates), problem.live_peak_bytes - 1)
         assert choice is not None
         (absence,) = choice.intervals
         assert (absence.use, absence.back) == (use, use - ahead)
@@ -834,7 +835,7 @@ def meaning(graph: Graph, known: dict[object, int]) -> dict[str, list[tuple[int,
     terms: dict[Node, int] = {}
     for node in graph.topological():
         inputs = tuple((terms[t.node], t.index) for t in node.inputs)
-        if node.op in names.ALL:  # they pass a tensor on
+        if node.op in custom_ops.ALL:  # they pass a tensor on
             terms[node] = terms[node.inputs[0].node]
             continue
         is_its_own = not inputs or writes_variable(node.op) or reads_variable(node.op)
@@ -909,11 +910,11 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     verify(made)
     ran = {node: i for i, node in enumerate(made.topological())}
     assert [ran[node] for node in chain] == sorted(ran[node] for node in chain)
-    added = (*names.ALL, names.SPLIT_CHUNK, names.FREE_REST)
+    added = (*custom_ops.ALL, custom_ops.SPLIT_CHUNK, custom_ops.FREE_REST)
     kernels = [node.name for node in chain if node.op not in added]
     for position, (kernel, planned) in enumerate(zip(kernels, plan.order, strict=True)):
         again = planned in plan.order[:position]
-        assert kernel.startswith(names.AGAIN + planned) if again else kernel == planned
+        assert kernel.startswith(custom_ops.AGAIN + planned) if again else kernel == planned
     known: dict[object, int] = {}
     assert meaning(made, known) == meaning(form.graph, known)
     assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in optimizer.graph.fetches}
@@ -1112,8 +1113,8 @@ def test_saving_is_whole_or_not_at_all(tmp_path):
 DETERMINISM = """
 import hashlib, json
 from graphs import Layer, training_step
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.kernels.device import DeviceModel
+from tfswap.compiler.compiler import Optimizer
 kinds = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
 graph = training_step([Layer(kind, (3 * i) // 4) for i, kind in enumerate(kinds)], 512, 128)
 optimizer = Optimizer(graph, DeviceModel())

@@ -8,18 +8,18 @@ from collections import Counter
 from graphs import Layer, training_step
 from test_bodies import CHOICE, LOOP
 
-from tfswap.analysis import bodies, dataflow, integers
+from tfswap.analysis import control_flow, dataflow, integer_values
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends import search
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler import search
+from tfswap.compiler.compiler import Optimizer
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.planner import simulate
-from tfswap.planner.allocator import Arena
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.planner import Planner
-from tfswap.planner.schedule import RUN, Step
-from tfswap.planner.simulate import NOTHING_KNOWN, Judge, Resident
+from tfswap.simulator import simulate
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.simulate import NOTHING_KNOWN, Judge, Resident
 
 CPU = DeviceModel()
 
@@ -38,7 +38,7 @@ def a_loop_and_a_choice() -> Graph:
 
 def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypatch):
     recorded: Counter[str] = Counter()
-    whole = bodies.record
+    whole = control_flow.record
 
     def counted(node, *args, **kwargs):
         recorded[node.name] += 1
@@ -55,13 +55,13 @@ def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypat
 def test_a_loop_is_followed_once_for_the_same_integers(monkeypatch):
     """As often as it is recorded, for each sequence of branches that are taken in it."""
     followed: list[object] = []
-    whole = bodies.Loop.run
-    monkeypatch.setattr(bodies.Loop, "run", lambda self, given: followed.append(given) or whole(self, given))
+    whole = control_flow.Loop.run
+    monkeypatch.setattr(control_flow.Loop, "run", lambda self, given: followed.append(given) or whole(self, given))
     graph = a_loop_and_a_choice()
-    node, prepared = graph["loop"], dict[Graph, bodies._Prepared]()
+    node, prepared = graph["loop"], dict[Graph, control_flow._Prepared]()
     given = [(0,), None, None, (5,)]
     for _ in range(3):
-        bodies.record(node, graph.bodies[node], CPU, [None] * 4, given, prepared=prepared)
+        control_flow.record(node, graph.bodies[node], CPU, [None] * 4, given, prepared=prepared)
     assert followed == [given]
 
 
@@ -143,10 +143,12 @@ def test_what_follows_from_constants_is_followed_once(monkeypatch):
     """
     rules = {op: Counter[str]() for op in ("Mul", "Less")}
     for op, count in rules.items():
-        whole = integers._RULES[op]
-        monkeypatch.setitem(integers._RULES, op, lambda *a, whole=whole, count=count: count.update("r") or whole(*a))
+        whole = integer_values._RULES[op]
+        monkeypatch.setitem(
+            integer_values._RULES, op, lambda *a, whole=whole, count=count: count.update("r") or whole(*a)
+        )
     graph = parse_graph(text)
-    followed = integers.Integers(graph, graph.topological())
+    followed = integer_values.Integers(graph, graph.topological())
     assert [followed.follow({(graph["i"], 0): (i,)})[graph["less"], 0] for i in (3, 41, 42)] == [(1,), (1,), (0,)]
     assert (rules["Mul"].total(), rules["Less"].total()) == (1, 4)
 

@@ -18,16 +18,16 @@ from graphs import Layer, training_step
 from processes import on_arena
 
 import tfswap
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler import unoptimised
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.plan_cache import PlanCache
+from tfswap.compiler.request import as_rules
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
-from tfswap.frontends import unoptimised
-from tfswap.frontends.arguments import as_rules
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.plan_cache import PlanCache
 from tfswap.ir.permits import TACTICS
 from tfswap.ir.text import parse_graph
-from tfswap.passes.share import apply_share
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.common_subexpressions import apply_share
 
 CPU = DeviceModel("cpu", False, 2, 2)
 LAYERS = [Layer(kind, 3 * i // 4) for i, kind in enumerate(("dense", "relu", "scale", "add", "dense", "relu") * 3)]

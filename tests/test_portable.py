@@ -14,12 +14,12 @@ from portable_models import RUNNER, SIZE, net, with_grappler
 from processes import last_json, run_python
 
 import tfswap
-from tfswap.analysis.device import DeviceModel
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.frontends import cli
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.oplib import names
+from tfswap.ir import custom_ops
+from tfswap.kernels.device import DeviceModel
 
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "128", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -62,8 +62,10 @@ def nodes(model: Path) -> list[Any]:
 
 def require_stock(model: Path) -> None:
     there = nodes(model)
-    assert not [node.name for node in there if node.op.startswith(names.NAMESPACE) or names.KERNEL in node.attr]
-    assert any(node.name.startswith(names.AGAIN) for node in there)
+    assert not [
+        node.name for node in there if node.op.startswith(custom_ops.NAMESPACE) or custom_ops.KERNEL in node.attr
+    ]
+    assert any(node.name.startswith(custom_ops.AGAIN) for node in there)
 
 
 def test_a_served_net_keeps_less_however_tensorflow_optimizes_it(model: Path, tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_graph_def_that_predicts_can_be_portable() -> None:
     asked: dict[str, Any] = {"feeds": ["x"], "fetches": ["result"], "portable": True}
     floor = tfswap.optimize_graph(graph.as_graph_def(), mode="analyze", **asked).report.floor_bytes
     made = tfswap.optimize_graph(graph.as_graph_def(), memory_limit=floor, **asked)
-    assert not [n for f in made.graph_def.library.function for n in f.node_def if n.op.startswith(names.NAMESPACE)]
+    assert not [n for f in made.graph_def.library.function for n in f.node_def if n.op.startswith(custom_ops.NAMESPACE)]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         given = tf.ones([1024, 64]) * 0.3
         value = session.run(given)

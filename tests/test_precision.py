@@ -11,19 +11,19 @@ from graphs import Layer, training_step
 from processes import on_arena
 from test_passes import Golden
 
-from tfswap.analysis.device import DeviceModel
 from tfswap.analysis.phases import backward_nodes
-from tfswap.analysis.precision import FORMATS, Reduction, asked_for, saved_tensors
+from tfswap.analysis.reduced_precision import FORMATS, Reduction, asked_for, saved_tensors
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.request import as_rules
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.frontends.arguments import as_rules
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
-from tfswap.oplib import names
-from tfswap.passes.precision import apply_precision
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.reduce_precision import apply_precision
 from tfswap.passes.verify import verify
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
 
 PLAIN = DeviceModel()
 
@@ -229,7 +229,7 @@ def test_what_is_asked_for_is_done_whatever_the_limit_is(precision):
         made = optimizer.rewrite(plan)
         verify(made)
         ops = {n.op for n in made}
-        assert {FORMATS[precision].encode, FORMATS[precision].decode, names.MULTIPLY_BY_MASK} <= ops
+        assert {FORMATS[precision].encode, FORMATS[precision].decode, custom_ops.MULTIPLY_BY_MASK} <= ops
         assert "ReluGrad" not in ops  # the sign is kept exactly
 
 

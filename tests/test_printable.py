@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import tfswap
-from tfswap import progress
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
-from tfswap.printable import printable
-from tfswap.report.fit import Fit
 from tfswap.report.markup import document, fields
+from tfswap.report.max_batch import Fit
 from tfswap.report.tables import as_text, figures, listing, show, stacked
+from tfswap.support import progress
+from tfswap.support.printable import printable
 
 EVIL = "layer\x1b[2J\x07\r\x9b31m\u202e\x00"
 SHOWN = r"layer\x1b[2J\x07\r\x9b31m\u202e\x00"

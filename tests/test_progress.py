@@ -15,9 +15,9 @@ from graphs import Layer, training_step
 from processes import run_forked
 from terminals import on_terminal
 
-from tfswap import progress
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler.compiler import Optimizer
+from tfswap.kernels.device import DeviceModel
+from tfswap.support import progress
 
 ERASED = "\x1b[2K"
 
@@ -85,7 +85,7 @@ def test_a_dumb_terminal_stays_free_of_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 IN_A_PIPE = """
 import sys, time
-from tfswap import progress
+from tfswap.support import progress
 progress.LINE_S = {interval}
 with progress.task("planning a step"):
     for part in progress.over("solving", [1, 2, 3]):
@@ -149,7 +149,7 @@ def quick_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_building_is_shown(quick_compiler: None) -> None:
-    build = pytest.importorskip("tfswap.oplib.build")
+    build = pytest.importorskip("tfswap.native.build")
     facts = build.TensorFlowFacts("1", "1", (), ())
     with on_terminal() as screen:
         build.ensure_built(build.CORE, facts)
@@ -159,7 +159,7 @@ def test_building_is_shown(quick_compiler: None) -> None:
 def test_building_says_its_beginning_and_its_end_in_a_pipe(
     quick_compiler: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    build = pytest.importorskip("tfswap.oplib.build")
+    build = pytest.importorskip("tfswap.native.build")
     library = build.ensure_built(build.CORE, build.TensorFlowFacts("1", "1", (), ()))
     first, last = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"tfswap: compiling its ops for TensorFlow 1 with .*: once, .* s to .* min", first)

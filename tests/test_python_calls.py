@@ -10,9 +10,9 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 from tfswap.analysis.dataflow import analyse_dataflow  # noqa: E402 needs TensorFlow
-from tfswap.analysis.device import DeviceModel  # noqa: E402
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.python_calls import differentiated, held_until  # noqa: E402
+from tfswap.kernels.device import DeviceModel  # noqa: E402
 
 WAYS = {
     "as it is": "made",

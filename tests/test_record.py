@@ -9,15 +9,15 @@ import pytest
 from graphs import Layer, training_step, training_steps
 from hypothesis import given, settings
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.ir.graph import Graph
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE
 from tfswap.planner.planner import promised
-from tfswap.planner.record import NOBODY, Record, record_planned
-from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_time
 from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
+from tfswap.simulator.record import NOBODY, Record, record_planned
+from tfswap.simulator.simulate import NOTHING_KNOWN, Resident, simulate_time
 
 CPU = DeviceModel()
 NET = [Layer("dense"), Layer("relu"), Layer("scale", 1)] * 4

@@ -17,7 +17,7 @@ tf = pytest.importorskip("tensorflow")
 pytest.importorskip("wheel")
 
 import tfswap  # noqa: E402 needs TensorFlow
-from tfswap.oplib import load  # noqa: E402
+from tfswap.native import load  # noqa: E402
 
 SPEC = importlib.util.spec_from_file_location("wheels", ROOT / "release" / "wheels.py")
 assert SPEC is not None and SPEC.loader is not None

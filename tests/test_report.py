@@ -16,24 +16,24 @@ from terminals import on_terminal
 
 from tfswap.analysis.cost import kernel_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Machine, default_rates
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
 from tfswap.errors import TfswapError
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.text import parse_graph
-from tfswap.planner.baseline import record_baseline
-from tfswap.planner.record import record_planned
-from tfswap.planner.schedule import KERNELS, build_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Machine, default_rates
+from tfswap.plan.schedule import KERNELS, build_schedule
 from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
 from tfswap.report.report import ROWS_SHOWN, Report, _named
 from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline
-from tfswap.sizes import format_bytes
+from tfswap.simulator.record import record_planned
+from tfswap.simulator.simulate import NOTHING_KNOWN
+from tfswap.simulator.unordered import record_baseline
+from tfswap.support.sizes import format_bytes
 
 CPU = DeviceModel()
 NET = [Layer("dense"), Layer("relu"), Layer("scale", 1)] * 4

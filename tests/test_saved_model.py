@@ -14,8 +14,8 @@ from processes import on_arena, run_forked
 from saved_models import ARENA_MIB
 
 import tfswap
+from tfswap.device.machine import current_device
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
-from tfswap.frontends.machine import current_device
 
 BATCH = 4096
 

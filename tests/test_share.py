@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tfswap.ir import ops
+from tfswap.ir import op_traits
 
 PROGRAM = """
 import numpy as np
@@ -48,5 +48,5 @@ def test_a_sum_starts_where_tensorflow_starts_it():
 
 def test_commutative_ops_are_those_of_tensorflow():
     ran = subprocess.run([sys.executable, "-c", COMMUTATIVE], check=True, capture_output=True, text=True)
-    known = sorted(name for name in json.loads(ran.stdout.splitlines()[-1]) if ops.is_known(name))
-    assert sorted(op for op in known if ops.is_commutative(op)) == known
+    known = sorted(name for name in json.loads(ran.stdout.splitlines()[-1]) if op_traits.is_known(name))
+    assert sorted(op for op in known if op_traits.is_commutative(op)) == known

@@ -11,8 +11,8 @@ import pytest
 
 tf: Any = pytest.importorskip("tensorflow")
 
-from tfswap.frontends.size_rules import size_rule  # noqa: E402 needs TensorFlow
 from tfswap.importers.function import import_function  # noqa: E402
+from tfswap.runtime.output_sizes import size_rule  # noqa: E402 needs TensorFlow
 
 GIVEN = tf.zeros([30, 7, 40])
 

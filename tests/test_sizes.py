@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfswap.errors import TfswapError
-from tfswap.sizes import MAX_BYTES, check_limit, format_bytes, parse_limit
+from tfswap.support.sizes import MAX_BYTES, check_limit, format_bytes, parse_limit
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ pytest.importorskip("tensorflow")
 
 from processes import on_arena, run_forked, start_python
 
-from tfswap.oplib.load import load
-from tfswap.planner.tiers import STAGING_BYTES
+from tfswap.native.load import load
+from tfswap.planner.host_tiers import STAGING_BYTES
 
 PRELUDE = """
 import json
@@ -25,7 +25,7 @@ import tensorflow as tf
 import tfswap
 import tfswap.ops as ops
 from nets import Net, as_traced, batch, bits, unoptimised
-from tfswap.planner.tiers import STAGING_BYTES
+from tfswap.planner.host_tiers import STAGING_BYTES
 
 MIB = 2**20
 HOST = STAGING_BYTES + 3 * MIB
@@ -155,9 +155,9 @@ def test_a_disk_that_is_described_as_slow_gets_less():
         """
 import dataclasses
 from tfswap.analysis.cost import Costs
-from tfswap.frontends.options import Options, Spill
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends import machine
+from tfswap.compiler.options import Options, Spill
+from tfswap.compiler.compiler import Optimizer
+from tfswap.device import machine
 from tfswap.importers.function import import_function
 
 device = machine.current_device()[1]
@@ -404,7 +404,7 @@ def test_arguments():
         """
 import tensorflow as tf
 import tfswap
-from tfswap.planner.tiers import STAGING_BYTES
+from tfswap.planner.host_tiers import STAGING_BYTES
 
 def told(**options):
     try:

@@ -1,4 +1,4 @@
-"""Sums split by passes/split_sums.py give the bits of TensorFlow's own kernel, whatever is added."""
+"""Sums split by passes/prepare/split_add_n.py give the bits of TensorFlow's own kernel, whatever is added."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfswap.analysis.device import DeviceModel
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
-from tfswap.passes.split_sums import SMALLEST_BYTES, apply_split_sums
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.split_add_n import SMALLEST_BYTES, apply_split_sums
 
 ELEMENTS = SMALLEST_BYTES // 2
 """Enough of the smallest type here."""

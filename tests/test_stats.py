@@ -149,7 +149,7 @@ print(json.dumps(0))
 def test_what_a_lost_step_copies_later_is_nobodys():
     run(
         """
-from tfswap.oplib.load import load
+from tfswap.native.load import load
 
 step = optimized(Net().step)
 step(batch())

@@ -10,7 +10,7 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap  # noqa: E402 needs TensorFlow
-from tfswap.frontends.told_sizes import find_told_sizes  # noqa: E402
+from tfswap.runtime.dynamic_sizes import find_told_sizes  # noqa: E402
 
 PROGRAM = """
 import json

@@ -12,10 +12,10 @@ from typing import TextIO
 
 import pytest
 
-from tfswap import trusted_files
-from tfswap.frontends import plan_cache
-from tfswap.frontends.plan_cache import PlanCache
-from tfswap.trusted_files import UntrustedPath, trusted_folder
+from tfswap.compiler import plan_cache
+from tfswap.compiler.plan_cache import PlanCache
+from tfswap.support import trusted_files
+from tfswap.support.trusted_files import UntrustedPath, trusted_folder
 
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")

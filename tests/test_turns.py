@@ -268,7 +268,7 @@ def test_a_wait_can_be_interrupted():
     """And whoever waited no more is not given the turn."""
     found = run("""
 import signal
-from tfswap.frontends import turn
+from tfswap.runtime import turn
 
 class Interrupted(Exception):
     pass

@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 from processes import on_arena
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.frontends import unoptimised
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler import unoptimised
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.ir.custom_ops import DRAWS
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import is_one_node
+from tfswap.ir.op_traits import is_one_node
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import format_graph, parse_graph
-from tfswap.oplib.names import DRAWS
-from tfswap.passes import unroll
-from tfswap.passes.unroll import MOST_TRIPS, apply_unroll
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare import unroll_loops
+from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, apply_unroll
 
 CPU = DeviceModel("cpu", False, 2, 2)
 
 
 @pytest.fixture(autouse=True)
 def any_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll, "LEAST_MEAN_S", 0.0)
+    monkeypatch.setattr(unroll_loops, "LEAST_MEAN_S", 0.0)
 
 
 SUMS = """
@@ -182,9 +182,9 @@ def test_a_loop_whose_end_the_step_decides_stays_one() -> None:
 
 
 def test_loops_that_are_too_much_together_stay_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll, "MOST_KERNELS", 5)
+    monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 5)
     assert not apply_unroll(sums(), CPU)
-    monkeypatch.setattr(unroll, "MOST_KERNELS", 6)
+    monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 6)
     assert apply_unroll(sums(), CPU)
 
 

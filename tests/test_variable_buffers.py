@@ -101,7 +101,7 @@ import json
 import numpy as np
 import tensorflow as tf
 import tfswap
-from tfswap.frontends.variable_buffers import WrittenVariables
+from tfswap.device.variable_buffers import WrittenVariables
 
 a, b, inner = (tf.Variable(tf.zeros([1000]) + n) for n in range(3))
 variables = WrittenVariables({"a": a.handle, "b": b.handle, "inner": inner.handle}, {"inner"})

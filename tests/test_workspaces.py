@@ -9,21 +9,21 @@ import pytest
 from graphs import Layer, training_step
 from processes import on_arena
 
-from tfswap.analysis.convolutions import Algorithm, algorithms
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates, described
-from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import offline_optimizer
+from tfswap.compiler.options import Options
 from tfswap.frontends.simulate import sweep
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
+from tfswap.kernels.cudnn_algorithms import Algorithm, algorithms
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates, described
+from tfswap.plan.schedule import build_schedule, planned_schedule
+from tfswap.planner.convolution_room import fastest, rooms
 from tfswap.planner.planner import simulated_limit
-from tfswap.planner.reuse import find_reuse, largest_working_set, working_set_bytes
-from tfswap.planner.schedule import build_schedule, planned_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, simulate_memory
-from tfswap.planner.workspaces import fastest, rooms
+from tfswap.simulator.simulate import NOTHING_KNOWN, simulate_memory
+from tfswap.simulator.working_set import find_reuse, largest_working_set, working_set_bytes
 
 MIB = 2**20
 CPU = DeviceModel()

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit
-from tfswap.passes import unroll
+from tfswap.passes.prepare import unroll_loops
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from micro_batches import micro_batches
@@ -135,14 +135,14 @@ def random_loops(seeds: range) -> list[list[bool]]:
     whether its smallest limit is no higher than the loop's.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    unroll.LEAST_MEAN_S = 0.0
+    unroll_loops.LEAST_MEAN_S = 0.0
     slab = tf.raw_ops.Empty(shape=[200 << 20], dtype=tf.uint8)  # one region
     del slab
     found: list[list[bool]] = []
     for step, run in map(random_loop, seeds):
         wanted, _ = run(tf.function(step))
         floor = _floor(step)
-        with mock.patch.object(unroll, "MOST_TRIPS", -1):
+        with mock.patch.object(unroll_loops, "MOST_TRIPS", -1):
             looped = _floor(step)
         optimised = tfswap.optimize(tf.function(step), memory_limit=int(1.02 * floor))
         bits, peak = run(optimised)

@@ -6,25 +6,24 @@ Importing this changes nothing in TensorFlow, and does not import it until somet
 import logging
 
 from tfswap import keras
-from tfswap.analysis.profile import Profile
+from tfswap.compiler.marks import keep
+from tfswap.compiler.policy import TensorFacts
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
-from tfswap.frontends.fit import max_batch
 from tfswap.frontends.function import OptimizedFunction, optimize
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.loading import load
-from tfswap.frontends.marks import keep
-from tfswap.frontends.policy import TensorFacts
+from tfswap.frontends.max_batch import max_batch
 from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
-from tfswap.planner.plan import Absence, Plan
-from tfswap.printable import log_printable
+from tfswap.kernels.profile import Profile
+from tfswap.plan.plan import Absence, Plan
 from tfswap.report.curve import Curve
 from tfswap.report.explain import Explanation
-from tfswap.report.fit import Fit
+from tfswap.report.max_batch import Fit
 from tfswap.report.report import Report
-
-__version__ = "0.1.0"
+from tfswap.support.printable import log_printable
+from tfswap.version import __version__ as __version__
 
 log_printable(logging.getLogger("tfswap"))
 

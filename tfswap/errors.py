@@ -6,7 +6,7 @@ has it), the values involved, and what to do next.
 
 from __future__ import annotations
 
-from tfswap.printable import printable
+from tfswap.support.printable import printable
 
 INSTALL_TENSORFLOW = 'Install it: pip install "tfswap[tensorflow]", or "tfswap[cpu]" for a machine without a GPU.'
 

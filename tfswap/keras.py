@@ -8,14 +8,14 @@ from tfswap.frontends.keras import optimize_model as optimize
 from tfswap.frontends.keras import report
 
 if TYPE_CHECKING:
-    from tfswap.frontends.memory_report import MemoryReport
+    from tfswap.frontends.keras_memory_report import MemoryReport
 
 __all__ = ["MemoryReport", "optimize", "report"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "MemoryReport":  # a subclass of Keras' Callback, so that it takes Keras to make it
-        from tfswap.frontends.memory_report import MemoryReport
+        from tfswap.frontends.keras_memory_report import MemoryReport
 
         return MemoryReport
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

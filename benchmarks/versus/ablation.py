@@ -36,7 +36,7 @@ from versus.page import FORM_COLUMNS, Section, Table, cut, form_lines, mib
 from versus.standing import EVEN, OVERLAP, Over, of_lines
 from versus.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, told_by
 
-from tfswap.planner.plan import Absence, Plan
+from tfswap.plan.plan import Absence, Plan
 
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet": ("peer", {"name": "resnet"}),

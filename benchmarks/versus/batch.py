@@ -205,9 +205,9 @@ def _optimizer(step: Any, specs: Sequence[Any], size: int, tactics: tuple[str, .
     """What plans the step of a batch for the described machine."""
     import tensorflow as tf
 
-    from tfswap.frontends.offline import offline_optimizer
+    from tfswap.compiler.offline import offline_optimizer
+    from tfswap.frontends.resizable_step import find_step
     from tfswap.frontends.simulate import target
-    from tfswap.frontends.training_step import find_step
 
     on, options, costs = target(DEVICE, None, tactics, None, None, None, None)
     sized = [tf.TensorSpec([size, *spec.shape[1:]], spec.dtype) for spec in specs]
@@ -217,7 +217,7 @@ def _optimizer(step: Any, specs: Sequence[Any], size: int, tactics: tuple[str, .
 
 def _needs(step: Any, specs: Sequence[Any], size: int, unit: int) -> list[tuple[float, float]]:
     """What no plan can do without, at a batch and at the next smaller or larger one."""
-    from tfswap.planner.reuse import largest_working_set
+    from tfswap.simulator.working_set import largest_working_set
 
     found = []
     for batch in (size - unit or size + unit, size):
@@ -337,7 +337,7 @@ def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _bound_by_host(found: dict[str, Any]) -> list[str]:
     """Which plans fill the described machine's host memory, so that it bounds them and not the device's."""
-    from tfswap.analysis.devices import described
+    from tfswap.kernels.hardware import described
 
     host = described(DEVICE).host_bytes
     full = [

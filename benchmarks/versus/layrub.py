@@ -56,7 +56,7 @@ ONEDNN = True
 
 def measure(part: str) -> dict[str, Any]:
     case = CASES[part]
-    # The deepest has more nodes than Grappler is asked for (MOST_NODES in tfswap/frontends/grappler.py).
+    # The deepest has more nodes than Grappler is asked for (MOST_NODES in tfswap/compiler/grappler.py).
     reference = WITHOUT_GRAPPLER if case.alone else REFERENCE
     forms = [UNOPTIMISED, reference, *(Form(_label(share), limit=share) for share in case.shares)]
     forms.append(Form("tfswap, its floor"))

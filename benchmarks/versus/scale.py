@@ -86,7 +86,7 @@ def _moves() -> dict[str, Any]:
 
 
 def _links() -> dict[str, Any]:
-    from tfswap.analysis.devices import described
+    from tfswap.kernels.hardware import described
 
     on = described(DEVICE)
     rates = [dataclasses.replace(on.rates, out_bytes_per_s=r * 1e9, in_bytes_per_s=r * 1e9) for r in RATES]
@@ -94,7 +94,7 @@ def _links() -> dict[str, Any]:
 
 
 def _devices() -> dict[str, Any]:
-    from tfswap.analysis.devices import described
+    from tfswap.kernels.hardware import described
 
     found = [described(name) for name in OTHERS]
     return {"layers": DEPTH, "batch": BATCH, "rows": _simulated((on, on.rates) for on in found)}
@@ -107,9 +107,9 @@ def _simulated(machines: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
     import scale
 
     from tfswap.analysis.cost import Costs
-    from tfswap.frontends.offline import offline_optimizer
-    from tfswap.frontends.options import Options
-    from tfswap.frontends.training_step import find_step
+    from tfswap.compiler.offline import offline_optimizer
+    from tfswap.compiler.options import Options
+    from tfswap.frontends.resizable_step import find_step
     from tfswap.planner.planner import TACTICS
 
     step, specs = scale.supernet(DEPTH, BATCH)
@@ -243,9 +243,9 @@ def share_total_s(row: dict[str, Any]) -> float:
 
 def _planning_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Where planning takes longer than tracing, what else is broken, and what changes with the size."""
-    from tfswap.frontends.grappler import MOST_NODES
-    from tfswap.planner.baseline import MOST_KERNELS, MOST_RUNS, STEPS
+    from tfswap.compiler.grappler import MOST_NODES
     from tfswap.planner.planner import TWO_SOLVERS
+    from tfswap.simulator.unordered import MOST_KERNELS, MOST_RUNS, STEPS
 
     longer = [f"{row['nodes']:,}" for row in rows if row["total_s"] > row["tracing_s"]]
     share = [f"{row['nodes']:,}" for row in rows if share_total_s(row) > row["tracing_s"]]

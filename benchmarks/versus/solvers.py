@@ -1,8 +1,8 @@
 """Published policies as solvers in tfswap's own engine, beside tfswap's own curve of memory and time.
 
-The policies choose what is swapped or made again (planner/classics.py, planner/meng.py); orders, the allocator's
-simulation, the rewriting and the runtime are tfswap's. Each runs at the smallest cap that it reaches, and tfswap under
-the peak that it was then measured at.
+The policies choose what is swapped or made again (planner/solvers/published.py, planner/solvers/meng.py); orders, the
+allocator's simulation, the rewriting and the runtime are tfswap's. Each runs at the smallest cap that it reaches, and
+tfswap under the peak that it was then measured at.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfswap import progress
+from tfswap.support import progress
 
 MIB = 2**20
 TACTICS = ("swap", "recompute", "encode")
@@ -406,7 +406,7 @@ def under_limit(step: Any, arguments: Sequence[Any], form: Form, told: dict[str,
     from versus.ablation import EDITS
 
     import tfswap.ops
-    from tfswap.frontends.arguments import check
+    from tfswap.compiler.request import check
     from tfswap.frontends.function import OptimizedFunction
 
     tfswap.ops.configure(bandwidth_bytes_per_s=form.link)

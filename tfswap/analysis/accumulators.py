@@ -5,7 +5,7 @@ from; nothing else looks at its elements. Optionals, in which a conditional save
 (cond_v2.py), are lists of one element: to make one is to push, to read it is to pop. In between an accumulator goes
 through loops, conditionals and other lists as a whole: what a loop inside a loop saves is a list of the inner body,
 which the outer loop pushes and pops in its turn. So what is pushed may be kept in any form that the pop can undo
-(passes/loop_swap.py).
+(passes/tactics/loop_swap.py).
 
 All lists of a graph and of its bodies fall into classes of those that can be one another; a class is an accumulator
 or is not as a whole.
@@ -25,7 +25,7 @@ from typing import NamedTuple, cast
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.analysis.permits import permit_of
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import (
+from tfswap.ir.op_traits import (
     control_flow,
     empties_list,
     passes_on,

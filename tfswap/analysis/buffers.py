@@ -1,10 +1,10 @@
-"""Buffers as a run on paper knows them (analysis/bodies.py), and what lists keep."""
+"""Buffers as a run on paper knows them (analysis/control_flow.py), and what lists keep."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tfswap.analysis.integers import Values
+from tfswap.analysis.integer_values import Values
 
 
 class Element(NamedTuple):

@@ -16,18 +16,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfswap.analysis.columns import conv3d_columns
-from tfswap.analysis.convolutions import CHANNELS_FIRST, copied_bytes
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates, default_rates
-from tfswap.analysis.einsum import einsum_parts
-from tfswap.analysis.profile import Profile
 from tfswap.errors import TfswapError
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import is_const, is_feed, is_view, pops_list, reads_metadata_only
+from tfswap.ir.op_traits import is_const, is_feed, is_view, pops_list, reads_metadata_only
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
-from tfswap.oplib import names
+from tfswap.kernels.columns import conv3d_columns
+from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST, copied_bytes
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.einsum import einsum_parts
+from tfswap.kernels.hardware import Rates, default_rates
+from tfswap.kernels.profile import Profile
 
 if TYPE_CHECKING:
     from tfswap.analysis.dataflow import Dataflow
@@ -125,20 +125,20 @@ class Costs:
         grouped = {node for group in groups.values() for node in group}
         for node in body.topological():
             copy_s = 0.0
-            if node.op == names.SWAP_OUT:
+            if node.op == custom_ops.SWAP_OUT:
                 copy_s = (node.inputs[0].type.nbytes or 0) / rates.out_bytes_per_s
                 ends[node] = out_free = max(out_free, now) + copy_s
             elif node in under_way:
                 ends[node] = under_way[node]
-            elif node.op == names.SWAP_IN or node in loads:
+            elif node.op == custom_ops.SWAP_IN or node in loads:
                 load = loads.get(node, node)
                 copy_s = (load.outputs[0].nbytes or 0) / rates.in_bytes_per_s
                 in_free = max(in_free, now) + copy_s
                 (ends if load is node else ahead)[load] = in_free
             lost += copy_s * rates.copy_share
-            if node.op in (names.RELEASE, names.AWAIT):
+            if node.op in (custom_ops.RELEASE, custom_ops.AWAIT):
                 waits[node] = max(0.0, ends[node.inputs[0].node] - now)
-            if node.op in names.ALL:
+            if node.op in custom_ops.ALL:
                 now += waits.get(node, 0.0) + rates.launch_s
             elif node in body.bodies:
                 now += rates.launch_s
@@ -172,9 +172,9 @@ def _prefetched(body: Graph) -> dict[Node, Node]:
     ahead = {feed.out(): fetch.node for feed, fetch in zip(body.feeds, body.fetches, strict=False)}
     found: dict[Node, Node] = {}
     for node in body:
-        if node.op == names.SWAP_IN and pops_list((pop := node.inputs[0].node).op):
+        if node.op == custom_ops.SWAP_IN and pops_list((pop := node.inputs[0].node).op):
             source = ahead.get(passed_on(pop.inputs[0]))
-            if source is not None and source.op == names.PREFETCH:
+            if source is not None and source.op == custom_ops.PREFETCH:
                 found[source] = node
     return found
 
@@ -553,7 +553,7 @@ def _work(node: Node, rates: Rates) -> Work:
 
 def kernel_seconds(node: Node, rates: Rates) -> float:
     """Seconds that one run of `node` takes on a machine with these rates."""
-    body_s = node.attrs.get(names.BODY_SECONDS)
+    body_s = node.attrs.get(custom_ops.BODY_SECONDS)
     return rates.launch_s + (body_s if isinstance(body_s, float) else work_seconds(node, rates))
 
 

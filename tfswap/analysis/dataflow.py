@@ -8,8 +8,8 @@ values behind them, so they are *free* nodes: TensorFlow may run them whenever i
 Invariant: pure function of the graph and the device; everything is indexed by position in the graph's
 topological order (nodes) or by creation (values).
 
-Loops and conditionals are kernels whose requests are those of all that they run (analysis/bodies.py). The elements
-of tensor lists are values of their own: whoever reads the list reads them too.
+Loops and conditionals are kernels whose requests are those of all that they run (analysis/control_flow.py). The
+elements of tensor lists are values of their own: whoever reads the list reads them too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tfswap.analysis import kernels
-from tfswap.analysis.bodies import (
+from tfswap.analysis.buffers import Contents, Element
+from tfswap.analysis.constants import folds, kept_constants
+from tfswap.analysis.control_flow import (
     Bodies,
     Course,
     Record,
@@ -36,13 +37,11 @@ from tfswap.analysis.bodies import (
     resources_used,
     uses_lists,
 )
-from tfswap.analysis.buffers import Contents, Element
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.folding import folds, kept_constants
-from tfswap.analysis.integers import MOST_TRIPS, Values, known_results
+from tfswap.analysis.integer_values import MOST_TRIPS, Values, known_results
 from tfswap.analysis.permits import permits_of_values
+from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import (
+from tfswap.ir.op_traits import (
     control_flow,
     reads_variable,
     runs_python,
@@ -52,8 +51,9 @@ from tfswap.ir.ops import (
 )
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.python_calls import held_until
-from tfswap.oplib.names import ASSIGN_IN_PLACE, OUTSIDE
-from tfswap.planner.allocator import round_up
+from tfswap.kernels import kernel_memory
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
 
 SMALL_BYTES = 1
 """A tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk all the same."""
@@ -164,7 +164,7 @@ class Dataflow:
     reads: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list[tuple[tuple[int, int], ...]])
     forwards: list[Forwards] = field(default_factory=list[Forwards])
-    events: list[tuple[kernels.Event, ...]] = field(default_factory=list[tuple[kernels.Event, ...]])
+    events: list[tuple[kernel_memory.Event, ...]] = field(default_factory=list[tuple[kernel_memory.Event, ...]])
     temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict[int, dict[int, tuple[int, ...]]])
     updates: list[tuple[Update, ...]] = field(default_factory=list[tuple[Update, ...]])
     written: dict[int, int] = field(default_factory=dict[int, int])
@@ -173,7 +173,9 @@ class Dataflow:
     value_of: dict[tuple[Node, int], int] = field(default_factory=dict[tuple[Node, int], int])
     inexact: list[int] = field(default_factory=list[int])
     bounded: list[int] = field(default_factory=list[int])
-    usual: dict[int, tuple[kernels.Event, ...]] = field(default_factory=dict[int, tuple[kernels.Event, ...]])
+    usual: dict[int, tuple[kernel_memory.Event, ...]] = field(
+        default_factory=dict[int, tuple[kernel_memory.Event, ...]]
+    )
     place: dict[str, int] = field(default_factory=dict[str, int])
     constants: set[Node] = field(default_factory=set[Node])
     holders: set[Node] = field(default_factory=set[Node])
@@ -329,7 +331,7 @@ class Dataflow:
             values[v] = values[v]._replace(nbytes=int(share * values[v].nbytes))
         return values
 
-    def _with(self, usual: Mapping[int, tuple[kernels.Event, ...]]) -> Dataflow:
+    def _with(self, usual: Mapping[int, tuple[kernel_memory.Event, ...]]) -> Dataflow:
         """These facts, with other requests of what is bounded; where none are given, without temporaries."""
         events, rest = list(self.events), dict(self.temp_forwards)
         for i in self.bounded:
@@ -538,7 +540,7 @@ class _Builder:
         self.used = {node: resources_used(node, bodies) for node, bodies in graph.bodies.items()}
         for node, used in self.used.items():
             self.sparsely_read.update(node.inputs[p].node for p in used.sparsely_read)
-        # Where the graph turns that off, it is off at each access to the whole (passes/shared_reads.py).
+        # Where the graph turns that off, it is off at each access to the whole (passes/prepare/copy_on_read.py).
         self.sparsely_read -= {node.inputs[0].node for node in graph if turns_off_copy_on_read(node.op)}
         self.integers: dict[tuple[Node, int], Values] = {(n, 0): v for n, v in graph.small_constants.items()}
         self.contents: dict[tuple[Node, int], Contents] = {}
@@ -571,7 +573,7 @@ class _Builder:
     def _node(self, i: int, node: Node) -> None:
         flow = self.flow
         integers = self.integers
-        memory = kernels.kernel_memory(
+        memory = kernel_memory.kernel_memory(
             node.op,
             node.attrs,
             [source.outputs[o] for source, o in node.inputs],
@@ -794,7 +796,7 @@ class _Builder:
             self.readers[self.version[resource]] = []
         return self.version[resource]
 
-    def _updates(self, memory: kernels.KernelMemory, inputs: list[int], node: Node) -> tuple[Update, ...]:
+    def _updates(self, memory: kernel_memory.KernelMemory, inputs: list[int], node: Node) -> tuple[Update, ...]:
         writes: list[tuple[int, int | None]] = [(inputs[r], None) for r in memory.updates]
         if memory.retains:
             writes.append((inputs[0], inputs[memory.retains[0]]))

@@ -5,7 +5,7 @@ image only where in each window the maximum lies. Each has a twin that takes tha
 bits (docs/encodings.md; Jain et al., *Gist*, ISCA 2018). Found by what a kernel is and reads, whoever traced it.
 
 Invariant: pure functions of the graph and the device; what is listed gives the same bits wherever it is used.
-Bodies of loops and conditionals are graphs by themselves (analysis/inner_encodings.py).
+Bodies of loops and conditionals are graphs by themselves (analysis/body_encodings.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import Rates
-from tfswap.analysis.folding import constant_nodes
+from tfswap.analysis.constants import constant_nodes
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
-from tfswap.oplib import names
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates
 
 FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
 LONG_WAIT = 8.0
@@ -81,8 +81,8 @@ class Encoding(NamedTuple):
 _SELECT = Codec(
     0,
     (1, 2),
-    names.ENCODE_MASK,
-    names.SELECT_BY_MASK,
+    custom_ops.ENCODE_MASK,
+    custom_ops.SELECT_BY_MASK,
     "true",
     encoding_first=True,
     wants_shape=True,
@@ -93,8 +93,8 @@ _WINDOW = ("ksize", "strides", "padding", "explicit_paddings")
 _POOL = Codec(
     0,
     (2,),
-    names.ENCODE_MAX_POOL,
-    names.MAX_POOL_GRAD_FROM_POSITIONS,
+    custom_ops.ENCODE_MAX_POOL,
+    custom_ops.MAX_POOL_GRAD_FROM_POSITIONS,
     copied=("T", *_WINDOW),
     encode_copied=_WINDOW,
     wants_shape=True,
@@ -103,10 +103,12 @@ _POOL = Codec(
 # Products and pooling: a GPU's kernels flush denormals and settle ties in their own ways, and were not compared.
 _CODECS: dict[str, Codec] = {
     "_MklNativeMaxPoolGrad": _POOL,
-    "LeakyReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.LEAKY_RELU_GRAD_FROM_MASK, "positive", ("T", "alpha")),
+    "LeakyReluGrad": Codec(
+        1, (0,), custom_ops.ENCODE_MASK, custom_ops.LEAKY_RELU_GRAD_FROM_MASK, "positive", ("T", "alpha")
+    ),
     "MaxPoolGrad": _POOL,
-    "Relu6Grad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "relu6"),
-    "ReluGrad": Codec(1, (0,), names.ENCODE_MASK, names.MULTIPLY_BY_MASK, "positive"),
+    "Relu6Grad": Codec(1, (0,), custom_ops.ENCODE_MASK, custom_ops.MULTIPLY_BY_MASK, "relu6"),
+    "ReluGrad": Codec(1, (0,), custom_ops.ENCODE_MASK, custom_ops.MULTIPLY_BY_MASK, "positive"),
     "Select": _SELECT,
     "SelectV2": _SELECT,
 }
@@ -189,7 +191,7 @@ def _integers(node: Node, attribute: str) -> tuple[int, ...]:
 
 
 _ENCODED: dict[str, Callable[[Node, Codec, bool], TensorType | None]] = {
-    names.ENCODE_MASK: _mask,
-    names.ENCODE_MAX_POOL: _positions,
+    custom_ops.ENCODE_MASK: _mask,
+    custom_ops.ENCODE_MAX_POOL: _positions,
 }
 """By the op that encodes: the type of its output, or None where the kernel can't take it with the same bits."""

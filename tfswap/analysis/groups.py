@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tfswap.analysis.kernel_rules import KernelMemory
 from tfswap.ir.graph import Graph, Node
-from tfswap.planner.allocator import round_up
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.memory_rules import KernelMemory
 
 
 class Served(NamedTuple):

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfswap.analysis.accumulators import Accumulator, Place
-from tfswap.analysis.bodies import resources_used
+from tfswap.analysis.control_flow import resources_used
+from tfswap.ir.custom_ops import FIRST
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import (
+from tfswap.ir.op_traits import (
     READ_VARIABLE,
     control_flow,
     is_const,
@@ -32,7 +33,6 @@ from tfswap.ir.ops import (
     reads_variable,
 )
 from tfswap.ir.views import passed_on
-from tfswap.oplib.names import FIRST
 
 
 class Saved(NamedTuple):

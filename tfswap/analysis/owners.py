@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.folding import constant_nodes
-from tfswap.analysis.kernels import kernel_memory
+from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Output
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
 
 
 def solely_owned(graph: Graph, device: DeviceModel) -> Callable[[Output], bool]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfswap.ir.custom_ops import SWAP_IN
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import decodes, encodes
+from tfswap.ir.op_traits import decodes, encodes
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import origin
-from tfswap.oplib.names import SWAP_IN
 
 
 def permit_of(graph: Graph, tensor: Output) -> Permit:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from tfswap.analysis.encodings import FLOATS
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.ops import is_pure, is_view, writes_variable
+from tfswap.ir.op_traits import is_pure, is_view, writes_variable
 
 MARKS = ("Backprop", "Grad")
 """Parts of the names of kernels that only gradients need."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from tfswap.ir.graph import Dims, Graph, Node, Output
-from tfswap.ir.ops import control_flow, is_view, takes_from_pipeline
+from tfswap.ir.op_traits import control_flow, is_view, takes_from_pipeline
 from tfswap.ir.types import TensorType
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.ir.graph import Graph
-from tfswap.planner.allocator import round_up
+from tfswap.kernels.alignment import round_up
 
 
 def written_variables(graph: Graph, flow: Dataflow) -> list[int]:

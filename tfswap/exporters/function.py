@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfswap.collector import without_collector
 from tfswap.exporters.function_def import BodyFunctions, grappler_off_config
 from tfswap.exporters.graph_def import export_graph_def
-from tfswap.forks import note_step
 from tfswap.importers.function import own_outputs
 from tfswap.importers.source_lines import SourceLines
+from tfswap.ir.custom_ops import EXECUTOR
 from tfswap.ir.graph import Graph, Node
-from tfswap.oplib.names import EXECUTOR
-from tfswap.oplib.parts import parts
+from tfswap.native.forks import note_step
+from tfswap.native.parts import parts
+from tfswap.support.gc_pause import without_collector
 
 log = logging.getLogger("tfswap")
 
@@ -160,7 +160,7 @@ def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyF
     from tensorflow.python.framework import importer
     from tensorflow.python.ops import array_ops
 
-    from tfswap.oplib.load import load_for
+    from tfswap.native.load import load_for
 
     load_for(node for part in (graph, *graph.all_bodies()) for node in part)
     made = func_graph_module.FuncGraph(name)

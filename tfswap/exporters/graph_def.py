@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.importers.library import drop_lost_colocations, functions_in
+from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node, Opaque
 from tfswap.ir.types import Shape
-from tfswap.oplib.names import GATE
-from tfswap.passes.devices import unit
+from tfswap.passes.device_carriers import unit
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_shape_pb2

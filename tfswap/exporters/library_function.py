@@ -36,7 +36,7 @@ def export_library_function(
     Raises:
         OpLibraryError: tfswap's ops, which `graph` may have, can't be built or loaded.
     """
-    from tfswap.oplib.load import load_for
+    from tfswap.native.load import load_for
 
     load_for(node for part in (graph, *graph.all_bodies()) for node in part)
     bodies = BodyFunctions(portable=portable)

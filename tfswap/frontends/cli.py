@@ -23,15 +23,15 @@ from typing import Any
 from absl import flags
 from absl.flags import argparse_flags
 
-from tfswap import progress
-from tfswap.analysis.devices import NAMES, THIS, described
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.files import require_new_folder
-from tfswap.frontends.signals import ended_by_signals
+from tfswap.frontends.cli_signals import ended_by_signals
+from tfswap.kernels.hardware import NAMES, THIS, described
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
-from tfswap.sizes import check_limit, format_bytes, format_count, parse_limit
+from tfswap.support import progress
+from tfswap.support.files import require_new_folder
+from tfswap.support.sizes import check_limit, format_bytes, format_count, parse_limit
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 ROWS_EXPLAINED = 30
@@ -251,7 +251,7 @@ def _simulate(options: argparse.Namespace) -> Result:
 
 
 def _fit(options: argparse.Namespace) -> Result:
-    from tfswap.frontends.fit import max_batch
+    from tfswap.frontends.max_batch import max_batch
 
     found = max_batch(
         options.saved_model_dir,
@@ -303,7 +303,7 @@ def _doctor(options: argparse.Namespace) -> Result:
 
 
 def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None) -> Any:
-    from tfswap.oplib.build import tensorflow_facts
+    from tfswap.native.build import tensorflow_facts
 
     tensorflow_facts()  # one clear error when TensorFlow is missing
     from tfswap.frontends.saved_model import optimize_graph
@@ -395,7 +395,7 @@ def _batch_size(text: str) -> int:
 
 
 def _tactics(text: str) -> tuple[str, ...]:
-    from tfswap.frontends.options import Options
+    from tfswap.compiler.options import Options
 
     tactics = tuple(filter(None, (t.strip() for t in text.split(","))))
     return _checked(tactics, lambda: Options(tactics))
@@ -407,8 +407,8 @@ def _spill_limit(text: str) -> str:
 
 def _precision(text: str) -> Any:
     """One for all, or pairs from "head/*=exact;*=fp8"."""
-    from tfswap.frontends.arguments import as_rules
-    from tfswap.frontends.options import Options
+    from tfswap.compiler.options import Options
+    from tfswap.compiler.request import as_rules
 
     rules = text
     if "=" in text:

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from tfswap import progress
+from tfswap.compiler.model_file import ModelFile
 from tfswap.errors import InvalidModel, TfswapError
-from tfswap.frontends.model_file import ModelFile
 from tfswap.frontends.saved_model import ArgumentSizes
-from tfswap.oplib.load import load_for
-from tfswap.printable import printable
+from tfswap.native.load import load_for
+from tfswap.support import progress
+from tfswap.support.printable import printable
 
 SEED = 1
 CLASSES = 2

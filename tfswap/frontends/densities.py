@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfswap.analysis.packings import SPARSE_TYPES
-from tfswap.analysis.precision import saved_tensors
-from tfswap.analysis.profile import Density, types_of
-from tfswap.exporters.halves import Half
+from tfswap.analysis.lossless_forms import SPARSE_TYPES
+from tfswap.analysis.reduced_precision import saved_tensors
+from tfswap.exporters.flat_function import Half
 from tfswap.ir.graph import Dtype, Graph, Output
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.profile import Density, types_of
 
 
 def measure_densities(graph: Graph, concrete: Any, inputs: list[Any]) -> tuple[Density, ...]:

@@ -7,20 +7,20 @@ import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tfswap.compiler.rival_rewriters import FLAGS, clusters_by_environment
+from tfswap.device import machine
 from tfswap.errors import TfswapError
-from tfswap.frontends import machine
-from tfswap.frontends.rewriters import FLAGS, clusters_by_environment
-from tfswap.sizes import format_bytes
+from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from tfswap.oplib.load import OpLibraryStatus
+    from tfswap.native.load import OpLibraryStatus
 
 
 def examine() -> tuple[dict[str, Any], str]:
     """The facts, and the same as text."""
-    from tfswap import __version__
-    from tfswap.oplib import build
-    from tfswap.oplib.load import status
+    from tfswap.native import build
+    from tfswap.native.load import status
+    from tfswap.version import __version__
 
     library, codecs = status(), status(build.CODECS)
     errors = [library.error] if library.error else [f"encodings: {codecs.error}"] if codecs.error else []

@@ -2,11 +2,11 @@
 
 Each trace of the function is planned and rewritten once, at its first call, and called as before from then
 on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
-`frontends/step.py`.
+`runtime/step.py`.
 
-A call that a tape watches is planned with its gradients (`frontends/outside_step.py`). Not handled: tapes that may ask
-for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and there is
-no report of the call.
+A call that a tape watches is planned with its gradients (`runtime/outer_gradient_step.py`). Not handled: tapes that may
+ask for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and there
+is no report of the call.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, overload
 
-from tfswap.analysis.profile import Profile
+from tfswap.compiler.options import Options
+from tfswap.compiler.policy import Policy
+from tfswap.compiler.preconditions import UnknownSizes
+from tfswap.compiler.request import Precision, Request, check, one_of
+from tfswap.compiler.rival_rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
+from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
-from tfswap.forks import note_step, refuse_in_late_child
-from tfswap.frontends import machine
-from tfswap.frontends.arguments import Precision, Request, check, one_of
-from tfswap.frontends.captures import without_asking
-from tfswap.frontends.joint import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
-from tfswap.frontends.known import UnknownSizes
-from tfswap.frontends.open_function import has_size, open_function
-from tfswap.frontends.options import Options
-from tfswap.frontends.outside_step import OutsideStep
-from tfswap.frontends.policy import Policy
-from tfswap.frontends.rewriters import HIDES, refuse_compiled_caller, refuse_rewriters
-from tfswap.frontends.step import Shapes, Step
-from tfswap.frontends.told_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
-from tfswap.planner.plan import Plan
+from tfswap.kernels.profile import Profile
+from tfswap.native.forks import note_step, refuse_in_late_child
+from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
-from tfswap.sizes import is_share
+from tfswap.runtime.captures import without_asking
+from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
+from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
+from tfswap.runtime.open_function import has_size, open_function
+from tfswap.runtime.outer_gradient_step import OutsideStep
+from tfswap.runtime.step import Shapes, Step
+from tfswap.support.sizes import is_share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,23 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfswap.compiler.backward import require_backward
+from tfswap.compiler.offline import carry_host_limit, plan_offline
+from tfswap.compiler.request import Request
+from tfswap.compiler.tf1_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.exporters.function_def import OutputNames
 from tfswap.exporters.library_function import call_node, export_library_function
-from tfswap.frontends.arguments import Request
-from tfswap.frontends.backward import require_backward
-from tfswap.frontends.graph_variables import REFERENCE_VARIABLES, order_writes, reference_variables, writes_reference
-from tfswap.frontends.offline import carry_host_limit, plan_offline
 from tfswap.importers.bodies import import_with_bodies
-from tfswap.importers.damage import named_as_damage
+from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.library import drop_lost_colocations, fill_defaults
 from tfswap.importers.library_function import refuse_compiled, require_known_ops
 from tfswap.importers.shapes import Argument, shape_of
 from tfswap.importers.validate import validate_graph
 from tfswap.ir.graph import Graph
-from tfswap.ir.ops import is_feed, makes_handle
+from tfswap.ir.op_traits import is_feed, makes_handle
 from tfswap.ir.types import Shape
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 
 VARIABLE = "VarHandleOp"

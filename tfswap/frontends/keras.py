@@ -25,13 +25,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tfswap.compiler.rival_rewriters import HIDES
+from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
-from tfswap.forks import refuse_in_late_child
-from tfswap.frontends import machine
-from tfswap.frontends.batches import BATCHES_BESIDE, shared_device
 from tfswap.frontends.function import OptimizedFunction, optimize
-from tfswap.frontends.rewriters import HIDES
+from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
+from tfswap.runtime.batches import BATCHES_BESIDE, shared_device
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -3,7 +3,7 @@
 `optimize_graph` has written it, or a signature of it is a decorated function. A file's plan was made without knowledge
 of the arena. Here each planned step is a trace like that of a decorated function: at its first call the arena is looked
 at, the file's plan is simulated in it, and where it does not keep the limit the step is planned again, from the
-function that it was rewritten from (`frontends/origin.py`). So it has a gate, an audit, a report, and is planned again
+function that it was rewritten from (`compiler/origin.py`). So it has a gate, an audit, a report, and is planned again
 when the arena changes.
 
 Whatever does nothing but run a step, attributes and signatures, runs the same StepFunction: it is planned once.
@@ -28,26 +28,26 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.model_file import ConcreteStep, ModelFile
+from tfswap.compiler.origin import REQUEST_NAME, Carried, Origin, SavedStep
+from tfswap.compiler.process_names import contents
+from tfswap.compiler.request import Request, one_of
+from tfswap.compiler.rival_rewriters import refuse_rewriters
+from tfswap.device.live import live_device
+from tfswap.device.one_region import make_one_region
+from tfswap.device.placement import place
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
-from tfswap.frontends.arguments import Request, one_of
-from tfswap.frontends.captures import without_asking
 from tfswap.frontends.function import OptimizedFunction, Program
-from tfswap.frontends.live_device import live_device
-from tfswap.frontends.model_file import ConcreteStep, ModelFile
-from tfswap.frontends.one_region import make_one_region
-from tfswap.frontends.open_function import open_function
-from tfswap.frontends.origin import REQUEST_NAME, Carried, Origin, SavedStep
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.placement import place
-from tfswap.frontends.process_names import contents
-from tfswap.frontends.rewriters import refuse_rewriters
 from tfswap.frontends.saved_model import TRACED
-from tfswap.frontends.step import Shapes, Step
 from tfswap.importers.library import through_call
 from tfswap.ir.graph import Graph
-from tfswap.oplib.load import load_for
-from tfswap.planner.plan import Plan, fingerprint
-from tfswap.sizes import check_limit, is_share, parse_limit
+from tfswap.native.load import load_for
+from tfswap.plan.plan import Plan, fingerprint
+from tfswap.runtime.captures import without_asking
+from tfswap.runtime.open_function import open_function
+from tfswap.runtime.step import Shapes, Step
+from tfswap.support.sizes import check_limit, is_share, parse_limit
 
 log = logging.getLogger("tfswap")
 

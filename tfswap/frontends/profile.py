@@ -23,21 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from tfswap.analysis.cost import fitted
-from tfswap.analysis.device import DeviceModel
-from tfswap.analysis.devices import THIS, Machine, default_rates
-from tfswap.analysis.profile import Density, Profile, Timed, types_of
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.grappler import as_planned
+from tfswap.compiler.options import Options
+from tfswap.compiler.request import Request, whole
+from tfswap.device import machine
 from tfswap.errors import TfswapError
-from tfswap.files import require_place
-from tfswap.frontends import machine
-from tfswap.frontends.arguments import Request, whole
 from tfswap.frontends.densities import measure_densities
 from tfswap.frontends.function import OptimizedFunction, bind_call, stand_ins, undecorated
-from tfswap.frontends.grappler import as_planned
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
 from tfswap.ir.graph import Graph
-from tfswap.planner.plan import Plan
-from tfswap.sizes import parse_limit
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import THIS, Machine, default_rates
+from tfswap.kernels.profile import Density, Profile, Timed, types_of
+from tfswap.plan.plan import Plan
+from tfswap.support.files import require_place
+from tfswap.support.sizes import parse_limit
 
 STEPS = 5
 ROUNDS = 7
@@ -296,7 +296,7 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
     import tensorflow as tf
 
     import tfswap.ops as ops
-    from tfswap.oplib.load import load
+    from tfswap.native.load import load
 
     owner = 1 + secrets.randbits(62)
     try:

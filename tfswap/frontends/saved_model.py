@@ -18,27 +18,27 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from tfswap.analysis.profile import Profile
+from tfswap.compiler.backward import require_backward
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
+from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
+from tfswap.compiler.options import Options
+from tfswap.compiler.origin import REQUEST_NAME, Asked, Origin, SavedStep, numbered, sized
+from tfswap.compiler.policy import Policy
+from tfswap.compiler.request import Precision, Request, check, names
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
-from tfswap.files import require_new_folder
-from tfswap.frontends.arguments import Precision, Request, check, names
-from tfswap.frontends.backward import require_backward
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
-from tfswap.frontends.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
-from tfswap.frontends.offline import Planned, carry_host_limit, optimizer_here, plan_with
-from tfswap.frontends.options import Options
-from tfswap.frontends.origin import REQUEST_NAME, Asked, Origin, SavedStep, numbered, sized
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.policy import Policy
-from tfswap.importers.damage import named_as_damage
+from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
+from tfswap.ir.custom_ops import NAMESPACE
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
-from tfswap.oplib.names import NAMESPACE
-from tfswap.planner.plan import Plan
+from tfswap.kernels.profile import Profile
+from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
-from tfswap.sizes import format_bytes, format_count, is_share, parse_limit
+from tfswap.support.files import require_new_folder
+from tfswap.support.sizes import format_bytes, format_count, is_share, parse_limit
 
 TRAIN_STEP = "train_step"
 TRACED = re.compile(r"__inference_(.+)_\d+")
@@ -411,7 +411,7 @@ def _readme(folder: Path, function: str, changed: Mapping[str, Planned], options
     Args:
         folder: as it is without the new text.
     """
-    from tfswap import __version__
+    from tfswap.version import __version__
 
     earlier = _earlier(folder)
     plans = [Plan.load(folder / Path(step.plan).name) for origin in earlier for step in origin.steps if step.rewritten]

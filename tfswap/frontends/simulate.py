@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfswap import progress
 from tfswap.analysis.cost import Costs
-from tfswap.analysis.devices import NAMES, THIS, Machine, described
-from tfswap.analysis.profile import Profile
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import offline_optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.policy import Policy
+from tfswap.compiler.request import Precision, as_profile, check, whole
+from tfswap.device import machine
 from tfswap.errors import TfswapError
-from tfswap.frontends import machine
-from tfswap.frontends.arguments import Precision, as_profile, check, whole
-from tfswap.frontends.offline import offline_optimizer
-from tfswap.frontends.options import Options
-from tfswap.frontends.pipeline import Optimizer
-from tfswap.frontends.policy import Policy
-from tfswap.frontends.training_step import find_step
+from tfswap.frontends.resizable_step import find_step
+from tfswap.kernels.hardware import NAMES, THIS, Machine, described
+from tfswap.kernels.profile import Profile
 from tfswap.planner.planner import TACTICS, promised
 from tfswap.report.curve import Curve, Point
+from tfswap.support import progress
 
 LIMITS = 20
 

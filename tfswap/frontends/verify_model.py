@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tfswap import progress
-from tfswap.frontends.model_file import ModelFile
-from tfswap.frontends.origin import REQUEST_NAME, Origin
+from tfswap.compiler.model_file import ModelFile
+from tfswap.compiler.origin import REQUEST_NAME, Origin
 from tfswap.frontends.saved_model import SUFFIX
 from tfswap.importers.library import called_functions
 from tfswap.importers.library_function import file_shape, import_library_function
 from tfswap.importers.validate import validate_functions
-from tfswap.ir.ops import control_flow
-from tfswap.oplib.load import load_for
-from tfswap.oplib.names import NAMESPACE
+from tfswap.ir.custom_ops import NAMESPACE
+from tfswap.ir.op_traits import control_flow
+from tfswap.native.load import load_for
 from tfswap.passes.verify import VerificationError, verify
+from tfswap.support import progress
 
 
 def verify_model(path: str | os.PathLike[str]) -> list[tuple[str, int]]:

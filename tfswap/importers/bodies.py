@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.analysis.integers import Integers, Loop, Values
-from tfswap.analysis.kernels import chosen_inputs, no_larger_inputs
+from tfswap.analysis.integer_values import Integers, Loop, Values
 from tfswap.errors import InvalidModel
-from tfswap.importers.bounds import decides_sizes, gives_shape_values, largest_shapes, shape_values
-from tfswap.importers.contents import (
+from tfswap.importers.graph_def import import_graph_def
+from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations
+from tfswap.importers.list_elements import (
     Contents,
     either,
     find_contents,
@@ -29,14 +29,14 @@ from tfswap.importers.contents import (
     of_branches,
     with_shape,
 )
-from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.hidden import functions_of
-from tfswap.importers.library import Ends, as_graph_def, drop_lost_colocations
+from tfswap.importers.opaque_calls import functions_of
 from tfswap.importers.shapes import HANDLES, Argument, Content, infer_shapes, shape_of
+from tfswap.importers.size_bounds import decides_sizes, gives_shape_values, largest_shapes, shape_values
 from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
-from tfswap.ir.ops import control_flow, empties_list
+from tfswap.ir.op_traits import control_flow, empties_list
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import passed_on
+from tfswap.kernels.kernel_memory import chosen_inputs, no_larger_inputs
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2

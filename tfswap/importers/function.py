@@ -1,6 +1,6 @@
 """ConcreteFunction to IR, with every dimension that can be known bound to its real size.
 
-The graph is as it was traced: what TensorFlow's optimizers make of it comes after (frontends/grappler.py).
+The graph is as it was traced: what TensorFlow's optimizers make of it comes after (compiler/grappler.py).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from tfswap.collector import without_collector
 from tfswap.errors import UnsupportedGraph
 from tfswap.importers.bodies import import_with_bodies, inside
-from tfswap.importers.bounds import decides_sizes, gives_shape_values
-from tfswap.importers.contents import has_contents
 from tfswap.importers.graph_def import import_graph_def
-from tfswap.importers.hidden import functions_of
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.importers.library import called_functions
+from tfswap.importers.list_elements import has_contents
+from tfswap.importers.opaque_calls import functions_of
 from tfswap.importers.shapes import Argument, handle_types
+from tfswap.importers.size_bounds import decides_sizes, gives_shape_values
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import control_flow, has_small_extras
+from tfswap.ir.op_traits import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
+from tfswap.support.gc_pause import without_collector
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")

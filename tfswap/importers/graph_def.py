@@ -16,7 +16,7 @@ from tfswap.errors import UnsupportedGraph
 from tfswap.importers.python_functions import asked_token
 from tfswap.importers.shapes import shape_of
 from tfswap.ir.graph import SMALL_INTEGERS, Dims, Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.ops import is_loop_frame, passes_on
+from tfswap.ir.op_traits import is_loop_frame, passes_on
 from tfswap.ir.python_calls import ASKS, CALL, TOKEN
 from tfswap.ir.types import Shape, TensorType
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfswap.importers.grappler import run_grappler
-from tfswap.ir.ops import control_flow
-from tfswap.oplib.names import GATE, INSIDE
+from tfswap.importers.run_grappler import run_grappler
+from tfswap.ir.custom_ops import GATE, INSIDE
+from tfswap.ir.op_traits import control_flow
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2

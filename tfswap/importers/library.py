@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
-from tfswap.ir.ops import calls_functions, is_const, is_view
+from tfswap.ir.op_traits import calls_functions, is_const, is_view
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfswap.importers.inline import CALLS
 from tfswap.importers.library import called_functions
-from tfswap.ir.ops import control_flow
+from tfswap.ir.op_traits import control_flow
 
 # Frames of these packages are not the user's own lines.
 LIBRARIES = ("tensorflow", "keras", "tf_keras", "tfswap")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tfswap.errors import InvalidModel
 from tfswap.importers.library import functions_in, reachable
-from tfswap.ir.ops import control_flow, is_loop_frame
+from tfswap.ir.op_traits import control_flow, is_loop_frame
 
 KINDS = {
     "string": "s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfswap.ir.graph import Output
-from tfswap.ir.ops import is_view, passes_on
+from tfswap.ir.op_traits import is_view, passes_on
 
 
 def passed_on(tensor: Output) -> Output:

@@ -6,14 +6,14 @@ That is all it takes to load a SavedModel that tfswap has rewritten:
     model = tf.saved_model.load(path)
 
 The codecs are not among them: `import tfswap.ops.codecs`. Op names and `status()` without this side
-effect: tfswap.oplib.
+effect: tfswap.native.
 
 Raises (at import):
     tfswap.errors.OpLibraryError: TensorFlow is missing, or the ops can't be built or loaded.
 """
 
-from tfswap.oplib import names
-from tfswap.oplib.load import OpLibraryStatus, load, status
+from tfswap.ir import custom_ops
+from tfswap.native.load import OpLibraryStatus, load, status
 
 load()
 
@@ -55,6 +55,7 @@ __all__ = [
     "claim",
     "configuration",
     "configure",
+    "custom_ops",
     "drop",
     "executed",
     "forget_gate",
@@ -66,7 +67,6 @@ __all__ = [
     "limits_unchecked",
     "load",
     "looker",
-    "names",
     "new_gate",
     "new_step",
     "onednn_dtypes",

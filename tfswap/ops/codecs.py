@@ -3,7 +3,7 @@
 They are in a library of their own: importing this builds it if needed and registers them, which
 `import tfswap.ops` does not do.
 
-The rewriter does not call these: it writes the nodes themselves (tfswap.oplib.names). What each op
+The rewriter does not call these: it writes the nodes themselves (tfswap.ir.custom_ops). What each op
 promises is in docs/encodings.md. Every function raises tf.errors.InvalidArgumentError (eager) or ValueError
 (graph) for types and shapes that do not fit.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfswap.oplib.load import load_codecs
+from tfswap.native.load import load_codecs
 
 load_codecs()
 

@@ -1,13 +1,13 @@
 """The swap ops as Python functions, for measuring copies (`tfswap.profile`) and for graphs written by hand.
 
-The rewriter does not call these: it writes the nodes themselves (tfswap.oplib.names).
+The rewriter does not call these: it writes the nodes themselves (tfswap.ir.custom_ops).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tfswap.oplib.load import load
+from tfswap.native.load import load
 
 # Tensors are Any: TensorFlow's own stubs know neither symbolic nor eager ones precisely.
 

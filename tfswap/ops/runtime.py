@@ -16,8 +16,8 @@ import secrets
 from collections.abc import Callable, Iterator
 
 from tfswap.errors import TfswapError
-from tfswap.oplib.load import CLook, CStats, load
-from tfswap.sizes import parse_limit
+from tfswap.native.load import CLook, CStats, load
+from tfswap.support.sizes import parse_limit
 
 _UNLIMITED = 2**64 - 1
 _TEXT_BYTES = 4096  # of a message; a path may be so long

@@ -1,4 +1,5 @@
-"""What more than one pass does to nodes: each kind that is added is spelled here, as `oplib/names.py` describes its op.
+"""What more than one pass does to nodes: each kind that is added is spelled here, as `ir/custom_ops.py` describes its
+op.
 
 A node is called by a stem, which says what it is of, and its part in it. What follows from a copy to the host is on the
 device on which that is.
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfswap.analysis.device import DeviceModel
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.ir.ops import may_wait
+from tfswap.ir.op_traits import may_wait
 from tfswap.ir.types import TensorType
-from tfswap.oplib import names
+from tfswap.kernels.device import DeviceModel
 
 PRESERVE = "_grappler_do_not_remove"
 """Tells Grappler to keep a node (grappler_item.cc, NodesToPreserve)."""
@@ -24,7 +25,7 @@ VARIANT = TensorType("variant", ())
 def add_gate(graph: Graph, gate: int, device: str = "") -> Node:
     """A gate by its number."""
     attrs = {"gate": gate, **({"waits": True} if waits_for_others(graph) else {})}
-    return graph.add(names.GATE, graph.unique_name("tfswap/gate"), attrs=attrs, device=device)
+    return graph.add(custom_ops.GATE, graph.unique_name("tfswap/gate"), attrs=attrs, device=device)
 
 
 def waits_for_others(graph: Graph) -> bool:
@@ -35,7 +36,7 @@ def waits_for_others(graph: Graph) -> bool:
 def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: bool = False) -> Node:
     """What starts the copy of `tensor` to the host, or to disk; its output is the handle of that copy."""
     return graph.add(
-        names.SWAP_OUT,
+        custom_ops.SWAP_OUT,
         graph.unique_name(f"{stem}/out"),
         (tensor,),
         attrs={"T": Dtype(tensor.type.dtype), **({"disk": True} if disk else {})},
@@ -46,13 +47,13 @@ def add_swap_out(graph: Graph, stem: str, tensor: Output, device: str, disk: boo
 
 def add_release(graph: Graph, stem: str, handle: Output) -> Node:
     """What waits for the copy to the host and lets go of the tensor."""
-    return graph.add(names.RELEASE, graph.unique_name(f"{stem}/release"), (handle,), device=handle.node.device)
+    return graph.add(custom_ops.RELEASE, graph.unique_name(f"{stem}/release"), (handle,), device=handle.node.device)
 
 
 def add_swap_in(graph: Graph, stem: str, handle: Output, kind: TensorType) -> Node:
     """What allocates the tensor behind `handle` again and starts the copy back."""
     return graph.add(
-        names.SWAP_IN,
+        custom_ops.SWAP_IN,
         graph.unique_name(f"{stem}/in"),
         (handle,),
         # No shape: TensorFlow takes it from the handle, and planned sizes may be of one batch among many.
@@ -69,7 +70,7 @@ def add_prefetch(graph: Graph, stem: str, handles: Output, kind: TensorType) -> 
         kind: of the tensor behind the handle.
     """
     return graph.add(
-        names.PREFETCH,
+        custom_ops.PREFETCH,
         graph.unique_name(f"{stem}/prefetch"),
         (handles,),
         attrs={"nbytes": kind.nbytes or 0},
@@ -105,20 +106,20 @@ def add_identity(graph: Graph, name: str, tensor: Output, device: str) -> Node:
 def add_split(graph: Graph, node: Node, nbytes: tuple[int, ...]) -> Node:
     """What takes the rest of the chunks that requests of `node`'s would be given."""
     name = graph.unique_name(f"tfswap/{node.name}/split")
-    return graph.add(names.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
+    return graph.add(custom_ops.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
 
 
 def add_free_rest(graph: Graph, node: Node, split: Node) -> Node:
     """What gives back the rest that `split` has taken before `node`."""
     name = graph.unique_name(f"tfswap/{node.name}/free_rest")
-    return graph.add(names.FREE_REST, name, (split.out(),), device=node.device)
+    return graph.add(custom_ops.FREE_REST, name, (split.out(),), device=node.device)
 
 
 def add_await(graph: Graph, stem: str, loaded: Node) -> Node:
     """What waits for the copy back that `loaded`, a SwapIn, has started; its output is the tensor."""
     kind, _ = loaded.outputs
     return graph.add(
-        names.AWAIT,
+        custom_ops.AWAIT,
         graph.unique_name(f"{stem}/await"),
         (loaded.out(0), loaded.out(1)),
         attrs={"T": Dtype(kind.dtype)},
@@ -136,5 +137,5 @@ def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], b
         return 0
     found = [node for part in (graph, *graph.all_bodies()) for node in part if chosen(node)]
     for node in found:
-        node.attrs = {**node.attrs, names.KERNEL: names.OWN_KERNEL.encode()}
+        node.attrs = {**node.attrs, custom_ops.KERNEL: custom_ops.OWN_KERNEL.encode()}
     return len(found)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tfswap.ir.graph import Graph, Node
-from tfswap.ir.ops import acts, is_joined
-from tfswap.passes.devices import sharing
+from tfswap.ir.op_traits import acts, is_joined
+from tfswap.passes.device_carriers import sharing
 from tfswap.passes.nodes import add_gate
 
 

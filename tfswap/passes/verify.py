@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfswap.errors import TfswapError
+from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
-from tfswap.oplib import names
 
 
 class VerificationError(TfswapError):
@@ -34,15 +34,15 @@ def _verify(graph: Graph) -> int:
         for read in node.inputs:
             users.setdefault(read.node, []).append(node)
     live = graph.live_nodes()
-    swaps = [node for node in order if node.op in names.ALL]
+    swaps = [node for node in order if node.op in custom_ops.ALL]
     for node in swaps:
         if node not in live:
             raise VerificationError(f"nothing keeps {node.name!r} in the graph: it would never run")
     for node in swaps:
         readers = users.get(node, [])
-        if node.op == names.SWAP_OUT:
-            releases = [n for n in readers if n.op == names.RELEASE]
-            loads = [n for n in readers if n.op == names.SWAP_IN]
+        if node.op == custom_ops.SWAP_OUT:
+            releases = [n for n in readers if n.op == custom_ops.RELEASE]
+            loads = [n for n in readers if n.op == custom_ops.SWAP_IN]
             listed = len(readers) > len(releases) + len(loads)  # on a list, from which another body takes it
             if len(releases) != 1 or not (loads or listed):
                 raise VerificationError(
@@ -52,9 +52,9 @@ def _verify(graph: Graph) -> int:
             early = [n.name for n in loads if not is_released(releases[0], n)]
             if early:
                 raise VerificationError(f"{early[0]!r} can run before {releases[0].name!r} lets the buffer go")
-        elif node.op == names.SWAP_IN and (node in fetched or any(n.op != names.AWAIT for n in readers)):
+        elif node.op == custom_ops.SWAP_IN and (node in fetched or any(n.op != custom_ops.AWAIT for n in readers)):
             raise VerificationError(f"{node.name!r} is read before its copy has ended")
-        elif node.op == names.AWAIT and not readers and node not in fetched:
+        elif node.op == custom_ops.AWAIT and not readers and node not in fetched:
             raise VerificationError(f"{node.name!r} brings back a tensor that nothing reads")
     return len(swaps)
 
@@ -62,14 +62,14 @@ def _verify(graph: Graph) -> int:
 def require_stock(graph: Graph) -> None:
     """Raise VerificationError where `graph` or a body of it has an op, or a kernel, of tfswap's own."""
     for part in (graph, *graph.all_bodies()):
-        own = next((n for n in part if n.op.startswith(names.NAMESPACE) or names.KERNEL in n.attrs), None)
+        own = next((n for n in part if n.op.startswith(custom_ops.NAMESPACE) or custom_ops.KERNEL in n.attrs), None)
         if own is not None:
             raise VerificationError(f"{own.op} {own.name!r} is tfswap's own, in a portable model. Please report this.")
 
 
 def _releases_before(order: list[Node]) -> Callable[[Node, Node], bool]:
     """Whether a path of edges makes a reload (second) wait for a release (first)."""
-    bit = {node: 1 << i for i, node in enumerate(n for n in order if n.op == names.RELEASE)}
+    bit = {node: 1 << i for i, node in enumerate(n for n in order if n.op == custom_ops.RELEASE)}
     last_use = {source: node for node in order for source in _sources(node)}
     before: dict[Node, int] = {}  # the releases that must have run when a node has, as bits
     loads: dict[Node, int] = {}
@@ -77,7 +77,7 @@ def _releases_before(order: list[Node]) -> Callable[[Node, Node], bool]:
         mask = bit.get(node, 0)
         for source in _sources(node):
             mask |= before[source]
-        if node.op == names.SWAP_IN:
+        if node.op == custom_ops.SWAP_IN:
             loads[node] = mask
         before[node] = mask
         for source in _sources(node):

@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 
 from tfswap.analysis.cost import group_cores, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.devices import Rates
-from tfswap.ir.ops import is_pure, uses_tensor_list
-from tfswap.planner.beside import has_one_result
+from tfswap.ir.op_traits import is_pure, uses_tensor_list
+from tfswap.kernels.hardware import Rates
+from tfswap.planner.pairing import has_one_result
 
 LEAST_GAIN_S = 20e-6
 """What a group must save: to call another thread takes some of it."""

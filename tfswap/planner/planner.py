@@ -23,14 +23,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from tfswap import progress
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.device import DeviceModel
 from tfswap.ir.graph import Node
 from tfswap.ir.permits import TACTICS
-from tfswap.planner import classics, evict, exact, furthest, meng
-from tfswap.planner.beside import (
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.plan import Split
+from tfswap.plan.schedule import KERNELS, build_schedule, on_disk
+from tfswap.planner.chunk_splits import LEAST_SHARES, choose_ends, choose_splits
+from tfswap.planner.convolution_room import Computed, Need, computed, has_convolutions, needs
+from tfswap.planner.host_tiers import ANYTHING, Tiers
+from tfswap.planner.ordering import rank_orders
+from tfswap.planner.pairing import (
     brought_together,
     ever_fewer,
     gains,
@@ -40,11 +44,9 @@ from tfswap.planner.beside import (
     side_by_side,
     without_last,
 )
-from tfswap.planner.ordering import rank_orders
-from tfswap.planner.plan import Split
 from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
-from tfswap.planner.schedule import KERNELS, build_schedule, on_disk
-from tfswap.planner.simulate import (
+from tfswap.planner.solvers import belady, cheapest_eviction, meng, milp, published
+from tfswap.simulator.simulate import (
     NOTHING_KNOWN,
     Judge,
     Memory,
@@ -53,16 +55,14 @@ from tfswap.planner.simulate import (
     memory_within,
     simulate_time,
 )
-from tfswap.planner.splits import LEAST_SHARES, choose_ends, choose_splits
-from tfswap.planner.tiers import ANYTHING, Tiers
-from tfswap.planner.workspaces import Computed, Need, computed, has_convolutions, needs
+from tfswap.support import progress
 
-SWAP: tuple[Solver, ...] = (furthest.solve, furthest.solve_tight)
-RECOMPUTE: tuple[Solver, ...] = (evict.solver(evict.Prices(copy=NEVER)),)
+SWAP: tuple[Solver, ...] = (belady.solve, belady.solve_tight)
+RECOMPUTE: tuple[Solver, ...] = (cheapest_eviction.solver(cheapest_eviction.Prices(copy=NEVER)),)
 EVICT: tuple[Solver, ...] = (
-    evict.solver(evict.Prices(copy=0.5)),
-    evict.solver(evict.Prices(copy=0.1)),
-    evict.solver(evict.Prices(copy=2.0)),
+    cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.5)),
+    cheapest_eviction.solver(cheapest_eviction.Prices(copy=0.1)),
+    cheapest_eviction.solver(cheapest_eviction.Prices(copy=2.0)),
     *RECOMPUTE,
 )
 BOTH: tuple[Solver, ...] = (*EVICT, *SWAP)
@@ -74,35 +74,35 @@ SOLVERS: dict[str, dict[frozenset[str], tuple[Solver, ...]]] = {
         frozenset({"swap", "recompute"}): BOTH,
     },
     "meng": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (meng.solve,)),
-    "vdnn_all": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (classics.vdnn_all,)),
-    "vdnn_conv": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (classics.vdnn_conv,)),
-    "sqrt": dict.fromkeys((frozenset({"recompute"}), frozenset({"swap", "recompute"})), (classics.sqrt,)),
+    "vdnn_all": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (published.vdnn_all,)),
+    "vdnn_conv": dict.fromkeys((frozenset({"swap"}), frozenset({"swap", "recompute"})), (published.vdnn_conv,)),
+    "sqrt": dict.fromkeys((frozenset({"recompute"}), frozenset({"swap", "recompute"})), (published.sqrt,)),
     "superneurons": dict.fromkeys(
-        (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (classics.superneurons,)
+        (frozenset({"recompute"}), frozenset({"swap", "recompute"})), (published.superneurons,)
     ),
-    "exact": {frozenset({"swap", "recompute"}): (exact.solve,)},
+    "exact": {frozenset({"swap", "recompute"}): (milp.solve,)},
 }
 """By name and tactics. The default ones are climbed together: the fastest plan that fits wins. The exact one is for
 steps of some dozen kernels."""
-RESTARTS: dict[frozenset[str], tuple[evict.Prices, ...]] = {
+RESTARTS: dict[frozenset[str], tuple[cheapest_eviction.Prices, ...]] = {
     frozenset({"recompute"}): (
-        evict.Prices(copy=NEVER, distance=1.0),
-        evict.Prices(copy=NEVER, distance=0.25),
-        *(evict.Prices(copy=NEVER, draw=draw) for draw in range(1, 7)),
+        cheapest_eviction.Prices(copy=NEVER, distance=1.0),
+        cheapest_eviction.Prices(copy=NEVER, distance=0.25),
+        *(cheapest_eviction.Prices(copy=NEVER, draw=draw) for draw in range(1, 7)),
     ),
     frozenset({"swap", "recompute"}): (
-        evict.Prices(copy=4.0, distance=1.0),
-        evict.Prices(copy=0.5, distance=1.0),
-        evict.Prices(copy=0.25, distance=0.25),
-        evict.Prices(copy=2.0, distance=0.25),
-        evict.Prices(copy=0.5, draw=1),
-        evict.Prices(copy=2.0, distance=1.0, draw=2),
-        evict.Prices(copy=0.1, draw=3),
-        evict.Prices(copy=4.0, distance=0.25, draw=4),
-        evict.Prices(copy=0.25, distance=1.0, draw=5),
-        evict.Prices(copy=1.0, draw=6),
-        evict.Prices(copy=0.5, distance=0.25, draw=7),
-        evict.Prices(copy=8.0, draw=8),
+        cheapest_eviction.Prices(copy=4.0, distance=1.0),
+        cheapest_eviction.Prices(copy=0.5, distance=1.0),
+        cheapest_eviction.Prices(copy=0.25, distance=0.25),
+        cheapest_eviction.Prices(copy=2.0, distance=0.25),
+        cheapest_eviction.Prices(copy=0.5, draw=1),
+        cheapest_eviction.Prices(copy=2.0, distance=1.0, draw=2),
+        cheapest_eviction.Prices(copy=0.1, draw=3),
+        cheapest_eviction.Prices(copy=4.0, distance=0.25, draw=4),
+        cheapest_eviction.Prices(copy=0.25, distance=1.0, draw=5),
+        cheapest_eviction.Prices(copy=1.0, draw=6),
+        cheapest_eviction.Prices(copy=0.5, distance=0.25, draw=7),
+        cheapest_eviction.Prices(copy=8.0, draw=8),
     ),
 }
 """What the default solvers are joined by on steps so small that there is time left."""
@@ -291,7 +291,9 @@ class Planner:
         ]
         restarts = RESTARTS.get(moves, ()) if solver == "default" else ()
         first = climbs[0]
-        self.ladders += [_Ladder(self, *pairs[0], evict.solver(p), first.rungs) for p in restarts[: first.spare]]
+        self.ladders += [
+            _Ladder(self, *pairs[0], cheapest_eviction.solver(p), first.rungs) for p in restarts[: first.spare]
+        ]
 
     def live_bytes_outside(self, bodies: Collection[Node]) -> int:
         """The least that is live at once with nothing moved, while none of these nodes runs, which have bodies."""

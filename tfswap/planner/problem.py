@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
-from tfswap.analysis.devices import Rates
-from tfswap.ir.ops import is_view, may_run_again
+from tfswap.ir.op_traits import is_view, may_run_again
 from tfswap.ir.types import ELEMENT_BYTES
-from tfswap.planner.allocator import round_up
-from tfswap.planner.plan import Absence, Split
-from tfswap.planner.schedule import Interval, build_schedule
-from tfswap.planner.simulate import NOTHING_KNOWN, Resident, simulate_memory
-from tfswap.planner.tiers import ANYTHING, Tiers
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import Rates
+from tfswap.plan.plan import Absence, Split
+from tfswap.plan.schedule import Interval, build_schedule
+from tfswap.planner.host_tiers import ANYTHING, Tiers
+from tfswap.simulator.simulate import NOTHING_KNOWN, Resident, simulate_memory
 
 
 class Gap(NamedTuple):

@@ -8,11 +8,11 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from tfswap.files import write_whole
-from tfswap.printable import printable
 from tfswap.report.markup import document, escaped, fields, format_seconds, fragment, ticks
 from tfswap.report.picture import new_figure, png
-from tfswap.sizes import format_bytes
+from tfswap.support.files import write_whole
+from tfswap.support.printable import printable
+from tfswap.support.sizes import format_bytes
 
 BAR = 24
 WIDTH, HEIGHT, LEFT, EDGE = 640, 340, 56, 32

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import TfswapError
 from tfswap.ir.permits import ANYTHING
-from tfswap.planner.plan import Inside, Plan
+from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.problem import Problem
-from tfswap.printable import printable
 from tfswap.report.markup import format_seconds
-from tfswap.sizes import format_bytes
+from tfswap.support.printable import printable
+from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tfswap.report.rows import TensorRow

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.report.markup import document, escaped, fields, format_seconds, fragment, ticks
 from tfswap.report.timeline import COMPUTE, COPIES_IN, COPIES_OUT, KINDS, MARGIN, OTHERS, Block, Run, Timeline
-from tfswap.sizes import format_bytes
+from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tfswap.report.report import Report

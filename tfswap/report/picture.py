@@ -18,7 +18,7 @@ from tfswap.report.timeline import (
     Run,
     Timeline,
 )
-from tfswap.sizes import format_bytes
+from tfswap.support.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tfswap.report.report import Report

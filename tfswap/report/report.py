@@ -10,23 +10,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.encodings import Encoding
-from tfswap.analysis.inner_encodings import InnerEncoding
 from tfswap.errors import TfswapError
-from tfswap.files import require_place, write_whole
 from tfswap.ir.graph import Node
-from tfswap.ir.ops import control_flow, runs_python
+from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
-from tfswap.planner.baseline import Baseline
-from tfswap.planner.inside import PlannedBody
-from tfswap.planner.plan import Plan
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import build_schedule, planned_schedule
+from tfswap.planner.bodies import PlannedBody
+from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner, simulated_limit
 from tfswap.planner.problem import Problem
-from tfswap.planner.reuse import Reuse, find_reuse
-from tfswap.planner.schedule import build_schedule, planned_schedule
-from tfswap.planner.simulate import Resident, simulate_memory, widest_bytes
-from tfswap.planner.workspaces import rooms
 from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
@@ -34,7 +30,11 @@ from tfswap.report.rows import Moves, TensorRow, inner_row, saved_rows, tensor_r
 from tfswap.report.tables import as_text, figures, listing, stacked
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
-from tfswap.sizes import format_bytes, format_count
+from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
+from tfswap.simulator.unordered import Baseline
+from tfswap.simulator.working_set import Reuse, find_reuse
+from tfswap.support.files import require_place, write_whole
+from tfswap.support.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

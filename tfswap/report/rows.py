@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.analysis.encodings import Encoding
-from tfswap.analysis.inner_encodings import InnerEncoding
-from tfswap.analysis.packings import Packing, no_codec, packed_bytes
-from tfswap.analysis.precision import FORMATS, Reduction
+from tfswap.analysis.lossless_forms import Packing, no_codec, packed_bytes
+from tfswap.analysis.reduced_precision import FORMATS, Reduction
 from tfswap.ir.permits import ANYTHING, Permit
-from tfswap.planner.plan import Absence, Inside, Plan
+from tfswap.plan.plan import Absence, Inside, Plan
 from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
 from tfswap.report.explain import why_kept, why_unused
 from tfswap.report.markup import format_seconds
-from tfswap.sizes import format_bytes
+from tfswap.support.sizes import format_bytes
 
 LIST = "list"
 """What stands for the op in the row of a list that loops save in."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from tfswap.printable import printable
+from tfswap.support.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -1,7 +1,7 @@
 """Memory over a step, by kind: what the pictures and traces of a report are made of.
 
-Every figure is the simulator's (planner/record.py). Before a plan that is one of the runs that the unoptimised peak is
-predicted from, whose kernels overlap by chance; with it, the one run that there is.
+Every figure is the simulator's (simulator/record.py). Before a plan that is one of the runs that the unoptimised peak
+is predicted from, whose kernels overlap by chance; with it, the one run that there is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import PERSISTENT
 from tfswap.analysis.phases import backward_among, forward_among
 from tfswap.ir.graph import Node, Output
-from tfswap.planner.record import NOBODY, Hold, PlannedRecord, Record
-from tfswap.planner.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
+from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, RERUN
+from tfswap.simulator.record import NOBODY, Hold, PlannedRecord, Record
 
 VARIABLES, INPUTS, ACTIVATIONS, GRADIENTS, WORKSPACES, OTHERS, MARGIN = range(7)
 KINDS = ("variables", "inputs", "activations", "gradients", "workspaces", "other", "margin")

@@ -1,4 +1,4 @@
-// What codec_elements.h says, in AVX2 and F16C by hand, for processors that have no AVX-512; see by_hand.h.
+// What codec_elements.h says, in AVX2 and F16C by hand, for processors that have no AVX-512; see simd_loops.h.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_AVX2_H_
 #define TFSWAP_OPS_CSRC_CODECS_AVX2_H_
@@ -121,7 +121,7 @@ TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
   _mm_storel_epi64(static_cast<__m128i*>(to), packed);
 }
 
-#include "by_hand.h"
+#include "simd_loops.h"
 
 // Bools are 0 or 1: shifted to the top of their byte, or to that of one below it where there is nothing.
 template <int kBytes>

@@ -1,4 +1,4 @@
-// What codec_elements.h says, in AVX-512 by hand where compilers make less of it; see by_hand.h.
+// What codec_elements.h says, in AVX-512 by hand where compilers make less of it; see simd_loops.h.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_AVX512_H_
 #define TFSWAP_OPS_CSRC_CODECS_AVX512_H_
@@ -115,7 +115,7 @@ TFSWAP_VECTOR_INLINE void StoreAsShorts(void* to, HalfInts ints) {
   _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_cvtepi32_epi16((__m256i)ints));
 }
 
-#include "by_hand.h"
+#include "simd_loops.h"
 
 // How many of the words are not zero. The number of words is a multiple of 16, here and below.
 TFSWAP_VECTOR inline uint32_t CountPresent(const uint32_t* words, int64_t count) {

@@ -9,7 +9,7 @@ namespace tfswap {
 namespace {
 
 constexpr uint64_t kGranularity = 256;           // BFCAllocator::kMinAllocationSize
-constexpr uint64_t kSplitSlack = 128 << 20;      // SPLIT_SLACK_BYTES in planner/allocator.py
+constexpr uint64_t kSplitSlack = 128 << 20;      // SPLIT_SLACK_BYTES in simulator/bfc_allocator.py
 constexpr uint64_t kFirstRegion = 2 << 20;       // FIRST_REGION_BYTES there
 constexpr uint64_t kUnbounded = uint64_t{1} << 50;  // UNBOUNDED_BYTES there
 

@@ -1,7 +1,7 @@
 // What a planned step asks of the allocator, replayed in an arena with given chunks: the step's peak, before it runs.
 //
-// TensorFlow's BFC allocator, simulated. planner/allocator.py has the same, with what it follows and does not model;
-// planner/requests.py records what is replayed, and passes/limit_check.py writes it. Knows nothing of TensorFlow.
+// TensorFlow's BFC allocator, simulated. simulator/bfc_allocator.py has the same, with what it follows and does not model;
+// simulator/requests.py records what is replayed, and passes/tactics/limit_check.py writes it. Knows nothing of TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
 #define TFSWAP_OPS_CSRC_CORE_ARENA_REPLAY_H_
@@ -68,7 +68,7 @@ class SimulatedArena {
 // A step's requests and releases, in order.
 class RecordedRequests {
  public:
-  // Of what `encode` in passes/limit_check.py wrote. False where that is none.
+  // Of what `encode` in passes/tactics/limit_check.py wrote. False where that is none.
   bool Decode(const std::string& encoded);
 
   // The step's peak in an arena with this content.

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "export.h"
-#include "planes.h"
+#include "byte_planes.h"
 #include "runtime.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// Parts chunks of an arena, so that requests get chunks of their own size: the allocator's (split_ops.cc), or a
-// simulated one's (arena_replay.h). `Arena.split` in planner/allocator.py has the same, step by step, and the reasons.
+// Parts chunks of an arena, so that requests get chunks of their own size: the allocator's (chunk_split_ops.cc), or a
+// simulated one's (arena_replay.h). `Arena.split` in simulator/bfc_allocator.py has the same, step by step, and the reasons.
 
 #ifndef TFSWAP_OPS_CSRC_CORE_CHUNK_SPLITTER_H_
 #define TFSWAP_OPS_CSRC_CORE_CHUNK_SPLITTER_H_
@@ -42,7 +42,7 @@ class ChunkSplitter {
 
  private:
   static constexpr size_t kGranularity = 256;       // BFCAllocator::kMinAllocationSize
-  static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in planner/allocator.py
+  static constexpr size_t kMostWasted = 128 << 20;  // SPLIT_SLACK_BYTES in simulator/bfc_allocator.py
   static constexpr size_t kMostMissed = 8;          // MOST_MISSED there
   static constexpr size_t kMostBetween = 64;        // MOST_BETWEEN there
 

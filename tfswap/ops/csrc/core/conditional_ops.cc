@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "decision.h"
 #include "iteration.h"
-#include "lane.h"
+#include "serial_executor.h"
 #include "op_support.h"
 #include "relocation.h"
 #include "tensorflow/core/common_runtime/function_body.h"

@@ -3,7 +3,7 @@
 // TensorFlow's kernels hand on a part of the input's buffer where values allow it (alignment, strides, nothing to
 // repeat), and copy otherwise. Where these values are not known before the step runs, its plan can't know how long the
 // input stays. Here TensorFlow's own kernel runs, and an output that shares an input's buffer is then copied.
-// Planned steps ask for these kernels by their label (KERNEL in oplib/names.py; passes/copied_views.py).
+// Planned steps ask for these kernels by their label (KERNEL in ir/custom_ops.py; passes/prepare/copied_views.py).
 //
 // Left as it is: what can't be copied byte by byte, which is not in the arena.
 
@@ -50,7 +50,7 @@ class CopiedViewOp : public OpKernel {
   std::unique_ptr<OpKernel> other_;
 };
 
-// One for each op that may_share_by_value of ir/ops.py knows.
+// One for each op that may_share_by_value of ir/op_traits.py knows.
 REGISTER_KERNEL_BUILDER(Name("BroadcastTo").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);
 REGISTER_KERNEL_BUILDER(Name("Slice").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);
 REGISTER_KERNEL_BUILDER(Name("SparseFillEmptyRows").Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), CopiedViewOp);

@@ -5,7 +5,7 @@
 //             passes, partitioned by device. Kept once for each time that TensorFlow makes the step, whoever calls it
 //   limit     of a saved step, which runs where nobody planned it: whether the arena that it finds keeps it
 //             (limit_check.h)
-//   begun     what the step's copies do is counted from here on (traffic.h)
+//   begun     what the step's copies do is counted from here on (copy_stats.h)
 //
 // Python names a gate by a number, and calls the functions at the end of this file.
 
@@ -62,12 +62,12 @@ bodies: What loops and conditionals of the same graph run. TensorFlow would make
   go with it.
 limit: Of a saved step: the bytes that it may take; 0 where that is not looked at (limit_check.h).
 requests: What the step asks of the allocator, for each extreme of what is known by bounds only
-  (passes/limit_check.py).
+  (passes/tactics/limit_check.py).
 exact: Whether `sizes` has all arguments whose sizes the requests depend on.
 arguments: Those of the step's that may be smaller than was planned. Only their shapes are read.
 sizes: Their shapes as they were planned.
 origin: Of a decorated step that is saved: the function that it was made from. No kernel reads this, nor what follows.
-request, plan: How it was planned (frontends/origin.py).
+request, plan: How it was planned (compiler/origin.py).
 )doc");
 
 class Gates {

@@ -30,9 +30,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "faster_way.h"
+#include "online_choice.h"
 #include "inner_kernels.h"
-#include "lane.h"
+#include "serial_executor.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/device_base.h"

@@ -48,7 +48,7 @@ void* Request(tensorflow::BFCAllocator* arena, uint64_t bytes) {
   return arena->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment, bytes, immediately);
 }
 
-// Brings the arena's peak back to what it has been, as _raise_peak in frontends/live_device.py does: each request is for
+// Brings the arena's peak back to what it has been, as _raise_peak in device/live.py does: each request is for
 // half of what is missing, since its chunk can be almost twice as large.
 void RaisePeak(tensorflow::BFCAllocator* arena, uint64_t peak_bytes) {
   std::vector<void*> held;
@@ -180,7 +180,7 @@ LimitCheck::Found LimitCheck::Judge(const tensorflow::MemoryDump& map, uint64_t 
   return {passed ? Verdict::kPassed : Verdict::kUncertain, most, passed && (least == most || in_use_bytes > limit_bytes)};
 }
 
-// Where one more region lets the step keep its limit, adds it: frontends/one_region.py where Python is.
+// Where one more region lets the step keep its limit, adds it: device/one_region.py where Python is.
 //
 // The allocator cuts a request's chunk off a free one only where that has twice the request's bytes. So in a region of
 // what the limit leaves a large request can be given all of it; in one of twice as much each gets its own size.

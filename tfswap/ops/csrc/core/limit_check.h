@@ -60,7 +60,7 @@ class LimitCheck {
   bool AsPlanned(tensorflow::OpKernelContext* ctx) const;
   absl::Status Say(const std::string& message, bool fails);
 
-  static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in frontends/step.py
+  static constexpr size_t kMostLayouts = 1024;  // MAX_LAYOUTS in runtime/step.py
 
   uint64_t limit_bytes_ = 0;  // 0 for none
   bool exact_ = false;

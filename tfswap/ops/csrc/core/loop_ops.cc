@@ -4,12 +4,12 @@
 // WhileOp::State::Finish: `done_(); delete this`; TensorFlow 2.21). Where other processes keep the
 // cores busy, its thread can be set aside between the two, and then holds all lists of the loop
 // while the rest of the step allocates. So the loops of a planned step ask for this kernel, by its
-// label (OWN_KERNEL in oplib/names.py). What the node is given stays until it ends, a body takes
+// label (OWN_KERNEL in ir/custom_ops.py). What the node is given stays until it ends, a body takes
 // over the values of the iteration before, and those that it does not read are freed before it
 // runs (TensorFlow's own keeps them until the iteration's end). TensorFlow's If and Case let go first.
 //
 // Bodies have an order, so nothing in them runs side by side but what is one node
-// (beside_ops.cc), and to hand a kernel to another thread takes longer than most kernels: all
+// (paired_kernels.cc), and to hand a kernel to another thread takes longer than most kernels: all
 // of a loop runs on one at a time. Nor do kernels of a loop gain much by being shared among threads, as Eigen does from
 // some 100,000 cycles on: those threads sleep meanwhile, and to wake them can take longer than the kernel does (of a
 // decoder's steps, twice as long as without on a virtual machine of two cores). Which is faster is found out as the
@@ -29,10 +29,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "decision.h"
-#include "faster_way.h"
+#include "online_choice.h"
 #include "inline_threads.h"
 #include "iteration.h"
-#include "lane.h"
+#include "serial_executor.h"
 #include "loop_condition.h"
 #include "op_support.h"
 #include "relocation.h"

@@ -21,7 +21,7 @@
 
 namespace tfswap {
 
-// Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in oplib/names.py
+// Of tfswap's kernels for TensorFlow's own ops. OWN_KERNEL in ir/custom_ops.py
 inline constexpr char kOwnKernel[] = "tfswap";
 inline constexpr char kLabelAttribute[] = "_kernel";  // KERNEL
 inline constexpr char kFirstAttribute[] = "_tfswap_first";  // FIRST

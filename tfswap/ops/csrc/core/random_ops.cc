@@ -3,7 +3,7 @@
 // An op such as RandomUniform has its generator's state in its kernel, and TensorFlow makes the kernels of
 // each function anew. A step that is planned again is another function: its random numbers would begin
 // anew. So in a live process these nodes of planned steps ask for the kernel here, by its label (KERNEL in
-// oplib/names.py), which hands everything on to one of TensorFlow's own. That is shared by all nodes with
+// ir/custom_ops.py), which hands everything on to one of TensorFlow's own. That is shared by all nodes with
 // the same owner and place, for as long as the owner is there (tfswap_keep_states).
 
 #include <cstdint>
@@ -85,7 +85,7 @@ class SharedStateOp : public OpKernel {
   std::shared_ptr<OpKernel> kernel_;
 };
 
-// DRAWS in oplib/names.py. On a GPU a step's random numbers begin anew.
+// DRAWS in ir/custom_ops.py. On a GPU a step's random numbers begin anew.
 #define TFSWAP_SHARED_STATE(op) \
   REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU).Label(kOwnKernel), SharedStateOp)
 TFSWAP_SHARED_STATE("AllCandidateSampler");

@@ -3,7 +3,7 @@
 // How often a loop runs, and which branch a conditional takes, decides where the results lie in the arena, and so which
 // chunks later requests get. So the results of a loop's iteration or of a branch are copied to host memory, freed, and
 // copied back into buffers that are requested in the values' order: the arena is then the same whichever way the step
-// has taken, and a plan that holds for one holds for all. `Machine._relocate` in analysis/bodies.py has the same.
+// has taken, and a plan that holds for one holds for all. `Machine._relocate` in analysis/control_flow.py has the same.
 // Values that lie there already, which those updated in place do, are not copied.
 
 #ifndef TFSWAP_RELOCATION_H_
@@ -25,7 +25,7 @@
 
 namespace tfswap {
 
-// RELOCATED in oplib/names.py: which values of a loop or conditional are relocated, by place.
+// RELOCATED in ir/custom_ops.py: which values of a loop or conditional are relocated, by place.
 inline constexpr char kRelocated[] = "_tfswap_relocated";
 
 class Relocation {

@@ -18,7 +18,7 @@
 #include "export.h"
 #include "host_pool.h"
 #include "spill_file.h"
-#include "traffic.h"
+#include "copy_stats.h"
 
 namespace tfswap {
 

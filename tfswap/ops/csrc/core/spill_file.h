@@ -10,7 +10,7 @@
 // memory that a limit was set for, and what went out is not read soon. Each piece carries a
 // checksum: what comes back is what went out, or an error.
 //
-// Who asks for it has pieces compressed on their way (planes.h), which then take less of a disk's time. Their places
+// Who asks for it has pieces compressed on their way (byte_planes.h), which then take less of a disk's time. Their places
 // are those of whole pieces all the same: how well values compress is known when they are there, and a limit is to
 // hold whatever they are. So a piece that gains nothing is written as it is.
 //
@@ -37,8 +37,8 @@
 #include "copy_engine.h"
 #include "export.h"
 #include "host_pool.h"
-#include "planes.h"
-#include "traffic.h"
+#include "byte_planes.h"
+#include "copy_stats.h"
 
 namespace tfswap {
 

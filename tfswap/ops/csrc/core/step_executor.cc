@@ -10,7 +10,7 @@
 // A step that is called by a thread which has the turn runs in that. Others wait for theirs without a thread where they
 // can: the kernels of the step that has the turn may need all threads that there are.
 //
-// Calls ask for it by name: oplib/names.py, EXECUTOR.
+// Calls ask for it by name: ir/custom_ops.py, EXECUTOR.
 
 #include <chrono>
 #include <cstdint>

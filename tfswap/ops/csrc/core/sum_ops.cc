@@ -3,15 +3,15 @@
 // TensorFlow's kernel looks for the first input whose buffer nobody else holds, and begins with it
 // (aggregate_ops.h). The last bits of a sum of three or more then depend on what else has run already. Here that
 // kernel runs while inputs from the third on are held: it begins with one of the first two then, and a + b is b + a.
-// Planned steps ask for this kernel by its label (KERNEL in oplib/names.py; passes/ordered_sums.py).
+// Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/ordered_sums.py).
 //
 // In a loop an attribute may say which input takes the first one's place, and that one its own, by iteration; the last
-// holds for all that follow (FIRST in oplib/names.py). Not on a GPU.
+// holds for all that follow (FIRST in ir/custom_ops.py). Not on a GPU.
 //
 // Where nobody else holds a later input, and somebody both of the first two, the sum takes that input's buffer over
 // all the same: a block of it is written when that block of all inputs has been added. Not on a GPU, and not for
 // numbers of 16 bits, which this would take too long for: these ask for a new buffer (add_n in
-// analysis/kernel_rules.py).
+// kernels/memory_rules.py).
 
 #include <algorithm>
 #include <cstdint>

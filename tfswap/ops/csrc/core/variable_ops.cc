@@ -95,7 +95,7 @@ absl::Status GetVariable(OpKernelContext* ctx, int index, tensorflow::core::RefC
   return tensorflow::LookupResource<Var>(ctx, *handle, variable);
 }
 
-// As in frontends/variable_buffers.py.
+// As in device/variable_buffers.py.
 enum BufferState : uint8_t {
   kOwn = 0,      // nothing else holds it
   kShared = 1,   // a tensor holds it too

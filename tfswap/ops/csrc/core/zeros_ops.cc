@@ -3,7 +3,7 @@
 // A gradient begins with zeros for each list that a loop was given, and TensorFlow makes as many tensors of
 // them as the list, and the lists in it, have elements. Nothing writes to a tensor that several hold, so one
 // does for all of them.
-// Planned steps ask for this kernel by its label (KERNEL in oplib/names.py; passes/likes.py).
+// Planned steps ask for this kernel by its label (KERNEL in ir/custom_ops.py; passes/prepare/zeros_like.py).
 //
 // Follows TensorFlow 2.21's tensor_list_util.h (TensorListZerosLike) and optional_ops_util.h
 // (OptionalZerosLike) in all else, and leaves what holds other than plain tensors to TensorFlow's own kernel.

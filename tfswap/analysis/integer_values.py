@@ -1,0 +1,350 @@
+"""Integers that are known before the step runs: sizes, counters, and whether a loop goes on.
+
+Follows small integer and boolean tensors through the graph, flat, and on demand how many elements lists have. Where one
+side decides (False and anything) the other need not be known.
+
+Invariant: what is given for a tensor is what it will hold; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import SMALL_INTEGERS, Graph, Node, Output
+from tfswap.ir.op_traits import is_view
+
+Values = tuple[int, ...]
+Known = dict[tuple[Node, int], Values]
+"""By tensor, its elements."""
+
+_DTYPES = frozenset(("bool", "int32", "int64"))
+
+
+def is_followed(tensor: Output) -> bool:
+    """Whether the tensor is one of small integers."""
+    count = tensor.type.num_elements
+    return tensor.type.dtype in _DTYPES and count is not None and count <= SMALL_INTEGERS
+
+
+Rule = Callable[[Node, Sequence["Values | None"]], "Values | None"]
+
+
+def _elementwise(function: Callable[[int, int], int]) -> Rule:
+    def rule(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        left, right = inputs
+        if left is None or right is None:
+            return None
+        count = max(len(left), len(right))
+        ranks = [len(t.type.shape or ()) for t in node.inputs]
+        if min(len(left), len(right)) > 1 and ranks[0] != ranks[1]:
+            return None  # rows repeated: not followed
+        if len(left) not in (1, count) or len(right) not in (1, count):
+            return None
+        pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
+        try:
+            return tuple(int(function(a, b)) for a, b in pairs)
+        except ZeroDivisionError:
+            return None
+
+    return rule
+
+
+def _decided(rule: Rule, decides: int) -> Rule:
+    """`rule` of booleans, one of which can settle it alone."""
+
+    def both(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        if any(values == (decides,) for values in inputs):
+            return (decides,)
+        return rule(node, inputs)
+
+    return both
+
+
+def _each(function: Callable[[int], int]) -> Rule:
+    def rule(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        return None if inputs[0] is None else tuple(int(function(v)) for v in inputs[0])
+
+    return rule
+
+
+def _same(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    """The elements in the order in which they were."""
+    return inputs[0]
+
+
+def _shape(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    _, shape, bound = node.inputs[0].type
+    return None if bound or shape is None or None in shape else cast("Values", shape)
+
+
+def _size(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    shape = _shape(node, inputs)
+    return None if shape is None else (math.prod(shape),)
+
+
+def _rank(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    shape = node.inputs[0].type.shape
+    return None if shape is None else (len(shape),)
+
+
+def _joined(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    """Scalars or vectors after one another (Pack of scalars, ConcatV2 of vectors)."""
+    data = list(inputs)
+    if node.op == "ConcatV2":
+        data.pop()
+    ranks = {len(t.type.shape or ()) for t in node.inputs[: len(data)]}
+    if ranks != ({1} if node.op == "ConcatV2" else {0}):
+        return None
+    known = [v for v in data if v is not None]
+    return None if len(known) < len(data) else tuple(x for v in known for x in v)
+
+
+def _strided_slice(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    """One element or a range of a vector."""
+    source, begin, end, stride = inputs
+    attrs = node.attrs
+    if source is None or begin is None or end is None or stride is None or len(begin) != 1:
+        return None
+    if len(node.inputs[0].type.shape or ()) != 1 or attrs.get("ellipsis_mask") or attrs.get("new_axis_mask"):
+        return None
+    if attrs.get("shrink_axis_mask"):
+        return (source[begin[0]],) if -len(source) <= begin[0] < len(source) else None
+    first = None if attrs.get("begin_mask") else begin[0]
+    last = None if attrs.get("end_mask") else end[0]
+    return source[slice(first, last, stride[0])] if stride[0] else None
+
+
+def _select(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    if inputs[0] is None or len(inputs[0]) != 1:
+        return None
+    return inputs[1] if inputs[0][0] else inputs[2]
+
+
+def _reduced(function: Callable[[Values], int]) -> Rule:
+    def rule(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        source = inputs[0]
+        return None if not source or node.outputs[0].num_elements != 1 else (int(function(source)),)
+
+    return rule
+
+
+_RULES: dict[str, Rule] = {
+    "Add": _elementwise(operator.add),
+    "AddV2": _elementwise(operator.add),
+    "All": _reduced(all),
+    "Any": _reduced(any),
+    "Cast": _same,  # among integers and booleans only
+    "ConcatV2": _joined,
+    "Equal": _elementwise(operator.eq),
+    "FloorDiv": _elementwise(int.__floordiv__),
+    "FloorMod": _elementwise(operator.mod),
+    "Greater": _elementwise(operator.gt),
+    "GreaterEqual": _elementwise(operator.ge),
+    "Less": _elementwise(operator.lt),
+    "LessEqual": _elementwise(operator.le),
+    "LogicalAnd": _decided(_elementwise(int.__and__), 0),
+    "LogicalNot": _each(operator.not_),
+    "LogicalOr": _decided(_elementwise(int.__or__), 1),
+    "Max": _reduced(max),
+    "Maximum": _elementwise(max),
+    "Min": _reduced(min),
+    "Minimum": _elementwise(min),
+    "Mul": _elementwise(operator.mul),
+    "Neg": _each(operator.neg),
+    "NotEqual": _elementwise(operator.ne),
+    "Pack": _joined,
+    "Prod": _reduced(math.prod),
+    "Rank": _rank,
+    "Select": _select,
+    "SelectV2": _select,
+    "Shape": _shape,
+    "Size": _size,
+    "StridedSlice": _strided_slice,
+    "Sub": _elementwise(operator.sub),
+    "Sum": _reduced(sum),
+}
+
+
+def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
+    """What BroadcastGradientArgs gives for two shapes: the axes that the gradient of each is summed over (bcast.h)."""
+    if first == second:
+        return (), ()
+    rank = max(len(first), len(second))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (first, second))
+    one, other = (tuple(axis for axis, size in enumerate(shape) if size == 1) for shape in padded)
+    return one, other
+
+
+_SEVERAL: dict[str, Callable[..., tuple[Values, ...]]] = {
+    "BroadcastGradientArgs": _reduced_axes,
+}
+"""Ops with several outputs, all of which follow where all inputs are known."""
+
+
+def _set(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    length, index = inputs[:2]
+    if length is None or not node.attrs.get("resize_if_index_out_of_bounds"):
+        return length
+    return None if index is None else (max(length[0], index[0] + 1),)
+
+
+def _longer(by: int) -> Rule:
+    def rule(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+        return None if inputs[0] is None else (inputs[0][0] + by,)
+
+    return rule
+
+
+def _rows(node: Node, inputs: Sequence[Values | None]) -> Values | None:
+    shape = _shape(node, inputs)
+    return shape[:1] if shape else None
+
+
+_LENGTHS: dict[str, Rule] = {
+    "EmptyTensorList": lambda node, inputs: (0,),
+    "Identity": _same,
+    "TensorListFromTensor": _rows,
+    "TensorListLength": _same,
+    "TensorListPopBack": _longer(-1),
+    "TensorListPushBack": _longer(1),
+    "TensorListReserve": lambda node, inputs: inputs[1],
+    "TensorListResize": lambda node, inputs: inputs[1],
+    "TensorListSetItem": _set,
+    custom_ops.PREFETCH: _same,
+    "ZerosLike": _same,
+}
+"""How many elements the list has that is the first output, or what reads that."""
+
+
+class Integers:
+    """Follows the integers of one graph.
+
+    Args:
+        order: its nodes, each after those that it reads.
+        lengths: whether how many elements a list has is followed as well: it stands for the list.
+        asked: follow only what these follow from; by default all.
+    """
+
+    def __init__(
+        self, graph: Graph, order: Sequence[Node], *, lengths: bool = False, asked: Iterable[Output] | None = None
+    ):
+        self._constants: Known = {(node, 0): values for node, values in graph.small_constants.items()}
+        self._rules: dict[Node, Rule] = {}  # in the nodes' order
+        for node in order:
+            variant = any(kind.dtype == "variant" for kind in (*(t.type for t in node.inputs), *node.outputs))
+            rule = (_LENGTHS.get(node.op) if lengths else None) if variant else rule_of(node)
+            if rule is not None:
+                self._rules[node] = rule
+        if asked is not None:
+            needed = {tensor.node for tensor in asked}
+            for node in reversed(order):
+                if node in needed and node in self._rules:
+                    needed.update(tensor.node for tensor in node.inputs)
+            self._rules = {node: rule for node, rule in self._rules.items() if node in needed}
+        # What follows from constants alone is known once and for all: a loop is followed for thousands of iterations.
+        for node in self._rules:
+            self.follow_on(node, self._constants)
+        self._rules = {node: rule for node, rule in self._rules.items() if (node, 0) not in self._constants}
+
+    def follow(self, given: Mapping[tuple[Node, int], Values]) -> Known:
+        """What is known when `given` is."""
+        known = {**self._constants, **given}
+        for node, rule in self._rules.items():
+            values = rule(node, [known.get(t) for t in node.inputs])
+            if values is not None:
+                known[node, 0] = values
+        return known
+
+    def follow_on(self, node: Node, known: Known) -> None:
+        """Add to `known` what follows for one node's output."""
+        rule = self._rules.get(node)
+        if rule is None:
+            return
+        values = rule(node, [known.get(t) for t in node.inputs])
+        if values is not None:
+            known[node, 0] = values
+
+
+def known_results(node: Node, inputs: Sequence[Values | None]) -> dict[int, Values]:
+    """What a node's outputs will hold, of those that follow from its inputs."""
+    if (several := _SEVERAL.get(node.op)) is not None:
+        given = [() if t.type.num_elements == 0 else v for t, v in zip(node.inputs, inputs, strict=True)]
+        known = [values for values in given if values is not None]
+        return dict(enumerate(several(*known))) if len(known) == len(given) else {}
+    rule = rule_of(node)
+    values = None if rule is None else rule(node, inputs)
+    return {} if values is None else {0: values}
+
+
+def rule_of(node: Node) -> Rule | None:
+    """How the node's only output follows from its inputs; None where it is not followed."""
+    if len(node.outputs) != 1 or not node.inputs or not is_followed(node.out()):
+        return None
+    if is_view(node.op):
+        return _same
+    if node.op == "Cast" and not is_followed(node.inputs[0]):
+        return None
+    return _RULES.get(node.op)
+
+
+MOST_TRIPS = 1 << 17
+"""Iterations up to which a loop is followed to find out how many there are."""
+LOOKED_AHEAD = 256
+"""After so many, those of a loop that may end before are followed on only if its counters end it at some time."""
+
+
+class Loop(NamedTuple):
+    """A loop's condition and body, and what follows their integers."""
+
+    condition: Graph
+    body: Graph
+    test: Integers
+    change: Integers
+
+    def run(
+        self, given: Sequence[Values | None], *, bound: bool = True, most: int = MOST_TRIPS
+    ) -> tuple[list[list[Values | None]] | None, bool]:
+        """The loop variables' integers before each iteration, and after the last; None where the end is not known.
+        And whether it ends there, or may end before.
+
+        Args:
+            bound: whether an end that may come before is asked for.
+            most: after so many iterations the end is not known.
+        """
+        asked = (self.condition.fetches[0].node, self.condition.fetches[0].index)
+        results = [(f.node, f.index) for f in self.body.fetches]
+        found: list[list[Values | None]] = [list(given)]
+        certain = True
+        while len(found) <= most + 1:
+            goes_on = self.test.follow(as_feeds(self.condition, found[-1])).get(asked)
+            if goes_on == (0,):
+                return found, certain
+            known = self.change.follow(as_feeds(self.body, found[-1]))
+            after = [known.get(r) for r in results]
+            if goes_on is None:
+                certain = False
+                if after == found[-1] or not bound:
+                    break
+                if len(found) == LOOKED_AHEAD and not self._ends(found[-1], after, asked):
+                    break
+            found.append(after)
+        return None, certain
+
+    def _ends(self, before: Sequence[Values | None], after: Sequence[Values | None], asked: tuple[Node, int]) -> bool:
+        """Whether the test says no once counters have gone on for long as they do from `before` to `after`."""
+        far = [
+            tuple(a + (b - a) * MOST_TRIPS for a, b in zip(one, other, strict=True))
+            if one is not None and other is not None and len(one) == len(other)
+            else None
+            for one, other in zip(before, after, strict=True)
+        ]
+        return self.test.follow(as_feeds(self.condition, far)).get(asked) == (0,)
+
+
+def as_feeds(graph: Graph, integers: Sequence[Values | None]) -> dict[tuple[Node, int], Values]:
+    """What is known of what a graph is given, by tensor."""
+    return {(f, 0): v for f, v in zip(graph.feeds, integers, strict=True) if v is not None}

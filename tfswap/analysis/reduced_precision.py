@@ -1,0 +1,236 @@
+"""Which tensors wait for the backward pass as floats of full precision, and the smaller forms that can wait for them.
+
+Gist's delayed precision reduction (Jain et al., ISCA 2018): the forward pass computes with full precision, and only the
+copy that the backward pass reads is rounded. That changes values, and is for those who ask for it (docs/encodings.md).
+
+Invariant: pure functions of the graph, its order and what is asked for. Only floats of the forward pass are reduced
+that depend on what the step is given: never variables and what is made of them alone, per-channel statistics, what the
+caller gets, or what a kernel that certainly is of the backward pass does not read. Not handled: the bodies of loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.encodings import waits_long
+from tfswap.analysis.phases import backward_nodes
+from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_const, is_feed, is_pure, is_view, reads_metadata_only, reads_variable
+from tfswap.ir.views import origin
+from tfswap.kernels.hardware import Rates
+
+EVERYTHING = "*"
+"""The pattern that fits any node's name."""
+EXACT = "exact"
+"""What a rule says of tensors that stay as they are."""
+FLOATS = frozenset({"bfloat16", "float16", "float32"})
+"""What the codecs reduce (csrc/codecs/lossy_ops.cc)."""
+GROUP = 256
+"""Neighbours that share a scale, as in ActNN."""
+
+
+class Format(NamedTuple):
+    """A smaller form.
+
+    Attributes:
+        encode, decode: the ops.
+        attrs: of both.
+        word_values, word_bytes: so many values take so many bytes, and no fewer.
+        error: the most that a value can differ by, in words.
+    """
+
+    encode: str
+    decode: str
+    attrs: Mapping[str, object]
+    word_values: int
+    word_bytes: int
+    error: str
+
+    def nbytes(self, elements: int) -> int:
+        return -(-elements // self.word_values) * self.word_bytes
+
+
+def _minifloat(name: str, exponent: int, mantissa: int, largest: float, values: int = 1, nbytes: int = 1) -> Format:
+    """A float of so many bits of exponent and mantissa, rounded to nearest even, with subnormals."""
+    smallest = 2 - 2 ** (exponent - 1)
+    error = (
+        f"within 2^-{mantissa + 1} of its size, below 2^{smallest} within 2^{smallest - mantissa - 1}; "
+        f"beyond {largest:g} it is that"
+    )
+    return Format(custom_ops.ENCODE_FLOATS, custom_ops.DECODE_FLOATS, {"format": name.encode()}, values, nbytes, error)
+
+
+def _grouped(bits: int) -> Format:
+    """Levels between the smallest and the largest of a group, rounded at random."""
+    # What is decoded is rounded to the tensor's type, and no larger than the largest. TensorFlow takes what is below
+    # 2^-126 for 0: a value, the smallest or largest of the group, or what is decoded.
+    error = (
+        f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours, 1/{2**bits - 4} beside infinities and NaNs, "
+        "plus a unit in the last place of the largest and 1.3e-38"
+    )
+    attrs = {"bits": bits, "group_size": GROUP}
+    return Format(custom_ops.ENCODE_GROUPS, custom_ops.DECODE_GROUPS, attrs, GROUP, 8 + GROUP * bits // 8, error)
+
+
+FORMATS: dict[str, Format] = {
+    "bf16": _minifloat("bfloat16", 8, 7, 3.38953e38, nbytes=2),
+    "fp10": _minifloat("gist_float10", 5, 4, 63488, values=3, nbytes=4),  # Gist's 1 + 5 + 4 bits
+    "fp16": _minifloat("float16", 5, 10, 65504, nbytes=2),
+    "fp8": _minifloat("gist_float8", 4, 3, 240),  # Gist's 1 + 4 + 3 bits
+    "fp8_e4m3": _minifloat("float8_e4m3fn", 4, 3, 448),  # OCP's, without infinities
+    "fp8_e5m2": _minifloat("float8_e5m2", 5, 2, 57344),
+    "int4": _grouped(4),
+    "int8": _grouped(8),
+}
+"""By the name that a user gives."""
+PRECISIONS = (*FORMATS, EXACT)
+
+Rules = tuple[tuple[str, str], ...]
+"""(pattern of the names of nodes, precision): the first that fits a tensor's node holds."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One tensor that waits for the backward pass in a smaller form.
+
+    Attributes:
+        tensor: its name ("node:0").
+        precision: of FORMATS.
+        readers: names of the kernels that read what is decoded, those together that share one decoding.
+    """
+
+    tensor: str
+    precision: str
+    readers: tuple[tuple[str, ...], ...]
+
+
+class Saved(NamedTuple):
+    """A tensor that the forward pass makes and the backward pass reads, by itself or through views.
+
+    Attributes:
+        forward, backward: the kernels that read it.
+    """
+
+    tensor: Output
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+
+
+def saved_tensors(graph: Graph) -> dict[str, Saved]:
+    """By name, what waits for the backward pass as floats and may be rounded."""
+    backward = backward_nodes(graph)
+    varying = _varying(graph)
+    readers: dict[Output, tuple[dict[Node, None], dict[Node, None]]] = {}
+    for node in graph:
+        if is_view(node.op) or reads_metadata_only(node.op):
+            continue
+        for read in node.inputs:
+            tensor = origin(read)
+            if tensor.node in varying and tensor.node not in backward and _is_map(tensor):
+                readers.setdefault(tensor, ({}, {}))[node in backward][node] = None
+    fetched = {origin(fetch) for fetch in graph.fetches}
+    return {
+        tensor.name: Saved(tensor, tuple(forward), tuple(late))
+        for tensor, (forward, late) in readers.items()
+        if late and tensor not in fetched
+    }
+
+
+def _is_map(tensor: Output) -> bool:
+    """Whether it can be a feature map: statistics have one axis, a loss none."""
+    return tensor.type.dtype in FLOATS and len(tensor.type.shape or ()) > 1
+
+
+def _varying(graph: Graph) -> set[Node]:
+    """Nodes that make what depends on more than variables and constants."""
+    found: set[Node] = set()
+    for node in graph.topological():
+        op = node.op
+        if is_feed(op) or is_const(op) or reads_variable(op):
+            continue
+        given = any(t.type.dtype != "resource" and (is_feed(t.node.op) or t.node in found) for t in node.inputs)
+        if given or not is_pure(op):
+            found.add(node)
+    return found
+
+
+def speaks_of(node: str, rules: Rules) -> bool:
+    """Whether a rule is of the node of this name, and not of all."""
+    return any(pattern != EVERYTHING and fnmatchcase(node, pattern) for pattern, _ in rules)
+
+
+def asked_precision(node: str, rules: Rules) -> str:
+    """What `rules` say of what the node of this name makes, of PRECISIONS."""
+    return next((precision for pattern, precision in rules if fnmatchcase(node, pattern)), EXACT)
+
+
+def asked_for(saved: Mapping[str, Saved], rules: Rules, smallest_bytes: int) -> dict[str, str]:
+    """The precision of each tensor of `saved` that rules make smaller; what has fewer bytes than the least stays.
+
+    Raises InvalidModel for a pattern that fits none, but for that of all: one setting is for many steps.
+    """
+    for pattern, _ in rules:
+        if pattern != EVERYTHING and not any(fnmatchcase(s.tensor.node.name, pattern) for s in saved.values()):
+            known = ", ".join(s.tensor.node.name for s in list(saved.values())[:5])
+            raise InvalidModel(
+                f"precision has the pattern {pattern!r}, and no float that this step keeps for its backward pass is "
+                f"called so. Those that it keeps are, for example, {known or 'none'}."
+            )
+    asked = {
+        name: asked_precision(s.tensor.node.name, rules) for name, s in saved.items() if _nbytes(s) >= smallest_bytes
+    }
+    return {
+        name: precision
+        for name, precision in asked.items()
+        if precision != EXACT and FORMATS[precision].nbytes(_elements(saved[name])) < _nbytes(saved[name])
+    }
+
+
+def find_reductions(
+    flow: Dataflow,
+    order: Sequence[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    saved: Mapping[str, Saved],
+    asked: Mapping[str, str],
+    exact: Collection[str],
+) -> list[Reduction]:
+    """What is reduced of what is `asked_for`, and who reads it then.
+
+    Args:
+        order: the kernels of `flow` in order; what it takes for them to run follows from `cost_s`.
+        exact: names of kernels that do with an exact encoding.
+    """
+    place = {flow.nodes[i].name: position for position, i in enumerate(order)}
+    starts = [0.0]
+    for i in order:
+        starts.append(starts[-1] + cost_s[i])
+    found: list[Reduction] = []
+    for name, precision in asked.items():
+        tensor, forward, backward = saved[name]
+        last = max(place[node.name] for node in (tensor.node, *forward))
+        groups: list[list[str]] = []
+        for reader in sorted((node.name for node in backward if node.name not in exact), key=place.__getitem__):
+            at = place[reader]
+            if waits_long(starts[at] - starts[last + 1], _nbytes(saved[name]), rates):
+                groups.append([])
+            if groups:
+                groups[-1].append(reader)
+            last = at
+        if groups:
+            found.append(Reduction(name, precision, tuple(map(tuple, groups))))
+    return found
+
+
+def _nbytes(saved: Saved) -> int:
+    return saved.tensor.type.nbytes or 0
+
+
+def _elements(saved: Saved) -> int:
+    return saved.tensor.type.num_elements or 0

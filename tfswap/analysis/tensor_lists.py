@@ -1,0 +1,407 @@
+"""What tensor lists and optionals keep: their ops, run on paper. Follows TensorFlow 2.21's list_kernels.{h,cc} and
+optional_ops.cc.
+
+A list is a scalar of the arena whose elements' tensors it keeps. An op that changes a list changes it in place when
+nobody else holds it, and a copy of it, with the same elements, otherwise.
+
+Swaps and splits inside of bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are run here too: what they
+pass on are variants, outside of the arena.
+
+Not handled: zeros and sums of a list of which nothing is known count for nothing, and the record is not exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from tfswap.analysis.buffers import Buffer, Part
+from tfswap.analysis.integer_values import Values
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Node
+from tfswap.ir.types import TensorType
+from tfswap.kernels.memory_rules import VARIANT_BYTES
+
+if TYPE_CHECKING:
+    from tfswap.analysis.control_flow import Machine
+
+
+class Call(NamedTuple):
+    """One run of an op: its inputs' buffers, their integers where they are known, and those that it finds out, by
+    output.
+    """
+
+    node: Node
+    inputs: Sequence[Buffer]
+    integers: Sequence[Values | None]
+    known: dict[int, Values | None]
+
+    def part(self, machine: Machine, position: int) -> Part:
+        """An input, as an element that a list keeps from now on."""
+        buffer, kind = self.inputs[position], self.node.inputs[position].type
+        is_variant = kind.dtype == "variant"
+        nbytes = buffer.nbytes if is_variant else kind.nbytes or 0  # handles are outside of the arena
+        return Part(machine.hold(buffer), nbytes, self.integers[position], is_variant and nbytes > 0)
+
+    def number(self, position: int) -> int | None:
+        values = self.integers[position]
+        return values[0] if values else None
+
+
+Rule = Callable[["Machine", Call], list["Buffer"]]
+"""Runs an op; gives its outputs, each held once."""
+
+
+def _bytes(kind: TensorType) -> int:
+    return VARIANT_BYTES if kind.dtype == "variant" else kind.nbytes or 0
+
+
+def _own(machine: Machine, source: Buffer) -> Buffer:
+    """The list itself if nobody else holds it, or a copy."""
+    if machine.is_dying(source):
+        return machine.hold(source)
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts = [_shared(machine, p) for p in source.parts]
+    made.endless, made.source = source.endless, source.source
+    return made
+
+
+def _shared(machine: Machine, part: Part | None) -> Part | None:
+    """An element that one more list keeps."""
+    return None if part is None else part._replace(buffer=machine.hold(part.buffer))
+
+
+def _made(machine: Machine, nbytes: int) -> Part:
+    return Part(machine.allocate(nbytes), nbytes)
+
+
+def _listed(buffer: Buffer) -> Part:
+    """A list, as an element of another."""
+    return Part(buffer, VARIANT_BYTES, is_list=True)
+
+
+def _let_go(machine: Machine, part: Part | None) -> None:
+    if part is not None:
+        machine.drop(part.buffer)
+
+
+def _element(machine: Machine, call: Call, output: int, index: int | None) -> Buffer:
+    """An element of the first input as an output, held; one that is not set is made of zeros."""
+    source, missing = call.inputs[0], call.node.outputs[output]
+    if index is None and source.parts:
+        machine.exact = False  # any element; zeros, if there may be any, are the most that it can take
+        index = next((i for i, p in enumerate(source.parts) if p is None), 0)
+    if index is not None and index < len(source.parts):
+        part = source.parts[index]
+        if part is None:
+            return machine.allocate(_bytes(missing))
+        call.known[output] = part.values
+        return machine.hold(part.buffer)
+    # Nothing is known of the list: its elements are there already.
+    made = Buffer(None, _bytes(missing), source.source)
+    made.endless = missing.dtype == "variant"
+    return machine.hold(made)
+
+
+def _empty(machine: Machine, call: Call) -> list[Buffer]:
+    return [machine.allocate(VARIANT_BYTES)]
+
+
+def _reserve(machine: Machine, call: Call) -> list[Buffer]:
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts = [None] * (call.number(1) or 0)
+    machine.exact &= call.number(1) is not None
+    return [made]
+
+
+def _push_back(machine: Machine, call: Call) -> list[Buffer]:
+    made = _own(machine, call.inputs[0])
+    made.parts.append(call.part(machine, 1))
+    return [made]
+
+
+def _pop_back(machine: Machine, call: Call) -> list[Buffer]:
+    source = call.inputs[0]
+    element = _element(machine, call, 1, len(source.parts) - 1 if source.parts else None)
+    made = _own(machine, source)
+    if made.parts:
+        _let_go(machine, made.parts.pop())
+    return [made, element]
+
+
+def _get_item(machine: Machine, call: Call) -> list[Buffer]:
+    return [_element(machine, call, 0, call.number(1))]
+
+
+def _set_item(machine: Machine, call: Call) -> list[Buffer]:
+    made = _own(machine, call.inputs[0])
+    index = call.number(1)
+    if index is None:
+        machine.exact = False
+        index = next((i for i, p in enumerate(made.parts) if p is None), max(0, len(made.parts) - 1))
+    if made.endless and index >= len(made.parts):
+        machine.exact = False
+    made.parts += [None] * (index + 1 - len(made.parts))
+    before = made.parts[index]
+    made.parts[index] = call.part(machine, 2)
+    _let_go(machine, before)
+    return [made]
+
+
+def _resize(machine: Machine, call: Call) -> list[Buffer]:
+    made = _own(machine, call.inputs[0])
+    size = call.number(1)
+    if size is None:
+        machine.exact = False
+        return [made]
+    made.parts += [None] * (size - len(made.parts))
+    for part in made.parts[size:]:
+        _let_go(machine, part)
+    del made.parts[size:]
+    return [made]
+
+
+def _rows(machine: Machine, made: Buffer, source: TensorType) -> None:
+    """Add a copy of each row of a tensor."""
+    shape = source.shape or ()
+    if not shape or None in shape:
+        machine.exact = False
+        return
+    known = [d for d in shape if d is not None]
+    row = (source.nbytes or 0) // max(1, known[0])
+    made.parts += [_made(machine, row) for _ in range(known[0])] if prod(known) else []
+
+
+def _from_tensor(machine: Machine, call: Call) -> list[Buffer]:
+    made = machine.allocate(VARIANT_BYTES)
+    _rows(machine, made, call.node.inputs[0].type)
+    return [made]
+
+
+def _split(machine: Machine, call: Call) -> list[Buffer]:
+    """Pieces whose lengths are an input: taken as one."""
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts.append(_made(machine, _bytes(call.node.inputs[0].type)))
+    machine.exact = False
+    return [made]
+
+
+def _scatter(machine: Machine, call: Call) -> list[Buffer]:
+    made = machine.allocate(VARIANT_BYTES)
+    _rows(machine, made, call.node.inputs[0].type)
+    machine.exact = False
+    return [made]
+
+
+def _scatter_into(machine: Machine, call: Call) -> list[Buffer]:
+    made = _own(machine, call.inputs[0])
+    _rows(machine, made, call.node.inputs[1].type)
+    machine.exact = False
+    return [made]
+
+
+def _push_back_batch(machine: Machine, call: Call) -> list[Buffer]:
+    """Each list of a vector of lists gets a row."""
+    made = _own(machine, call.inputs[0])
+    _rows(machine, made, call.node.inputs[1].type)
+    machine.exact = False
+    return [made]
+
+
+def _length(machine: Machine, call: Call) -> list[Buffer]:
+    if not call.inputs[0].endless:
+        call.known[0] = (len(call.inputs[0].parts),)
+    return [machine.allocate(_bytes(call.node.outputs[0]))]
+
+
+def _concat_lists(machine: Machine, call: Call) -> list[Buffer]:
+    made = machine.allocate(VARIANT_BYTES)
+    for source in call.inputs:
+        made.parts += [_shared(machine, p) for p in source.parts]
+        machine.exact &= not source.endless
+    return [made]
+
+
+def _stack(machine: Machine, call: Call) -> list[Buffer]:
+    """One tensor of all; elements that are not set are read from one of zeros."""
+    made = machine.allocate(_bytes(call.node.outputs[0]))
+    parts = call.inputs[0].parts
+    if any(p is None for p in parts):
+        machine.drop(machine.allocate(_bytes(call.node.outputs[0]) // len(parts)))
+    return [made]
+
+
+def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
+    """Zeros for each element that is set; tfswap's own kernel makes one for all of a size (csrc/core/zeros_ops.cc).
+
+    Of an optional zeros like its values.
+    """
+    one_for_all = custom_ops.KERNEL in call.node.attrs
+    zeros: dict[int, Part] = {}
+
+    def fill(made: Buffer, source: Buffer) -> Buffer:
+        machine.exact &= not source.endless
+        for part in source.parts:
+            if part is None:
+                made.parts.append(None)
+            elif part.is_list:
+                made.parts.append(_listed(fill(machine.allocate(VARIANT_BYTES), part.buffer)))
+            elif one_for_all:
+                if part.nbytes not in zeros:
+                    zeros[part.nbytes] = _made(machine, part.nbytes)
+                made.parts.append(_shared(machine, zeros[part.nbytes]))
+            else:
+                made.parts.append(_made(machine, part.nbytes))
+        return made
+
+    result = fill(machine.allocate(VARIANT_BYTES), call.inputs[0])
+    for zero in zeros.values():
+        _let_go(machine, zero)
+    return [result]
+
+
+def _add(machine: Machine, call: Call) -> list[Buffer]:
+    """The sum of lists: two at a time, element by element, and at last a list for what is left.
+
+    Follows AddNVariant (variant_ops_util.cc).
+    """
+    if len(call.inputs) == 1:
+        return [machine.hold(call.inputs[0])]
+    terms = list(call.inputs)
+    for into, other in _pairs(len(terms)):
+        total = machine.hold(Buffer(None, 0))  # outside of the arena, but for its elements
+        total.parts = _sums(machine, terms[into], terms[other])
+        for place in (into, other):
+            if terms[place] is not call.inputs[place]:
+                machine.drop(terms[place])
+        terms[into] = total
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts = terms[0].parts
+    return [made]
+
+
+def _pairs(count: int) -> Iterator[tuple[int, int]]:
+    """In which order so many terms are added, each time the second to the first, in a tree."""
+    skip = 1
+    while skip < count:
+        for into in range(0, count - skip, 2 * skip):
+            yield into, into + skip
+        if count % (2 * skip) == skip:  # one is left over
+            count -= skip
+            yield 0, count
+        skip *= 2
+
+
+def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
+    """The sums of two lists' elements; the other's where one is not set."""
+    machine.exact &= not (one.endless or other.endless)
+    sums: list[Part | None] = []
+    for left, right in zip(one.parts, other.parts, strict=False):
+        if left is None or right is None:
+            sums.append(_shared(machine, left or right))
+            continue
+        if not left.is_list:
+            sums.append(_made(machine, left.nbytes))
+            continue
+        total = machine.allocate(VARIANT_BYTES)
+        total.parts = _sums(machine, left.buffer, right.buffer)
+        sums.append(_listed(total))
+    return sums
+
+
+def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
+    """A handle, outside of the arena, which keeps the tensor until Release."""
+    handle = Buffer(None, 0)
+    machine.copies_out(call.inputs[0].nbytes, handle)
+    handle.parts = [call.part(machine, 0)]
+    return [machine.hold(handle)]
+
+
+def _release(machine: Machine, call: Call) -> list[Buffer]:
+    handle = call.inputs[0]
+    for part in handle.parts:
+        _let_go(machine, part)
+    handle.parts = []
+    return []
+
+
+def _swap_in(machine: Machine, call: Call) -> list[Buffer]:
+    """The tensor anew, unless it is on its way, and a ticket outside of the arena."""
+    handle, ticket = call.inputs[0], machine.hold(Buffer(None, 0))
+    ahead, handle.ahead = handle.ahead, None
+    return [ahead or _bring_back(machine, _bytes(call.node.outputs[0])), ticket]
+
+
+def _bring_back(machine: Machine, nbytes: int) -> Buffer:
+    machine.copies_in(nbytes)
+    return machine.allocate(nbytes)
+
+
+def _prefetch(machine: Machine, call: Call) -> list[Buffer]:
+    """The tensor of the last handle, which keeps it. Of a list of which nothing is known there may be one."""
+    source = call.inputs[0]
+    if source.endless and not source.parts:
+        source.parts.append(Part(machine.hold(Buffer(None, 0)), 0))
+    last = source.parts[-1] if source.parts else None
+    if last is not None and last.buffer.ahead is None:
+        last.buffer.ahead = _bring_back(machine, cast("int", call.node.attrs["nbytes"]))
+    return [machine.hold(source)]
+
+
+def _await(machine: Machine, call: Call) -> list[Buffer]:
+    return [machine.hold(call.inputs[0])]
+
+
+def _split_chunk(machine: Machine, call: Call) -> list[Buffer]:
+    machine.split(cast("tuple[int, ...]", call.node.attrs["nbytes"]))
+    return [machine.hold(Buffer(None, 0))]
+
+
+def _free_rest(machine: Machine, call: Call) -> list[Buffer]:
+    machine.free_rest()
+    return []
+
+
+def _optional(machine: Machine, call: Call) -> list[Buffer]:
+    made = machine.allocate(VARIANT_BYTES)
+    made.parts = [call.part(machine, i) for i in range(len(call.inputs))]
+    return [made]
+
+
+def _optional_value(machine: Machine, call: Call) -> list[Buffer]:
+    source = call.inputs[0]
+    return [_element(machine, call, i, i if source.parts else None) for i in range(len(call.node.outputs))]
+
+
+LIST_RULES: dict[str, Rule] = {
+    "AddN": _add,
+    "AddV2": _add,
+    "EmptyTensorList": _empty,
+    "OptionalFromValue": _optional,
+    "OptionalGetValue": _optional_value,
+    "OptionalNone": _empty,
+    "TensorListConcatLists": _concat_lists,
+    "TensorListFromTensor": _from_tensor,
+    "TensorListGetItem": _get_item,
+    "TensorListLength": _length,
+    "TensorListPopBack": _pop_back,
+    "TensorListPushBack": _push_back,
+    "TensorListPushBackBatch": _push_back_batch,
+    "TensorListReserve": _reserve,
+    "TensorListResize": _resize,
+    "TensorListScatterIntoExistingList": _scatter_into,
+    "TensorListScatterV2": _scatter,
+    "TensorListSetItem": _set_item,
+    "TensorListSplit": _split,
+    "TensorListStack": _stack,
+    "ZerosLike": _zeros_like,
+    custom_ops.AWAIT: _await,
+    custom_ops.FREE_REST: _free_rest,
+    custom_ops.PREFETCH: _prefetch,
+    custom_ops.RELEASE: _release,
+    custom_ops.SPLIT_CHUNK: _split_chunk,
+    custom_ops.SWAP_IN: _swap_in,
+    custom_ops.SWAP_OUT: _swap_out,
+}
+"""By op, for nodes that read or make a variant. All others make what kernels.py says of them."""

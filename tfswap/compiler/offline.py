@@ -1,0 +1,143 @@
+"""Planning a step that is in a file or a proto: nothing runs, and the arena that will run it is not known."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tfswap.analysis.cost import Costs
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.plan_cache import PlanCache
+from tfswap.compiler.request import Request
+from tfswap.compiler.rival_rewriters import refuse_rewriters
+from tfswap.device import machine
+from tfswap.errors import TfswapError
+from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import calls_functions, is_const
+from tfswap.ir.types import Shape, TensorType
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.memory_reservation import apply_claim
+from tfswap.plan.plan import Plan
+from tfswap.report.report import Report
+from tfswap.simulator.simulate import Resident
+
+ARENA_NOTE = (
+    "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
+    "by side in an otherwise empty one. What else a process keeps on the device comes on top, and "
+    "so can a tensor's worth of holes between them; tfswap.load, or tfswap.optimize on the function itself, plans for "
+    "the arena as it is."
+)
+PORTABLE_NOTE = (
+    "portable: TensorFlow's own ops alone. The peak is a prediction, and nothing watches it: variables move when they "
+    "are assigned, chunks are handed out whole, and whoever loads the model may have TensorFlow optimize it again"
+)
+ALWAYS_OPEN = 0
+"""The number of a gate in a file, which no process closes."""
+SLACK_SHARE = 0.02
+"""Loading leaves a variable in a chunk up to twice its size, since the allocator hands small remainders out with
+it. One variable's worth of that is kept free, and no more than this share of what is live at once."""
+SLACK_BYTES = 2**20
+"""The same for small steps, where what a variable was initialised from counts too: a session keeps an initial value
+that is a constant, and the first update makes a second buffer. No more than all that is there is kept free."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step, its plan, and the graph that carries it out (the step's own when the plan changes nothing)."""
+
+    plan: Plan
+    report: Report
+    graph: Graph
+
+
+def plan_offline(
+    step: str,
+    graph: Graph,
+    request: Request,
+    *,
+    variables: Iterable[tuple[str, Shape]] = (),
+    keeps_results: bool = True,
+) -> Planned:
+    """Plan and rewrite one step.
+
+    Args:
+        variables: element type and shape of all that the model holds on the device, used by the step or not.
+        keeps_results: as of Optimizer.
+
+    Raises:
+        InfeasibleMemoryLimit, UnsupportedGraph, InvalidModel: as `optimize_graph`.
+    """
+    optimizer = optimizer_here(graph, request.options, variables, keeps_results=keeps_results)
+    return plan_with(optimizer, step, graph, request)
+
+
+def optimizer_here(
+    graph: Graph, options: Options, variables: Iterable[tuple[str, Shape]], *, keeps_results: bool = True
+) -> Optimizer:
+    """An `offline_optimizer` for this machine's device. Raises UnsupportedGraph."""
+    refuse_rewriters()
+    device, cache = machine.current_device()[1], PlanCache.of_environment()
+    return offline_optimizer(graph, device, options, variables, keeps_results=keeps_results, plan_cache=cache)
+
+
+def plan_with(optimizer: Optimizer, step: str, graph: Graph, request: Request) -> Planned:
+    """Plan and rewrite one step, which `optimizer_here` was made for. Raises as `plan_offline`."""
+    plan = request.choose(optimizer, machine.current_device()[0])
+    if (complaint := request.complaint(step, plan)) is not None:
+        raise TfswapError(complaint)
+    portable = optimizer.options.portable
+    gate = None if portable else ALWAYS_OPEN
+    made = optimizer.rewrite(plan, gate, checked_by_gate=not portable)  # also when analysing: or it is no plan
+    return Planned(plan, _report(step, graph, optimizer, plan), graph if request.changes_nothing else made)
+
+
+def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
+    """Write the limits of swapped tensors into rewritten steps, which share them: whoever runs them keeps them."""
+    if request.options.portable:
+        return  # nothing of it counts
+    made = list(changed)
+    digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
+    for one in made:
+        apply_claim(one.graph, request.options.claim(int(digest[:15], 16), one.plan))
+
+
+def offline_optimizer(
+    graph: Graph,
+    model: DeviceModel,
+    options: Options,
+    variables: Iterable[tuple[str, Shape]] = (),
+    costs: Costs | None = None,
+    *,
+    keeps_results: bool = True,
+    plan_cache: PlanCache | None = None,
+) -> Optimizer:
+    """An Optimizer for a free arena with the step's arguments and constants, and all variables, in it."""
+    there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
+    held = [TensorType(dtype, shape) for dtype, shape in variables]
+    sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
+    resident = Resident(sum(sizes))
+    made = Optimizer(
+        graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
+    )
+    largest = max((t.nbytes or 0 for t in held), default=0)
+    slack = min(largest, int(made.search.live_peak_bytes * SLACK_SHARE))
+    made.extra_margin_bytes = max(slack, min(resident.total_bytes, SLACK_BYTES))
+    return made
+
+
+def _report(step: str, graph: Graph, optimizer: Optimizer, plan: Plan) -> Report:
+    report = optimizer.report(plan)
+    notes = [*report.notes, ARENA_NOTE]
+    if optimizer.options.portable:
+        notes.append(PORTABLE_NOTE)
+    calls = sorted(n.name for n in graph if calls_functions(n.op) and n not in graph.bodies)
+    if calls:
+        notes.append(
+            f"{len(calls)} nodes run functions of their own ({calls[0]}{', ...' if len(calls) > 1 else ''}): what "
+            "those allocate inside is not in these figures"
+        )
+    return dataclasses.replace(report, step=step, notes=tuple(notes))

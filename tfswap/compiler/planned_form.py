@@ -1,0 +1,51 @@
+"""A plan, and the form of the step that it is for: its requests of the allocator, its peak, its run over time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfswap.analysis.cost import Costs
+from tfswap.compiler.variants import Variant
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import Step, planned_schedule
+from tfswap.simulator.record import PlannedRecord, record_planned
+from tfswap.simulator.requests import Requests, record_requests, requests_of_one
+from tfswap.simulator.simulate import Resident, judge_memory
+
+
+class PlannedForm(NamedTuple):
+    """A plan that fixes an order, and the form of the step with all that the plan asks for before the order.
+
+    Every method takes the content of the arena before the step, where the result depends on it.
+    """
+
+    plan: Plan
+    variant: Variant
+
+    @property
+    def schedule(self) -> list[Step]:
+        return planned_schedule(self.variant.flow, self.plan)
+
+    def peak_bytes(self, resident: Resident) -> int:
+        """The simulated peak."""
+        return judge_memory(self.variant.flow, self.schedule, resident).peak_bytes
+
+    def requests(self, resident: Resident) -> Requests:
+        """The requests of the allocator, for other contents of the arena as well."""
+        return record_requests(self.variant.flow, self.schedule, resident)
+
+    def requests_of_one(self) -> tuple[tuple[int, ...], ...]:
+        """The requests as the gate of a saved step has them, which replays them in the arena that it finds."""
+        return requests_of_one(self.variant.flow, self.schedule)
+
+    def record(self, costs: Costs, resident: Resident) -> PlannedRecord:
+        """The run under the plan: bytes in the arena over time."""
+        flow = self.variant.flow
+        return record_planned(
+            flow,
+            self.schedule,
+            costs.of_step(flow),
+            costs.rates,
+            resident=resident,
+            disk=frozenset(flow.value_named[a.tensor] for a in self.plan.absences if a.disk),
+        )

@@ -1,0 +1,126 @@
+"""What a user allows to be done to each tensor of a step: by `policy=`, and by `tfswap.keep`.
+
+The policy is asked once for each tensor, when a step is planned; what it answers is noted in the graph, by which all
+that plans and rewrites it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfswap.compiler.marks import marked_to_keep
+from tfswap.errors import TfswapError
+from tfswap.ir.graph import Graph, Output
+from tfswap.ir.op_traits import is_const, is_feed, is_view, reads_variable, turns_on_copy_on_read
+from tfswap.ir.permits import ANYTHING, TACTICS, Permit
+from tfswap.ir.python_calls import held_until
+from tfswap.ir.views import origin
+
+KEPT = Permit(frozenset(), "marked with tfswap.keep")
+HELD = Permit(frozenset(), "a Python function holds it until its gradient has been computed")
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What a policy is told of a tensor.
+
+    They are of the step as TensorFlow's own optimizers leave it: what those fold, join or rename is called as they do.
+
+    Attributes:
+        name: TensorFlow's name of it ("node:0"); of one in the body of a loop or a conditional, after the body's
+            ("while[1]/mul:0").
+        op: the op that makes it.
+        shape: its shape; the largest that it can have, where values decide that.
+        dtype: its element type, by TensorFlow's name ("float32").
+        nbytes: its bytes.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    _locate: Callable[[], str | None] = field(repr=False, compare=False)
+
+    @property
+    def line(self) -> str | None:
+        """The user's own line that made it ("model.py:12"), where TensorFlow knows it."""
+        return self._locate()  # only when it is asked for: in a step of thousands of nodes it takes a while
+
+
+Policy = Callable[[TensorFacts], Collection[str] | None]
+"""From a tensor's facts to the tactics that may be used on it, of TACTICS; None for all."""
+
+
+def note_permits(
+    graph: Graph, kept: Collection[str], policy: Policy | None, locate: Callable[[str], str | None]
+) -> None:
+    """Note in a step and its bodies what may be done to their tensors.
+
+    Args:
+        kept: names of tensors that must stay.
+        locate: as of Optimizer.
+
+    Raises TfswapError for an answer of the policy that is none; what it raises itself passes on.
+    """
+    bodies = {f"{name}/": body for name, body in graph.named_bodies().items()}
+    for within, part in {"": graph, **bodies}.items():
+        for tensor in _movable(part, arguments=bool(within)) if policy is not None else ():
+            assert policy is not None
+            part.restrict(tensor, _permit(policy, _facts(tensor, within, locate)))
+        for tensor in (held for node in part for held in held_until(node)):
+            part.restrict(origin(tensor), HELD)
+        for name in marked_to_keep(part):
+            part.restrict(origin(part.tensor(name)), KEPT)
+    for name in kept:
+        graph.restrict(origin(graph.tensor(name)), KEPT)
+
+
+def allowed_everywhere(graph: Graph) -> frozenset[str]:
+    """The tactics that the policy forbids for no tensor of a step and its bodies."""
+    permits = (permit for part in (graph, *graph.all_bodies()) for permit in part.permits.values())
+    return ANYTHING.tactics.intersection(*(permit.tactics for permit in permits if permit not in (KEPT, HELD)))
+
+
+def _movable(graph: Graph, *, arguments: bool) -> Iterator[Output]:
+    """The tensors that have memory of their own, and are made in the step.
+
+    Args:
+        arguments: those that the graph is given too: a loop saves what an iteration is given, as what it makes.
+    """
+    feeds = set(graph.feeds)
+    for node in graph:
+        op = node.op
+        # Rows of a variable are a tensor of their own.
+        there = is_const(op) or (reads_variable(op) and not turns_on_copy_on_read(op))
+        given = is_feed(op) or node in feeds
+        if there or is_view(op) or (given and not arguments):
+            continue
+        yield from (node.out(index) for index, kind in enumerate(node.outputs) if kind.nbytes)
+
+
+def _facts(tensor: Output, within: str, locate: Callable[[str], str | None]) -> TensorFacts:
+    node, kind = tensor.node, tensor.type
+    assert kind.shape is not None and kind.nbytes is not None, "its size is known"
+    shape = tuple(size for size in kind.shape if size is not None)
+    return TensorFacts(within + tensor.name, node.op, shape, kind.dtype, kind.nbytes, lambda: locate(node.name))
+
+
+def _permit(policy: Policy, facts: TensorFacts) -> Permit:
+    """What the policy says of a tensor. Raises TfswapError for what says nothing."""
+    given: Any = policy(facts)
+    if given is None:
+        return ANYTHING
+    is_several = isinstance(given, Collection) and not isinstance(given, (str, bytes, Mapping))
+    tactics: list[Any] = [*given] if is_several else [given]
+    if not is_several or any(tactic not in TACTICS for tactic in tactics):
+        raise TfswapError(
+            f"policy returned {given!r}, of type {type(given).__name__}, for {facts.name!r}: it may return None, which "
+            f"allows everything, or a collection of tactics, of {', '.join(map(repr, TACTICS))}; () is for what must "
+            "stay"
+        )
+    allowed = [tactic for tactic in TACTICS if tactic in tactics]
+    only = " and ".join(map(repr, allowed))
+    return Permit(frozenset(allowed), f"policy allows {f'only {only}' if allowed else 'nothing'}")

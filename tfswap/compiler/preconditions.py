@@ -1,0 +1,281 @@
+"""Refuses a step of which too little is known before it runs: a plan for it would be a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from tfswap.analysis.pipelines import element_types
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.importers.library_function import import_library_function
+from tfswap.importers.opaque_calls import functions_beside, hidden_calls
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import (
+    calls_functions,
+    control_flow,
+    has_small_extras,
+    is_frame,
+    loops_over_dataset,
+    reads_metadata_only,
+    sized_by_value,
+    takes_from_pipeline,
+)
+from tfswap.simulator.bfc_allocator import UNBOUNDED_BYTES
+from tfswap.support.sizes import format_bytes
+
+SMALL = 1024
+"""Bytes: what is computed from tensors no larger than this, shapes as a rule, is taken to be no larger either; and a
+function whose tensors are no larger may run out of sight."""
+
+Locate = Callable[[str], str | None]
+
+
+class UnknownSizes(UnsupportedGraph):
+    """The step has tensors whose sizes its arguments' shapes do not tell.
+
+    Args:
+        what: a sentence.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__(f"{what} {remedy}")
+        self.what = what
+
+
+def made_at(name: str, locate: Locate) -> str:
+    """Where the node of this name was made, as a part of a sentence; "" where that is not known."""
+    line = locate(name)
+    return f", made at {line}" if line else ""
+
+
+def require_functional(graph: Graph, locate: Locate) -> None:
+    """Refuse conditionals whose branches are nodes of the graph itself. Raises UnsupportedGraph.
+
+    Of the nodes that are not taken the executor passes on, along each edge, that they are dead. In one order of all
+    kernels everything after them would be.
+    """
+    for part in (graph, *graph.all_bodies()):
+        for node in part:
+            if is_frame(node.op):
+                where = made_at(node.name, locate)
+                raise UnsupportedGraph(
+                    f"node {node.name!r} ({node.op}{where}) is of a TensorFlow 1 conditional. Rebuild the graph with "
+                    "tf.compat.v1.enable_control_flow_v2(), which keeps conditionals as If nodes."
+                )
+
+
+def require_sizes(graph: Graph, locate: Locate) -> None:
+    """Refuse a graph with a tensor whose bytes are unknown. Raises UnknownSizes."""
+    unknown = sizeless(graph)
+    if unknown:
+        first = unknown[0]
+        where = made_at(first.node.name, locate)
+        others = f", nor are those of {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        raise UnknownSizes(
+            f"the size of {first.name!r} ({first.node.op}, {first.type}{where}) is not known before the step runs"
+            f"{others}.",
+            _how_to_tell(graph, first, has_line=bool(where)),
+        )
+
+
+def require_countable(graph: Graph, resident_bytes: int) -> None:
+    """Refuse a step whose bytes exceed what the allocator's replay can count. Raises UnsupportedGraph.
+
+    Args:
+        resident_bytes: in the arena before the step.
+    """
+    kinds = (kind for part in (graph, *graph.all_bodies()) for node in part for kind in node.outputs)
+    total_bytes = resident_bytes + sum(kind.nbytes or 0 for kind in kinds)
+    if total_bytes >= UNBOUNDED_BYTES // 2:
+        raise UnsupportedGraph(
+            f"the step's tensors and variables take {format_bytes(total_bytes)}, more than any device has: check "
+            "batch_size=, input_shapes= and the shapes of variables"
+        )
+
+
+IN_LIBRARY = (
+    "compute that outside of the step, as one of its arguments, or in a tf.while_loop of your own with "
+    "maximum_iterations=; where it is tf.vectorized_map that changes a loop inside of it, call what is mapped on the "
+    "whole batch, or by tf.map_fn"
+)
+"""What to do in place of calling a library's function that has a loop without bound: it takes none."""
+
+
+def bound_of_loop(loop: str, locate: Locate) -> str:
+    """How the loop of this name can be given a bound of its iterations, and where it is made."""
+    line = locate(loop)
+    return (
+        "Give the loop one that does not depend on what the step computes: maximum_iterations=, of tf.while_loop or, "
+        "in a loop of Python's, of tf.autograph.experimental.set_loop_options. Where the loop is a library function's "
+        f"own, as that of tf.linalg.expm, {IN_LIBRARY}; or take no gradients through it (tf.stop_gradient), and "
+        "nothing is kept." + (f" It is made at {line}." if line else "")
+    )
+
+
+def _how_to_tell(graph: Graph, first: Output, *, has_line: bool) -> str:
+    """
+    Args:
+        has_line: whether the line of the user's is known that made it. In a file none is: it may be a library's op.
+    """
+    node = first.node
+    if node in graph.feeds or any(feed.outputs[0].nbytes is None for feed in graph.feeds):
+        return (
+            "Where the inputs' sizes are open, give them (batch_size= or input_shapes=, tensors of full shape, or in a "
+            "data pipeline batch(..., drop_remainder=True)); where TensorFlow can't infer what an op returns, as of "
+            "py_function, say it at that line: y = tf.ensure_shape(y, [...]), or y.set_shape([...])."
+        )
+    taken = (n for part in (graph, *graph.all_bodies()) for n in part if takes_from_pipeline(n.op))
+    if any(kind.nbytes is None for n in taken for kind in element_types(n)):
+        return (
+            "The step takes its batches from an iterator that does not say how large they are. Make them of one size, "
+            "batch(..., drop_remainder=True), or let the step be given each: step(next(iterator))."
+        )
+    kind = control_flow(node.op)
+    if kind is not None and kind.is_loop:
+        return (
+            "The inputs' sizes are known, but the loop gives this one another shape in each iteration. Keep its shape: "
+            "write what an iteration makes into a tf.TensorArray, or into a part of a tensor that has its full size "
+            "from the start."
+        )
+    if any(t.type.dtype == "variant" for t in node.inputs):
+        return (
+            "The inputs' sizes are known, but how many elements this list gets, or how large they are, depends on what "
+            "the step computes. Give the tf.TensorArray its size (size=, without dynamic_size=True), and its loop a "
+            "number of iterations that follows from shapes; or say how large what is made of it is: "
+            "y = tf.ensure_shape(array.concat(), [...]). Where the list is a library function's own, "
+            f"{IN_LIBRARY}."
+        )
+    if not has_line:
+        return (
+            "The inputs' sizes are known, but this one depends on what the step computes or is given, of which a file "
+            "has shapes only. Where a line of yours makes it, and it has one size in every step, say so there, and "
+            "save the model anew: y = tf.ensure_shape(y, [...]). Where a library makes it in between, as "
+            "tf.nn.safe_embedding_lookup_sparse does, give its sparse arguments a full shape "
+            "(tf.SparseTensorSpec([64, 5]) in the input_signature), or decorate the step with tfswap.optimize in the "
+            "process that trains: sizes that follow from the arguments are computed before each call there."
+        )
+    return (
+        "The inputs' sizes are known, but this one depends on what the step computes, or TensorFlow can't infer what "
+        "the op returns. Where it has one size in every step, say it of what that line gives: "
+        "y = tf.ensure_shape(y, [...]), or y.set_shape([...]). Else pad or cut to a size: "
+        "ragged.to_tensor(shape=[...]), tf.sequence_mask(n, maxlen) in place of tf.range(n), or what is needed "
+        "computed outside of the step, as an input."
+    )
+
+
+def require_sight(graph: Graph, locate: Locate) -> None:
+    """Refuse a graph that runs functions out of sight, unless all their tensors are small. Raises UnsupportedGraph."""
+    hidden = list(hidden_calls(graph))
+    library = functions_beside(graph) if hidden else {}
+    for node, names in hidden:
+        for name in names:
+            held = _held(node, name, library)
+            if held is None:
+                continue
+            where = made_at(node.name, locate)
+            raise UnsupportedGraph(
+                f"{node.name!r} ({node.op}{where}) runs the function {name!r} out of sight: it holds {held}, which no "
+                f"graph rewrite can bound. {_remedy(node)}"
+            )
+
+
+def _remedy(node: Node) -> str:
+    if loops_over_dataset(node.op):
+        return (
+            "It is a loop over a dataset inside of the step (`for x in dataset:`, or `dataset.reduce`). Optimize the "
+            "function that trains on one batch, and loop outside of it; or loop over an iterator, `it = iter(dataset)` "
+            "made outside: `for _ in range(n): step(next(it))`."
+        )
+    return (
+        "Write its body into the step, call it as a plain tf.function (one that TensorFlow inlines: without _noinline "
+        "or the like among its attributes), or call it outside of the step."
+    )
+
+
+def _held(node: Node, name: str, library: Mapping[str, Any]) -> str | None:
+    """What of some size a function holds that `node` runs; None if all of it is small."""
+    if name not in library:
+        return "what is not known here"
+    arguments = library[name].signature.input_arg
+    passed = zip(arguments, node.inputs, strict=False) if calls_functions(node.op) else ()
+    try:
+        body = import_library_function(library, name, {a.name: t.type.shape for a, t in passed})
+    except (UnsupportedGraph, InvalidModel) as error:
+        return f"what can't be inspected ({error})"
+    parts = (body, *body.all_bodies())
+    if unknown := _sizeless(body, body.feeds):
+        return f"tensors whose size is not known before the step runs ({unknown[0].name!r}, {unknown[0].type})"
+    largest = max((t for part in parts for n in part for t in map(n.out, range(len(n.outputs)))), key=_nbytes)
+    if _nbytes(largest) > SMALL:
+        return f"tensors of up to {format_bytes(_nbytes(largest))} ({largest.name!r}, {largest.type})"
+    inside = functions_beside(body)
+    return next((held for n, names in hidden_calls(body) for m in names if (held := _held(n, m, inside))), None)
+
+
+def _is_small(tensor: Output) -> bool:
+    """Not what stands for others: a list's elements can be of any size."""
+    return tensor.type.dtype != "variant" and tensor.type.nbytes is not None and tensor.type.nbytes < SMALL
+
+
+def _nbytes(tensor: Output) -> int:
+    return tensor.type.nbytes or 0
+
+
+def sizeless(graph: Graph) -> list[Output]:
+    """Tensors of a step whose bytes are unknown and may be many, in what loops and conditionals run too."""
+    return _sizeless(graph, graph.feeds)
+
+
+def _sizeless(graph: Graph, small_feeds: Iterable[Node]) -> list[Output]:
+    """Tensors whose bytes are unknown and may be many, in what loops and conditionals run too. The first is the cause.
+
+    Args:
+        small_feeds: what the graph is given that is small, where its size is not known.
+    """
+    small = {feed.out() for feed in small_feeds if feed.outputs[0].nbytes is None}
+    unknown: list[Output] = []
+    for node in graph.topological():
+        unknown += _sizeless_inside(graph, node, small)
+        sizeless = [node.out(i) for i, kind in enumerate(node.outputs) if kind.nbytes is None]
+        if not sizeless or node.out() in small:
+            continue
+        if _stays_small(node, sizeless, small):
+            small.update(sizeless)
+        else:
+            unknown += sizeless
+    return unknown
+
+
+def _stays_small(node: Node, sizeless: Sequence[Output], small: Collection[Output]) -> bool:
+    """Whether outputs of unknown size are small since all inputs are: arithmetic on shapes, a few integers.
+
+    Not what comes from a resource (a variable, a queue, an iterator), nor what may have as many elements as two inputs
+    multiplied: rows for each index, or padded rows.
+    """
+    takes_resource = any(t.type.dtype == "resource" for t in node.inputs)
+    if sized_by_value(node.op) or (takes_resource and not reads_metadata_only(node.op)):
+        return False
+    if has_small_extras(node.op):
+        return True
+    if not node.inputs or not all(t in small or _is_small(t) for t in node.inputs):
+        return False
+    vectors = all(t.type.shape is not None and len(t.type.shape) <= 1 for t in sizeless)
+    return vectors or sum(t.type.shape != () for t in node.inputs) <= 1
+
+
+def _sizeless_inside(graph: Graph, node: Node, small: Collection[Output]) -> list[Output]:
+    """The same of what `node` runs; first of all, its own variable where a loop changes its shape."""
+    kind = control_flow(node.op)
+    if kind is None or node not in graph.bodies:
+        return []
+    passed = node.inputs[kind.first_argument :]
+    unknown = [
+        node.out(i)
+        for i, (feed, given) in enumerate(zip(graph.bodies[node][-1].feeds, passed, strict=True))
+        if kind.is_loop and feed.outputs[0].nbytes is None and given.type.nbytes is not None and given not in small
+    ]
+    for body in graph.bodies[node]:
+        pairs = zip(body.feeds, passed, strict=True)
+        unknown += _sizeless(body, [feed for feed, given in pairs if given in small or _is_small(given)])
+    return unknown

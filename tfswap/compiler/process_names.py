@@ -1,0 +1,210 @@
+"""Names that TensorFlow makes from a counter of the process, such as `while_body_107`, replaced by their order.
+
+The same step is then the same in every process, whatever was traced there before. The names are those of functions, of
+what a function captures, of Python functions (`tf.py_function`) and of custom gradients. Functions that are no part of
+the graph, such as those that XLA compiles, keep their names there, by which TensorFlow knows them. Where graphs are
+compared their content stands for them (`contents`).
+
+Invariant: a graph is equal in all processes that made it in the same way, and `restore` gives each its own names back,
+also in what names were derived from.
+
+Not handled: arguments of functions that are no loop's or conditional's body, which are named after what they are given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfswap.importers.library import functions_in
+from tfswap.importers.opaque_calls import functions_beside, functions_of
+from tfswap.ir.graph import Graph
+from tfswap.ir.python_calls import TOKEN
+from tfswap.passes.prepare.split_identity_n import CUSTOM_GRADIENT
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import graph_pb2
+
+FUNCTION = "tfswap_function_%06d"
+CAPTURED = "tfswap_captured_%06d"
+ARGUMENT = "tfswap_argument_%06d"
+COLOCATED = b"loc:@"
+
+
+class ProcessNames:
+    """The names of one graph that are this process's own."""
+
+    def __init__(self, graph_def: graph_pb2.GraphDef, feeds: Iterable[str], bodies: Collection[str]):
+        """
+        Args:
+            feeds: names of the graph's arguments.
+            bodies: names of the functions that loops and conditionals run, whose arguments go by position.
+        """
+        self._functions = _numbered(FUNCTION, _functions_by_first_use(graph_def))
+        self._captured = _numbered(CAPTURED, (name for name in feeds if name.isdecimal()))
+        nodes = _all_nodes(graph_def)
+        tokens = _numbered("pyfunc_%d", (node.attr[TOKEN].s.decode() for node in nodes if TOKEN in node.attr))
+        self._tokens = tokens
+        self._bodies = bodies
+
+    def replace(self, graph_def: graph_pb2.GraphDef) -> None:
+        """Replace them in place. Custom gradients and the arguments of bodies stay replaced: nothing looks them up."""
+        for function in graph_def.library.function:
+            if function.signature.name in self._bodies:
+                _number_arguments(function)
+        _number_gradients(graph_def)
+        _rename(graph_def, self._functions.get, self._captured, self._tokens)
+
+    def restore(self, graph_def: graph_pb2.GraphDef) -> None:
+        """Put them back, in place, in what was made of the graph."""
+        functions, captured, tokens = (
+            {new: old for old, new in names.items()} for names in (self._functions, self._captured, self._tokens)
+        )
+        size = len(FUNCTION % 0)
+
+        def find(name: str) -> str | None:  # what is derived from a function begins with its name
+            old = functions.get(name[:size])
+            return None if old is None else old + name[size:]
+
+        _rename(graph_def, find, captured, tokens)
+
+    def replaced(self, node: str) -> str:
+        """What a node of the graph is called once they are."""
+        return self._captured.get(node, node)
+
+
+def names_everywhere(part: Graph) -> list[str]:
+    """Names of the nodes of a step or a body that are the same in every process."""
+    feeds = {feed: f"argument {n}" for n, feed in enumerate(part.feeds)}
+    return [feeds.get(node, node.name) for node in part]
+
+
+def contents(graph: Graph) -> dict[bytes, bytes]:
+    """By name of a function that nodes run out of the graph's sight, or that such a one calls, what stands for its
+    content: the same in every process, and another one for another function.
+    """
+    parts = (graph, *graph.all_bodies())
+    called = {name for part in parts for node in part if node not in part.bodies for name in functions_of(node)}
+    library = functions_beside(graph) if called else {}
+    found: dict[str, str] = {}
+
+    def content(name: str) -> str:
+        if name not in found:
+            function = type(library[name]).FromString(library[name].SerializeToString())
+            function.signature.name = ""
+            function.resource_arg_unique_id.clear()
+            function.attr.pop("api_implements", None)
+            _number_arguments(function)
+            for number, node in enumerate(function.node_def):
+                node.ClearField("experimental_debug_info")
+                for attribute in (CUSTOM_GRADIENT, "_class"):
+                    node.attr.pop(attribute, None)
+                if TOKEN in node.attr:
+                    node.attr[TOKEN].s = b"%d" % number
+                for other in (each for value in node.attr.values() for each in functions_in(value)):
+                    other.name = content(other.name) if other.name in library else other.name
+            found[name] = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
+        return found[name]
+
+    for name in called & library.keys():
+        content(name)
+    return {name.encode(): stands.encode() for name, stands in found.items()}
+
+
+def _numbered(pattern: str, names: Iterable[str]) -> dict[str, str]:
+    return {name: pattern % number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _all_nodes(graph_def: graph_pb2.GraphDef) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _functions_by_first_use(graph_def: graph_pb2.GraphDef) -> list[str]:
+    """Names of the library's functions, as nodes refer to them; what none refers to comes last."""
+    library = {function.signature.name: function for function in graph_def.library.function}
+    found: dict[str, None] = {}
+    waiting = [iter(graph_def.node)]
+    while waiting:
+        node = next(waiting[-1], None)
+        if node is None:
+            waiting.pop()
+            continue
+        values = (value for _, value in sorted(node.attr.items()))
+        for name in (node.op, *(function.name for value in values for function in functions_in(value))):
+            if name in library and name not in found:
+                found[name] = None
+                waiting.append(iter(library[name].node_def))
+    return [*found, *(name for name in library if name not in found)]
+
+
+def _number_gradients(graph_def: graph_pb2.GraphDef) -> None:
+    """Name custom gradients by their order. What is planned has its gradients taken, and passes ask only whether a node
+    has one.
+    """
+    numbers: dict[bytes, int] = {}
+    for node in _all_nodes(graph_def):
+        if CUSTOM_GRADIENT in node.attr:
+            name = node.attr[CUSTOM_GRADIENT]
+            name.s = b"CustomGradient-%d" % numbers.setdefault(name.s, len(numbers))
+
+
+def _number_arguments(function: Any) -> None:
+    names = _numbered(ARGUMENT, (argument.name for argument in function.signature.input_arg))
+    for argument in function.signature.input_arg:
+        argument.name = names[argument.name]
+    for node in function.node_def:
+        node.input[:] = [_renamed_input(source, names) for source in node.input]
+    for ends in (function.ret, function.control_ret):
+        for result, source in list(ends.items()):  # a map that is written is not iterated
+            ends[result] = _renamed_input(source, names)
+
+
+def _rename(
+    graph_def: graph_pb2.GraphDef,
+    function: Callable[[str], str | None],
+    nodes: Mapping[str, str],
+    tokens: Mapping[str, str],
+) -> None:
+    """Give functions, nodes of the graph itself and Python functions other names, in place.
+
+    Args:
+        function: from a name to the new one; None where it stays.
+    """
+    for each in graph_def.library.function:
+        each.signature.name = function(each.signature.name) or each.signature.name
+    # TensorFlow sorts its library by name.
+    ordered = sorted(graph_def.library.function, key=lambda each: each.signature.name)
+    copies = [type(each).FromString(each.SerializeToString()) for each in ordered]
+    del graph_def.library.function[:]
+    graph_def.library.function.extend(copies)
+    for gradient in graph_def.library.gradient:
+        gradient.function_name = function(gradient.function_name) or gradient.function_name
+        gradient.gradient_func = function(gradient.gradient_func) or gradient.gradient_func
+    for node in _all_nodes(graph_def):
+        node.op = function(node.op) or node.op
+        for value in node.attr.values():
+            for called in functions_in(value):
+                called.name = function(called.name) or called.name
+        if TOKEN in node.attr:
+            token = node.attr[TOKEN].s.decode()
+            node.attr[TOKEN].s = tokens.get(token, token).encode()
+    for node in graph_def.node if nodes else ():
+        node.name = nodes.get(node.name, node.name)
+        node.input[:] = [_renamed_input(source, nodes) for source in node.input]
+        if "_class" in node.attr:
+            wishes = node.attr["_class"].list.s
+            wishes[:] = [
+                COLOCATED + nodes[name].encode() if (name := _beside(wish)) in nodes else wish for wish in wishes
+            ]
+
+
+def _beside(wish: bytes) -> str:
+    return wish.removeprefix(COLOCATED).decode()
+
+
+def _renamed_input(source: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"^(\^?)([^:]+)", lambda found: found[1] + names.get(found[2], found[2]), source)

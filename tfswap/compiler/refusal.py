@@ -1,0 +1,86 @@
+"""The refusal of a limit that no plan keeps: it names the smallest limit, and the kernel that needs most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfswap.compiler.options import Options
+from tfswap.compiler.policy import allowed_everywhere
+from tfswap.compiler.variants import Found
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.ir.custom_ops import OUTSIDE
+from tfswap.ir.graph import Graph
+from tfswap.ir.permits import ANYTHING
+from tfswap.planner.planner import TACTICS
+from tfswap.simulator.working_set import largest_working_set
+from tfswap.support.sizes import format_bytes
+
+
+def refuse(
+    limit_bytes: int,
+    floor_bytes: int,
+    *,
+    lowest: Found,
+    graph: Graph,
+    persistent_bytes: int,
+    options: Options,
+    locate: Callable[[str], str | None],
+) -> InfeasibleMemoryLimit:
+    """The error for a limit below the floor.
+
+    Args:
+        limit_bytes: the limit.
+        floor_bytes: the smallest possible one.
+        lowest: the plan with this peak.
+        graph: the prepared step, with what the policy allows for each tensor.
+        persistent_bytes: bytes in the arena before the step.
+        options: what the user allows.
+        locate: from a node's name to the user's line that made it.
+    """
+    host = options.host_limit_bytes
+    disk = None if options.spill is None else options.spill.limit_bytes
+    everywhere = allowed_everywhere(graph)
+    anything_leaves = {"swap", "recompute"} <= everywhere.intersection(options.tactics)
+    policy_forbids = everywhere < ANYTHING.tactics
+    alone = anything_leaves and host is None and disk is None
+    return InfeasibleMemoryLimit(
+        f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)}), and this step needs at least "
+        f"{floor_bytes} ({format_bytes(floor_bytes)}): {format_bytes(persistent_bytes)} are persistent "
+        "(variables, arguments, constants, other tensors), the rest is what "
+        + (
+            "its largest kernels need at the same time"
+            if anything_leaves
+            else f"it holds at the same time with tactics={options.tactics}" + (" and policy" if policy_forbids else "")
+        )
+        + (f" with at most {format_bytes(host)} of host memory" if host is not None else "")
+        + (f" and {format_bytes(disk)} on disk" if disk is not None else "")
+        + f", most of all {_largest_kernel(lowest, locate, alone=alone)}. Ask for memory_limit={floor_bytes} or more, "
+        + ("" if set(TACTICS).issubset(options.tactics) else "allow all tactics, ")
+        + ("let policy allow more, " if policy_forbids else "")
+        + "or make the batch smaller.",
+        floor_bytes=floor_bytes,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone: bool) -> str:
+    """The kernel that the smallest limit is for, and its bytes.
+
+    Args:
+        alone: whether that limit is for the kernel's own tensors, without those held while it runs.
+    """
+    flow = lowest.variant.flow
+    i = largest_working_set(flow)[0] if alone else lowest.candidate.largest_kernel()
+    node, sizes = flow.nodes[i], flow.values
+    reads = sum(sizes[v].nbytes for v in {*flow.reads[i], *flow.consumes.get(i, ())})
+    makes = sum(sizes[v].nbytes for _, v in flow.makes[i])
+    temporaries = flow.temporary_bytes(i)
+    line = locate(node.name)
+    if node.op == OUTSIDE:
+        return f"what its caller makes of the {format_bytes(reads)} that it returns, until it asks for gradients"
+    return (
+        f"{node.op} {node.name!r}"
+        + (f" ({line})" if line else "")
+        + f", which reads {format_bytes(reads)}, makes {format_bytes(makes)}"
+        + (f" and takes {format_bytes(temporaries)} of temporaries while it runs" if temporaries else "")
+    )

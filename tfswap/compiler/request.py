@@ -1,0 +1,214 @@
+"""What a user asks for, checked before anything is traced, read or planned; the same on every road."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.analysis.reduced_precision import EVERYTHING, PRECISIONS, Rules
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.options import Options, Spill
+from tfswap.device import machine
+from tfswap.errors import TfswapError
+from tfswap.kernels.profile import Profile
+from tfswap.plan.plan import Plan
+from tfswap.planner.host_tiers import STAGING_BYTES
+from tfswap.planner.planner import TACTICS
+from tfswap.support.sizes import check_limit, format_bytes, parse_limit
+
+MODES = ("optimize", "analyze")
+
+Precision = str | Mapping[str, str] | Iterable[tuple[str, str]] | None
+"""One for all tensors, or by pattern of the names of nodes: the first pattern that fits holds."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do to a step.
+
+    Attributes:
+        memory_limit: bytes, a size, a share, or None for the device's own.
+        options: what else was asked for.
+        plan: made before, and to be applied; None to make one.
+        mode: of MODES.
+    """
+
+    memory_limit: int | str | None
+    options: Options
+    plan: Plan | None
+    mode: str
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.mode == "analyze"
+
+    def choose(self, optimizer: Optimizer, device: str) -> Plan:
+        """The plan that is asked for: the given one, or one made for the limit.
+
+        Raises:
+            InfeasibleMemoryLimit: none meets the limit. (When analysing, a plan that changes nothing says so.)
+            InvalidModel: the given plan is of another graph, or damaged.
+            TfswapError: nothing says what the step may take.
+        """
+        if self.plan is not None:
+            return optimizer.adopt(self.plan, self.memory_limit)
+        limit = self.limit(device)
+        return optimizer.analysis(limit) if self.changes_nothing else optimizer.plan(limit)
+
+    def limit(self, device: str) -> int | str | None:
+        """What is asked for, or the device's own limit; None only where there is neither, and none is needed.
+
+        Raises TfswapError where one is.
+        """
+        if self.memory_limit is not None:
+            return self.memory_limit
+        limit = None if self.plan is not None else machine.device_limit_bytes(device)
+        if limit is None and self.plan is None and not self.changes_nothing:
+            raise TfswapError(
+                f"memory_limit is not given and {device}'s allocator has no limit of its own: "
+                'say how much the step may take, such as memory_limit="6GiB"'
+            )
+        return limit
+
+    def complaint(self, step: str, plan: Plan) -> str | None:
+        """What is wrong with carrying out `plan`, the given one as it does here; None when nothing is."""
+        if self.plan is None or self.changes_nothing or plan.keeps_limit:
+            return None
+        return (
+            f"{step}: the given plan peaks at {format_bytes(plan.planned_peak_bytes)} here, and the limit is "
+            f"{format_bytes(plan.limit_bytes or 0)} ({plan.limit_bytes} bytes). Plan again for that limit (without "
+            "plan=), or give a higher memory_limit."
+        )
+
+
+def check(
+    memory_limit: Any,
+    tactics: Any,
+    host_memory_limit: Any,
+    plan: Plan | str | os.PathLike[str] | None,
+    mode: Any,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    precision: Any = None,
+    spill_dir: Any = None,
+    spill_limit: Any = None,
+    limit_workspaces: Any = False,
+    portable: Any = False,
+    policy: Any = None,
+) -> Request:
+    """The request. Raises TfswapError naming the argument that is malformed, InvalidModel for a bad plan file."""
+    if memory_limit is not None:
+        check_limit(memory_limit)
+    one_of("mode", mode, MODES)
+    host = None if host_memory_limit is None else parse_limit(host_memory_limit, name="host_memory_limit")
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(plan)
+    if plan is not None and not isinstance(plan, Plan):
+        raise TfswapError(
+            f"plan is {plan!r}, of type {type(plan).__name__}: give a tfswap.Plan, or the path of a saved one"
+        )
+    options = Options(
+        names("tactics", tactics, TACTICS),
+        host,
+        as_spill(spill_dir, spill_limit, host),
+        profile=as_profile(profile),
+        precision=as_rules(precision),
+        limit_workspaces=as_bool("limit_workspaces", limit_workspaces),
+        portable=as_bool("portable", portable),
+        policy=as_policy(policy),
+    )
+    return Request(memory_limit, options, plan, mode)
+
+
+def as_spill(folder: Any, limit: Any, host_limit_bytes: int | None) -> Spill | None:
+    """What a user may give for a disk: a folder, and what may be taken there. A file is refused here; whether a folder
+    can be used, its use tells.
+    """
+    if folder is None:
+        if limit is not None:
+            raise TfswapError(f"spill_limit is {limit!r} and spill_dir is not given: say which folder it is of")
+        return None
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in os.fsdecode(folder):
+        raise TfswapError(f"spill_dir is {folder!r}: give the path of a folder on a local disk")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise TfswapError(
+            f"spill_dir is {os.fspath(folder)!r}, which is no folder: give the path of one, on a local disk"
+        )
+    if host_limit_bytes is not None and host_limit_bytes < STAGING_BYTES:
+        raise TfswapError(
+            f"host_memory_limit is {host_limit_bytes} bytes, and tensors go to spill_dir by way of buffers that take "
+            f"{STAGING_BYTES}: allow at least that"
+        )
+    most = None if limit is None else parse_limit(limit, name="spill_limit")
+    return Spill(os.path.abspath(os.fsdecode(folder)), most)
+
+
+def as_profile(given: Profile | str | os.PathLike[str] | None) -> Profile | None:
+    """What a user may give for a profile: one, the path of a saved one, or None."""
+    if isinstance(given, (str, os.PathLike)):
+        given = Profile.load(given)
+    if given is not None and not isinstance(given, Profile):
+        raise TfswapError(
+            f"profile is {given!r}, of type {type(given).__name__}: give what tfswap.profile returned, or its path"
+        )
+    return given
+
+
+def as_policy(given: Any) -> Any:
+    """What a user may give for a policy: a callable, or None."""
+    if given is not None and not callable(given):
+        raise TfswapError(
+            f"policy is {given!r}, of type {type(given).__name__}: give a function from a tensor's facts "
+            "(tfswap.TensorFacts) to the tactics that may be used on it"
+        )
+    return given
+
+
+def as_rules(given: Any) -> Rules:
+    """What a user may give for precision: one for all, or by pattern of the names of nodes; None for no rules."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        given = {EVERYTHING: given}
+    pairs: Any = given.items() if isinstance(given, Mapping) else given
+    try:
+        rules = tuple((pattern, precision) for pattern, precision in pairs)
+    except (TypeError, ValueError):
+        rules = ((None, None),)
+    if not all(isinstance(text, str) for rule in rules for text in rule):
+        raise TfswapError(
+            f"precision is {given!r}, of type {type(given).__name__}: give one of {', '.join(map(repr, PRECISIONS))}, "
+            'or a dict of them by pattern of the names of nodes, such as {"block1/*": "fp8", "*": "fp16"}'
+        )
+    return rules
+
+
+def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
+    """Several names. A single text is refused: it would be taken for its letters."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TfswapError(
+            f"{what} is {given!r}, of type {type(given).__name__}: give a list of names, such as {[*example]}"
+        )
+    found = tuple(given)
+    strange = next((n for n in found if not isinstance(n, str)), None)
+    if strange is not None:
+        raise TfswapError(f"{what} has {strange!r}, of type {type(strange).__name__}: give names, such as {[*example]}")
+    return found
+
+
+def as_bool(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TfswapError(f"{what} is {value!r}: give True or False")
+    return value
+
+
+def whole(what: str, value: Any, least: int = 1) -> None:
+    """Refuse what is no int, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TfswapError(f"{what} is {value!r}: give an int of {least} or more")
+
+
+def one_of(what: str, value: Any, allowed: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise TfswapError(f"{what} is {value!r}; it can be {' or '.join(map(repr, allowed))}")

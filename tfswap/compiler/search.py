@@ -1,0 +1,414 @@
+"""What the plans of one step are looked for among, and found: its variants, with a planner for each.
+
+A step may be rewritten in several ways before its kernels are ordered (`variants.py`): each is a step of its own to the
+planner. The fastest plan of all within a limit is the plan; the lowest of all names the floor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+from tfswap.analysis.body_encodings import is_inner
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.encodings import find_encodings
+from tfswap.analysis.lossless_forms import most_spilled_bytes
+from tfswap.analysis.permits import permit_of
+from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
+from tfswap.compiler.options import Options
+from tfswap.compiler.variants import PLAIN, Found, Rewriting, Variant, Variants
+from tfswap.ir.graph import Graph
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.bodies import Rung, least_around
+from tfswap.planner.host_tiers import Tiers
+from tfswap.planner.ordering import choose_order, rank_orders
+from tfswap.planner.pairing import runs_beside
+from tfswap.planner.planner import Candidate, Planner
+from tfswap.planner.problem import smallest_bytes
+from tfswap.simulator.simulate import Resident, simulate_memory
+
+log = logging.getLogger("tfswap")
+
+OTHER_SHARE = 0.3
+"""Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
+tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
+
+
+class Search:
+    """The plans that one step may have, in the arena as it is supposed to be.
+
+    Args:
+        graph: the step, with settled variables; it is changed.
+        facts: from a step with settled variables and ordered bodies to its facts.
+        device: where the step runs.
+        options: what the user asks for.
+        costs: what kernels and copies take.
+        resident: what is in the arena before the step.
+
+    Attributes:
+        variants: the step's, each made when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Callable[[Graph], Dataflow],
+        device: DeviceModel,
+        options: Options,
+        costs: Costs,
+        resident: Resident,
+    ):
+        self._device = device
+        self._options = options
+        self._costs = costs
+        self.variants = Variants(graph, facts, device, costs, portable=options.portable)
+        if options.precision:
+            self.variants.base = self._in_precision()
+        self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
+        self._rung_of: dict[Rewriting, Rung] = {}
+        self._orders: dict[Rewriting, list[list[int]]] = {}
+        self.suppose(resident)
+
+    def _in_precision(self) -> Rewriting:
+        """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
+
+        Kernels that need a predicate of what is reduced, or where its maxima lie, take that, exactly.
+        """
+        graph, flow = self.variants.plain.graph, self.variants.plain.flow
+        cost_s = self._costs.of_step(flow)
+        order = choose_order(flow, cost_s)
+        live = simulate_memory(flow, build_schedule(order, ()), live=True)
+        saved = {name: s for name, s in saved_tensors(graph).items() if permit_of(graph, s.tensor).allows("encode")}
+        asked = asked_for(saved, self._options.precision, smallest_bytes(live.peak_bytes))
+        exact = tuple(
+            e.kernel.name
+            for e in find_encodings(graph, self._device, same_bits=False)
+            if any(origin(t).name in asked for t in e.dropped)
+            and all(permit_of(graph, t).allows("encode") for t in e.dropped)
+        )
+        reductions = find_reductions(flow, order, cost_s, self._costs.rates, saved, asked, exact)
+        if not reductions:
+            log.warning(
+                "tfswap: precision=%s reduces nothing: no large floats that it makes smaller wait long here.",
+                dict(self._options.precision),
+            )
+            return PLAIN
+        return Rewriting(encoded=exact, reduced=tuple(reductions))
+
+    def suppose(self, resident: Resident) -> None:
+        """Look from now on for plans in an arena with this content."""
+        self._resident = resident
+        self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
+        self._planners: dict[Rewriting, Planner] = {}
+        self._least: Found | None = None
+
+    def suppose_made(self, rewriting: Rewriting, resident: Resident) -> None:
+        """Look from now on for plans in an arena with this content: that of `suppose`, and what this variant has made.
+
+        Variants have constants of their own: each is planned for with those that it has made, once it has, and no
+        other's.
+        """
+        made = rewriting.outside
+        self._made[made] = resident
+        self._least = None
+        for planned in [r for r in self._planners if r.outside == made]:
+            del self._planners[planned]
+
+    def has_made(self, rewriting: Rewriting) -> bool:
+        """Whether it is known what a variant makes in the arena."""
+        return rewriting.outside in self._made
+
+    def resident_of(self, rewriting: Rewriting) -> Resident:
+        """What is in the arena before a variant runs."""
+        return self._made.get(rewriting.outside, self._resident)
+
+    def planner_of(self, variant: Variant) -> Planner:
+        """The planner for a variant, in the arena as it is supposed to be."""
+        if variant.rewriting not in self._planners:
+            rung = self._rung_of.get(variant.rewriting)
+            least_s = 0.0 if rung is None else self._least_s(variant.rewriting, rung)
+            least_bytes = 0 if rung is None else self._least_bytes(variant.rewriting, rung)
+            self._planners[variant.rewriting] = Planner(
+                variant.flow,
+                self._device,
+                resident=self.resident_of(variant.rewriting),
+                tiers=self._tiers_of(variant),
+                tactics=self._options.tactics,
+                solver=self._options.solver,
+                costs=self._costs,
+                portable=self._options.portable,
+                share=(1.0 if variant.rewriting in self._stages else OTHER_SHARE) / len(self._stages),
+                least_s=least_s,
+                least_bytes=least_bytes,
+                orders=self._orders_of(variant),
+                outside=self.planner_of(self.variants[variant.rewriting.outside]) if variant.rewriting.inside else None,
+            )
+        return self._planners[variant.rewriting]
+
+    def _orders_of(self, variant: Variant) -> list[list[int]]:
+        """The orders of a variant's kernels: whatever is in the arena and moved in bodies, they are the same."""
+        outside = variant.rewriting.outside
+        if outside not in self._orders:
+            flow = self.variants[outside].flow
+            self._orders[outside] = rank_orders(flow, self._costs.of_step(flow))
+        return self._orders[outside]
+
+    @functools.cached_property
+    def _rewritings(self) -> list[Rewriting]:
+        """What a plan may choose among, the step as it is first."""
+        stages = self._moved_inside
+        if not self._may_encode:
+            return stages
+        variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
+        found = [] if encoded is None else [encoded]
+        found += variants.packed(planner_of, encoded or variants.base)
+        found += variants.sparse(planner_of, found[-1] if found else variants.base)
+        return [*stages, *found, *self._encoded_inside]
+
+    @property
+    def _may_encode(self) -> bool:
+        options = self._options
+        return "encode" in options.tactics and options.solver == "default" and not options.portable
+
+    @functools.cached_property
+    def _encoded(self) -> Rewriting | None:
+        """The step with all encodings that gain something, where it may have some."""
+        return self.variants.encoded(self.planner_of) if self._may_encode else None
+
+    @functools.cached_property
+    def _encoded_inside(self) -> list[Rewriting]:
+        """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
+        if self._encoded is None or len(self._stages) == 1:
+            return []
+        swapped = [stage for stage in self._stages if not stage.remade]
+        found = (self.variants.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
+        return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
+
+    @functools.cached_property
+    def _stages(self) -> list[Rewriting]:
+        """What of what loops save is swapped inside of them, from nothing to the most, or made again there."""
+        tactics = self._options.tactics
+        if self._options.solver != "default" or self._options.portable or not self.variants.accumulators:
+            return [self.variants.base]
+        smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
+        found = self.variants.stages(smallest) if swap else [self.variants.base]
+        if "recompute" in tactics:
+            found += self.variants.remade(smallest, self._costs, swap=swap)
+        return found
+
+    @functools.cached_property
+    def _moved_inside(self) -> list[Rewriting]:
+        """What of what loops save is moved, also with copies back that start before."""
+        return [*self._stages, *self.variants.prefetched(self._stages)]
+
+    @functools.cached_property
+    def _grouped(self) -> list[Rewriting]:
+        """With the kernels of bodies in groups, for limits that have room for these."""
+        options, graph = self._options, self.variants.plain.graph
+        if options.solver != "default" or options.portable or not (graph.bodies and runs_beside(self._device)):
+            return []
+        return [stage._replace(grouped=True) for stage in self._moved_inside]
+
+    @functools.cached_property
+    def live_peak_bytes(self) -> int:
+        """What is live at once in the step's best order, with nothing moved."""
+        plain = self.variants.plain
+        order = self._orders_of(plain)[0]
+        return simulate_memory(plain.flow, build_schedule(order, ()), live=True).peak_bytes
+
+    def _planners_used(self) -> Iterator[tuple[Variant, Planner]]:
+        """Each variant that may be chosen, with its planner, made as they are asked for."""
+        for rewriting in self._rewritings:
+            variant = self.variants[rewriting]
+            if self._has_room(variant):
+                yield variant, self.planner_of(variant)
+
+    def _has_room(self, variant: Variant) -> bool:
+        """Whether there is room for what sparse rows may spill, and for what is swapped inside of bodies."""
+        tiers = self._tiers_of(variant)
+        if tiers.host_bytes is None:
+            return True
+        everywhere = None if tiers.disk_bytes is None else tiers.host_bytes + tiers.disk_bytes
+        return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
+
+    def _tiers_of(self, variant: Variant) -> Tiers:
+        """What there is for swapped tensors, beside room for maps that are denser than was measured."""
+        tiers = self._options.tiers
+        if tiers.host_bytes is None:
+            return tiers
+        packed = variant.rewriting.packed
+        spilled_bytes = sum(most_spilled_bytes(p, variant.graph.tensor(p.tensor).type) for p in packed)
+        return dataclasses.replace(tiers, host_bytes=tiers.host_bytes - spilled_bytes)
+
+    @functools.cached_property
+    def _inner_forms(self) -> dict[Rewriting, int]:
+        """The variants in whose bodies tensors may be moved, each with what is live around these however much is moved.
+
+        The step as it is, and with the most of what loops save moved or made again; both without encodings in bodies
+        and with them.
+        """
+        if self._options.solver != "default" or self._options.portable or not self.variants.plain.graph.bodies:
+            return {}
+        forms = [self._stages[0], self._stages[-1]]
+        if self._encoded is not None and any(map(is_inner, self._encoded.encoded)):
+            forms += [self._encoded, *self._encoded_inside[-1:]]
+        around = ((form, self.variants[form]) for form in dict.fromkeys(forms))
+        found = ((form, least_around(one.graph, self.planner_of(one).problems[0])) for form, one in around)
+        return {form: nbytes for form, nbytes in found if nbytes is not None}
+
+    def _inner(self, limit_bytes: int) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of bodies, where a limit can't be met otherwise, or not as
+        fast, and may be met so. What adds least time comes first.
+        """
+        found: list[tuple[Rewriting, Rung]] = []
+        for form, around_bytes in self._inner_forms.items():
+            variant = self.variants[form]
+            if self._there_bytes(variant) + around_bytes <= limit_bytes:
+                unmoved = self.planner_of(variant).unmoved_candidate(limit_bytes)
+                if unmoved is None or unmoved.timing.total_s > self._unmoved_s(form):
+                    found += self._rungs(form)
+        return sorted(found, key=lambda entry: self._least_s(*entry))
+
+    def _rungs(self, rewriting: Rewriting) -> list[tuple[Rewriting, Rung]]:
+        """What may be chosen among by moving tensors inside of a variant's bodies. No limit has a part in it."""
+        if rewriting not in self._rungs_found:
+            options, problem = self._options, self.planner_of(self.variants[rewriting]).problems[0]
+            rungs = self.variants.rungs(rewriting, problem, options.tactics, options.tiers)
+            self._rungs_found[rewriting] = [(rewriting._replace(inside=rung.inside), rung) for rung in rungs]
+            self._rung_of.update(self._rungs_found[rewriting])
+        return self._rungs_found[rewriting]
+
+    def _least_s(self, rewriting: Rewriting, rung: Rung) -> float:
+        """What no plan with these bodies is faster than."""
+        return self._unmoved_s(rewriting.outside) + rung.more_s
+
+    def _unmoved_s(self, form: Rewriting) -> float:
+        """What no plan of a variant is faster than."""
+        return min(judged.seconds for judged in self.planner_of(self.variants[form]).unmoved)
+
+    def _least_bytes(self, rewriting: Rewriting, rung: Rung) -> int:
+        """What no plan with these bodies peaks below."""
+        form = rewriting.outside
+        return self._there_bytes(self.variants[form]) + max(self._inner_forms[form], rung.least_bytes)
+
+    def _unmoved_bytes(self, form: Rewriting) -> int:
+        """What no plan peaks below that moves nothing but inside of bodies."""
+        variant = self.variants[form]
+        return self.planner_of(variant).live_bytes_outside(variant.graph.bodies)
+
+    def _there_bytes(self, variant: Variant) -> int:
+        """What is in the arena throughout a variant."""
+        return max(self.resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+
+    def fastest(self, limit_bytes: int | None) -> Found | None:
+        """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""
+        plain = self.planner_of(self.variants.plain)
+        if limit_bytes is None:
+            unmoved = plain.candidate(None)
+            return None if unmoved is None else Found(self.variants.plain, unmoved)
+        best: Found | None = None
+        for variant in map(self.variants.__getitem__, self._grouped):
+            best = _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
+        # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
+        for candidate in (Planner.unmoved_candidate, Planner.candidate):
+            for variant, planner in self._planners_used():
+                best = _faster(best, variant, candidate, planner, limit_bytes)
+        if best is not None and all(best.candidate.timing.total_s <= self._unmoved_s(f) for f in self._inner_forms):
+            return best  # nothing has to be moved
+        if best is None and limit_bytes < self.lowest().candidate.peak_bytes:
+            return None
+        inner = [entry for entry in self._inner(limit_bytes) if self._least_bytes(*entry) <= limit_bytes]
+        few = [entry for entry in inner if entry[1].stands_for_others]
+        unmoved_fits = {form for form in self._inner_forms if self._unmoved_bytes(form) <= limit_bytes}
+        inner = [entry for entry in inner if entry[0].outside in unmoved_fits]
+        for candidate, entries in ((Planner.unmoved_candidate, inner), (Planner.candidate, few)):
+            for rewriting, rung in entries:
+                if best is not None and best.candidate.timing.total_s <= self._least_s(rewriting, rung):
+                    break
+                variant = self.variants[rewriting]
+                if self._has_room(variant):
+                    best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
+        return best
+
+    def lowest(self) -> Found:
+        """Of what `fastest` chooses among, what needs least."""
+        if self._least is None:
+            self._least = self._lowest()
+        return self._least
+
+    def _lowest(self) -> Found:
+        # The last variants of a kind move most, and leave little to look at in the others.
+        least: Found | None = None
+        for variant, planner in [*self._planners_used()][::-1]:
+            least = _lower(least, variant, planner.lowest)
+        assert least is not None, "the step as it is has a peak"
+        inner = sorted(self._inner(least.candidate.peak_bytes - 1), key=lambda entry: self._least_bytes(*entry))
+        for form in self._inner_forms:
+            least = self._lower_inside(least, form, [entry for entry in inner if entry[0].outside == form])
+        return least
+
+    def _lower_inside(self, least: Found, form: Rewriting, inner: list[tuple[Rewriting, Rung]]) -> Found:
+        """`least`, or what a variant has that needs less by moving tensors inside of its bodies.
+
+        Args:
+            inner: the ways to move them, the one that may need least first.
+        """
+        # With little host memory, less that is swapped in bodies leaves more for what is around them.
+        by_bytes_alone = self._options.tiers.host_bytes is None
+        if by_bytes_alone and least.variant.rewriting == form and not least.peaks_in_body:
+            return least
+        unmoved_bytes = self._unmoved_bytes(form) if inner else 0
+        for least_bytes, rungs in itertools.groupby(inner, key=lambda entry: self._least_bytes(*entry)):
+            if least_bytes >= least.candidate.peak_bytes:
+                break
+            before, any_stands_for_others = least, False
+            for rewriting, rung in rungs:
+                any_stands_for_others |= rung.stands_for_others
+                if not rung.stands_for_others and unmoved_bytes >= least.candidate.peak_bytes:
+                    continue
+                variant = self.variants[rewriting]
+                if self._has_room(variant):
+                    planner = self.planner_of(variant)
+                    least = _lower(least, variant, planner.lowest if rung.stands_for_others else planner.lowest_unmoved)
+            # The next rungs hold more in the bodies, and as much around them.
+            if by_bytes_alone and least is before and any_stands_for_others:
+                break
+        return least
+
+
+def _lower(least: Found | None, variant: Variant, lowest: Callable[[float], Candidate | None]) -> Found:
+    """`least`, or what a variant has that needs less.
+
+    Args:
+        lowest: gives that, below so many bytes.
+    """
+    if least is None:
+        found = lowest(math.inf)
+        assert found is not None, "any peak is below that"
+        return Found(variant, found)
+    found = lowest(least.candidate.peak_bytes)
+    return least if found is None else Found(variant, found)
+
+
+def _faster(
+    best: Found | None,
+    variant: Variant,
+    candidate: Callable[[Planner, int, Candidate | None], Candidate | None],
+    planner: Planner,
+    limit_bytes: int,
+) -> Found | None:
+    """`best`, or what a planner has within the limit that is faster.
+
+    Args:
+        candidate: how it is asked.
+    """
+    faster_than = None if best is None else best.candidate
+    found = candidate(planner, limit_bytes, faster_than)
+    return best if found is None or found is faster_than else Found(variant, found)

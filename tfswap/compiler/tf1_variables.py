@@ -1,0 +1,105 @@
+"""Variables of TensorFlow 1's graphs: what a planned order must respect of them.
+
+Where no edge orders a read and a write of a variable, or two writes, TensorFlow 1 leaves to chance which comes first.
+(In a `tf.function` there is always an edge.) A plan is of one order, so before planning what is left to chance gets an
+edge: each write waits for the reads that can come first, and of two writes the second for the first.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tfswap.analysis.control_flow import resources_used
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import is_view, makes_handle, writes_variable
+
+REFERENCE_VARIABLES = frozenset(
+    (
+        "Variable",
+        "VariableV2",
+    )
+)
+"""Variables whose tensors are references: whoever holds one reads whatever is in the variable when it runs."""
+
+Users = dict[Node, list[Node]]
+"""By node, those that read it or wait for it."""
+
+
+@functools.cache
+def writes_reference(op: str) -> bool:
+    """Whether the op changes a variable through a reference: it takes one and hands it on."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(op)
+    if definition is None or op.startswith("Ref"):  # RefIdentity and its like only route references
+        return False
+    return any(a.is_ref for a in definition.input_arg) and any(a.is_ref for a in definition.output_arg)
+
+
+def reference_variables(graph: Graph) -> list[Node]:
+    return [n for n in graph if n.op in REFERENCE_VARIABLES]
+
+
+def order_writes(graph: Graph) -> int:
+    """Let every write wait for its variable's reads that do not follow it, and for the write before it, in place.
+
+    Returns the number of edges added.
+    """
+    users: Users = {}
+    nodes = graph.topological()
+    for node in nodes:
+        for source in {t.node for t in node.inputs} | set(node.controls):
+            users.setdefault(source, []).append(node)
+    place = {node: i for i, node in enumerate(nodes)}
+    added = 0
+    for variable in nodes:
+        if variable.op not in REFERENCE_VARIABLES and not makes_handle(variable.op):
+            continue
+        readers, writers = _uses(graph, variable, users)
+        writers.sort(key=place.__getitem__)
+        for i, writer in enumerate(writers):
+            after = _descendants(writer, users)
+            for first in (*readers, *writers[:i][-1:]):
+                if first not in after and graph.add_control(writer, first):
+                    users.setdefault(first, []).append(writer)
+                    added += 1
+    return added
+
+
+def _uses(graph: Graph, variable: Node, users: Users) -> tuple[list[Node], list[Node]]:
+    """The nodes that read the variable, at once or through views and what writes hand on, and those that write."""
+    readers, writers = [], []
+    pending, seen = [variable], {variable}
+    while pending:
+        source = pending.pop()
+        for user in users.get(source, ()):
+            if user in seen or not any(t.node is source for t in user.inputs):
+                continue
+            seen.add(user)
+            if _writes(graph, user, source):
+                writers.append(user)
+                pending.append(user)
+            elif is_view(user.op):
+                pending.append(user)
+            else:
+                readers.append(user)
+    return readers, writers
+
+
+def _writes(graph: Graph, node: Node, source: Node) -> bool:
+    """Whether `node` writes the variable that `source` is the reference or the handle of."""
+    if not any(t.node is source and t.type.dtype == "resource" for t in node.inputs):
+        return writes_reference(node.op) and node.inputs[0].node is source
+    if node in graph.bodies:
+        return any(node.inputs[i].node is source for i in resources_used(node, graph.bodies[node]).written)
+    return writes_variable(node.op)
+
+
+def _descendants(node: Node, users: Users) -> set[Node]:
+    seen, pending = {node}, [node]
+    while pending:
+        for user in users.get(pending.pop(), ()):
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return seen

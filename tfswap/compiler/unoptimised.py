@@ -1,0 +1,184 @@
+"""The step as TensorFlow runs it without tfswap: its predicted peak and time, and a likely upper bound of its peak.
+
+A share such as "60%" is one of this peak, and a step whose limit it keeps is left as it was traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
+from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.compiler.grappler import MOST_NODES, as_executed
+from tfswap.compiler.plan_cache import StepPlans, Unoptimised
+from tfswap.ir.graph import Graph
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.unroll_loops import apply_unroll
+from tfswap.planner.planner import MARGIN_SHARE, promised
+from tfswap.simulator.record import Record
+from tfswap.simulator.simulate import Resident
+from tfswap.simulator.unordered import Baseline, record_baseline, simulate_baseline, simulate_concurrent
+from tfswap.support import progress
+from tfswap.support.gc_pause import without_collector
+
+BASELINE_SPREAD = 1.1
+"""The peak of an unordered step varies from run to run, by up to 8% where it was measured. A limit above the predicted
+peak by this factor is kept without an order."""
+
+HELD_SPREAD = 1.3
+"""The same factor where gradients are taken outside: not all that TensorFlow's tape holds is known. A transformer came
+to 1.26 of its predicted peak."""
+
+
+class UnoptimisedStep:
+    """Predictions of one step without tfswap.
+
+    Args:
+        graph: the step, with every size bound.
+        device: where it runs.
+        costs: seconds of kernels and copies.
+        ordered_seconds: gives the predicted seconds of the step's kernels one after the other.
+        fingerprint: of `graph`.
+        held: names of tensors that the step holds until its end.
+        others_bytes: bytes that others allocate while the step runs, as a data pipeline does for its batches.
+        known: earlier plans and predictions of this step, where there is a cache.
+        resident: the content of the arena before the step.
+        resident_bytes: its bytes, and those that persist.
+        unrolled: whether loops of it are unrolled.
+        overlapping_bytes: the most that concurrent iterations of loops hold.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceModel,
+        costs: Costs,
+        ordered_seconds: Callable[[], float],
+        *,
+        fingerprint: str,
+        held: Sequence[str],
+        others_bytes: int,
+        known: StepPlans | None,
+        resident: Resident,
+        resident_bytes: int,
+        unrolled: bool,
+        overlapping_bytes: int,
+    ):
+        self._graph = graph
+        self._device = device
+        self._costs = costs
+        self._ordered_seconds = ordered_seconds
+        self._fingerprint = fingerprint
+        self._held = held
+        self._others_bytes = others_bytes
+        self._known = known
+        self._first_resident = self._resident = resident
+        self._first_bytes = resident_bytes
+        self._found_elsewhere = False
+        self._unrolled = unrolled
+        self._overlapping_bytes = overlapping_bytes
+
+    def renew(self, resident: Resident) -> None:
+        """Predict from now on for an arena with this content.
+
+        A prediction of another process is for an arena that holds the step's constants. It stays.
+        """
+        if not self._found_elsewhere:
+            self._resident = resident
+            self.__dict__.pop("_alone", None)
+
+    @property
+    def baseline(self) -> Baseline:
+        """The prediction, with the bytes that others allocate. It takes seconds: a limit in bytes does without."""
+        alone = self._alone
+        return alone._replace(peak_bytes=alone.peak_bytes + self._others_bytes)
+
+    @functools.cached_property
+    def _alone(self) -> Baseline:
+        """The prediction without the bytes that others allocate."""
+        if self._known is None:
+            return self.predict()
+        with self._known.predicting():
+            renewed = self._resident is not self._first_resident
+            found = None if renewed else self._recalled(self._known)
+            if found is None:
+                found = self.predict()
+                self._known.keep_unoptimised(Unoptimised(self._first_bytes, found.peak_bytes, found.seconds))
+            return found
+
+    def _recalled(self, known: StepPlans) -> Baseline | None:
+        """An earlier prediction of the same step, in an arena with about as many bytes.
+
+        Runs of an unordered step differ by far more than such a difference in the arena.
+        """
+        found = known.unoptimised()
+        if found is None or abs(found.there_bytes - self._first_bytes) > MARGIN_SHARE * found.peak_bytes:
+            return None
+        self._found_elsewhere = True
+        return Baseline(found.peak_bytes, found.seconds)
+
+    @progress.task("predicting the step as it is")
+    def predict(self) -> Baseline:
+        """The prediction without the bytes that others allocate, made now."""
+        flow, cost_s, runs = self._executed
+        if len(self._graph) > MOST_NODES:
+            del self._executed  # as large as the step's own facts, and soon recomputed, without Grappler
+        profile = self._costs.profile
+        peak = simulate_baseline(flow, cost_s, self._device, resident=self._resident)
+        # With the margin that plans have, so that a share of it can be met where order changes nothing.
+        peak = promised(peak)
+        if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
+            rates = self._costs.rates
+            cores = [cores_used(node, rates) if ran else 0.0 for node, ran in zip(flow.nodes, runs, strict=True)]
+            return Baseline(peak, unordered_seconds(cost_s, cores, flow.own_deps, rates))
+        return Baseline(peak, profile.unordered * self._ordered_seconds())
+
+    @property
+    def likely_bound_bytes(self) -> int:
+        """A peak that the step is not likely to pass, without the bytes that others allocate.
+
+        The prediction leaves out what concurrent iterations of a loop hold, and those of a loop that it has unrolled
+        overlap more on a busy machine.
+        """
+        spread = HELD_SPREAD if self._held else BASELINE_SPREAD
+        peak_bytes = max(self._alone.peak_bytes, self._concurrent_bytes)
+        return math.floor(peak_bytes * spread) + self._overlapping_bytes
+
+    @functools.cached_property
+    def _concurrent_bytes(self) -> int:
+        """The peak where iterations of unrolled loops overlap most; 0 where there are none."""
+        if not self._unrolled:
+            return 0
+        flow, cost_s, _ = self._executed
+        return simulate_concurrent(flow, cost_s, self._device, resident=self._resident)
+
+    @property
+    def holds_lists(self) -> bool:
+        """Whether the step holds lists that loops save in until its end."""
+        return any(self._graph.tensor(name).type.dtype == "variant" for name in self._held)
+
+    def record(self) -> Record:
+        """One run: its bytes in the arena over time."""
+        flow, cost_s, _ = self._executed
+        return record_baseline(flow, cost_s, self._device, resident=self._resident)
+
+    @functools.cached_property
+    @without_collector
+    def _executed(self) -> tuple[Dataflow, list[float], list[bool]]:
+        """The facts of the step as executed: variables adopt buffers, and Grappler has optimised it.
+
+        With its nodes' seconds, and which of them run.
+        """
+        graph = (self._graph.traced or self._graph).copy()
+        graph.fetches += map(graph.tensor, self._held)
+        # Grappler's result does not tell what a list holds that a function returns.
+        if not self.holds_lists:
+            graph = as_executed(graph, self._device)
+        apply_unroll(graph, self._device, lowered=True)
+        flow = analyse_dataflow(graph, self._device, lowered=self._costs.seconds)
+        live = graph.live_nodes()
+        runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
+        cost_s = [s if ran else 0.0 for s, ran in zip(self._costs.of_step(flow), runs, strict=True)]
+        return flow, cost_s, runs

@@ -1,0 +1,139 @@
+"""Facts about the machine that TensorFlow runs on: which device a step uses, its threads, its arena."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
+from tfswap.kernels.device import DeviceModel
+from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """The allocator's own figures, in bytes."""
+
+    current_bytes: int
+    peak_bytes: int
+
+
+def require_tensorflow() -> Any:
+    """TensorFlow, imported. Raises TfswapError with the remedy when it can't be."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise TfswapError(
+            f"tfswap needs TensorFlow, which can't be imported ({error}). {INSTALL_TENSORFLOW}"
+        ) from error
+    return tf
+
+
+def current_device(live: bool = False) -> tuple[str, DeviceModel]:
+    """The device that TensorFlow places a step on, by name ("GPU:0") and as a model.
+
+    Args:
+        live: a step will run on it, in an arena that is watched: ask also what takes the ops to find out.
+    """
+    import tensorflow as tf
+
+    intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
+    inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
+    if tf.config.list_logical_devices("GPU"):
+        return "GPU:0", DeviceModel("gpu", False, intra, inter)
+    found = DeviceModel("cpu", _onednn(), intra, inter)
+    if live and memory_info("CPU:0") is not None:
+        import tfswap.ops
+
+        found = found._replace(l3_cache_bytes=tfswap.ops.l3_cache_bytes(), onednn_dtypes=tfswap.ops.onednn_dtypes())
+    return "CPU:0", found
+
+
+def _default_threads(variable: str) -> int:
+    """How many threads a pool of TensorFlow's has that `variable` may say (process_util.cc)."""
+    given = os.environ.get(variable, "")
+    if given.isascii() and given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _onednn() -> bool:
+    """Whether oneDNN's kernels stand in for TensorFlow's own, as TensorFlow has it: what is its default depends on what
+    the CPU can do.
+    """
+    from tensorflow.python.util import _pywrap_util_port
+
+    return _pywrap_util_port.IsMklEnabled()
+
+
+def memory_info(device: str) -> MemoryInfo | None:
+    """The allocator's figures; None where it keeps none (a CPU without TF_CPU_ALLOCATOR_USE_BFC=1)."""
+    if device.startswith("CPU") and not cpu_uses_bfc():
+        return None  # what malloc hands out is counted from some moment on, and in part
+    import tensorflow as tf
+
+    try:
+        info: Any = tf.config.experimental.get_memory_info(device)
+    except ValueError:
+        return None
+    return MemoryInfo(info["current"], info["peak"])
+
+
+@functools.cache
+def cpu_uses_bfc() -> bool:
+    """Whether the CPU has an arena. As TensorFlow reads it (process_state.cc, ReadBoolFromEnvVar), once."""
+    return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").strip().lower() in ("1", "true")
+
+
+def resident(device: str) -> Resident:
+    """What is in the device's arena now, chunk by chunk; bytes alone where its allocator is no BFC allocator."""
+    info = memory_info(device)
+    if info is None:
+        return NOTHING_KNOWN
+    rows, limit, _ = _arena_map(device)
+    chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.numpy().tolist()))
+    if not chunks:
+        return Resident(info.current_bytes)
+    in_use = sum(size for _, size, used in chunks if used)
+    return Resident(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
+
+
+def allocator(device: str) -> int:
+    """The device's allocator, as `tfswap.ops.looker` takes it. It is there as long as the process."""
+    return int(_arena_map(device).allocator)
+
+
+def _arena_map(device: str) -> Any:
+    import tensorflow as tf
+
+    from tfswap.native.load import load
+
+    with tf.init_scope(), tf.device(device):
+        return load().ops.tfswap_arena_map()
+
+
+def _collects(device: str) -> bool:
+    """Whether the device's allocator gives up unused regions. Follows GPUBFCAllocator::GetGarbageCollectionValue."""
+    return device.startswith("GPU") and os.environ.get("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true") != "false"
+
+
+def free_bytes(device: str) -> float:
+    """What the device's allocator may still hand out; without end where it has no limit."""
+    limit, info = device_limit_bytes(device), memory_info(device)
+    return math.inf if limit is None or info is None else limit - info.current_bytes
+
+
+def device_limit_bytes(device: str) -> int | None:
+    """What the device's allocator may have in all; None where it has no limit."""
+    if device.startswith("CPU"):
+        mib = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB")
+        return int(mib) * 2**20 if mib and memory_info(device) is not None else None
+    from tensorflow.python.client import device_lib
+
+    for local in device_lib.list_local_devices():
+        if local.name.endswith(device):
+            return local.memory_limit
+    return None

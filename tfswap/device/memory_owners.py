@@ -1,0 +1,85 @@
+"""Whose memory it is that came while a step ran: tensors and variables that Python knows, told by where they lie.
+
+Not handled: what Python does not know, such as a data pipeline's tensors and the constants of other functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from tfswap.simulator.simulate import Resident
+
+MAPS = 16
+"""Of so many layouts of the arena, the latest that were new, it is known what lay where."""
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.POINTER(ctypes.c_uint64)
+_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class Holders:
+    """Knows layouts of the arena before steps, and finds who holds what came after one."""
+
+    def __init__(self) -> None:
+        self._in_use: OrderedDict[int, frozenset[int]] = OrderedDict()
+
+    def remember(self, layout: int, resident: Resident) -> None:
+        """`resident` is what lies in the arena in this layout."""
+        self._in_use[layout] = frozenset(address for address, _, in_use in resident.chunks if in_use)
+        self._in_use.move_to_end(layout)
+        if len(self._in_use) > MAPS:
+            self._in_use.popitem(last=False)
+
+    def of_what_came(self, layout: int, resident: Resident, result: Any) -> str:
+        """Ends a sentence about what came: with the largest tensor of it; "" where the layout is not known.
+
+        Args:
+            layout: the arena's before the step.
+            resident: what is there now.
+            result: of the step: its tensors have come too, and are no surprise.
+        """
+        import tensorflow as tf
+
+        before = self._in_use.get(layout)
+        if before is None:
+            return ""
+        came = {address: size for address, size, in_use in resident.chunks if in_use and address not in before}
+        expected = {_address(tensor) for tensor in tf.nest.flatten(result, expand_composites=True)}
+        found: list[tuple[int, str]] = []
+        for tensor, called in _known():
+            address = _address(tensor)
+            if address in came and address not in expected:
+                found.append((came[address], f"{called} {tensor.dtype.name} {tuple(tensor.shape)}"))
+        if not found:
+            return ", and Python holds none of it: a data pipeline does, or another function"
+        return f"; the largest of it that Python holds is {max(found)[1]}"
+
+
+def _known() -> Iterator[tuple[Any, str]]:
+    """Every tensor that there is, and what to call it."""
+    import tensorflow as tf
+
+    for each in gc.get_objects():
+        kind = type(each)  # to ask the object itself may run its own code
+        if issubclass(kind, tf.Variable) and not tf.is_symbolic_tensor(each.handle):
+            with contextlib.suppress(tf.errors.OpError):  # it has no value yet
+                yield each.read_value(), f"the variable {each.name!r},"
+        elif issubclass(kind, tf.Tensor) and not tf.is_symbolic_tensor(each):
+            yield each, "a tensor,"
+
+
+def _address(tensor: Any) -> int:
+    """Where its bytes are; 0 where that can't be told."""
+    import tensorflow as tf
+
+    if getattr(tensor, "dtype", tf.variant) in (tf.string, tf.resource, tf.variant):
+        return 0  # TensorFlow would end the process
+    try:
+        return _pointer(tf.experimental.dlpack.to_dlpack(tensor), b"dltensor")[0]
+    except (tf.errors.OpError, AttributeError, TypeError, ValueError):  # of a type that is not known there
+        return 0

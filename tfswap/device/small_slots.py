@@ -1,0 +1,51 @@
+"""Places for small tensors, made in the arena of this process; planner/small_slots.py tells which."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from tfswap.device import machine
+from tfswap.planner.small_slots import cut
+
+ALIGNED_BYTES = 64
+"""TensorFlow's kernels count on it."""
+
+
+def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[Any]:
+    """Make free chunks of these sizes in a device's arena, each between two that are in use.
+
+    Args:
+        device: as in "CPU:0".
+        niches: bytes of each.
+        limit_bytes: as much may be in use on the way, what is there counted.
+
+    Returns what parts them, to be kept for as long as they are to be there; nothing where there is no room.
+    """
+    import tensorflow as tf
+
+    arena = machine.resident(device).arena()
+    requests = cut(niches, arena)
+    if arena.peak_bytes > limit_bytes:
+        return []
+    with tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
+        shapes = _outside_of_the_arena([nbytes // 4 for nbytes, _ in requests])
+        made = [tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes]
+        return [tensor for tensor, (_, stays) in zip(made, requests, strict=True) if stays]
+    return []
+
+
+def _outside_of_the_arena(elements: Sequence[int]) -> list[Any]:
+    """Shapes of one dimension. Eager code would make each in the arena, between a niche and what is to part it from the
+    next one.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    numbers = ALIGNED_BYTES // 4  # in which one has its place
+    memory = np.empty((len(elements) + 1) * numbers, np.int32)
+    first = -memory.ctypes.data % ALIGNED_BYTES // 4
+    places = memory[first : first + len(elements) * numbers].reshape(-1, numbers)
+    places[:, 0] = elements
+    return [tf.experimental.dlpack.from_dlpack(place[:1].__dlpack__()) for place in places]

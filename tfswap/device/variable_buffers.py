@@ -1,0 +1,84 @@
+"""What buffers the variables of a step have before it runs.
+
+An update writes in place where nothing else holds the variable's buffer, and otherwise requests another one. A caller
+changes who holds it between steps: a tensor that was read of the variable or assigned to it shares the buffer, and of
+an aligned NumPy array TensorFlow adopts the memory. What is shared is counted by the plan (`Resident.shared`): to copy
+before the step would take the bytes for all of it. What is not in the arena gets a buffer there before the step, which
+is where the plan has it.
+
+Not handled: variables that a step inside of another `tf.function` writes, since nobody looks before it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import secrets
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from tfswap.native.load import load
+
+OWN: Final = 0
+SHARED: Final = 1
+"""As of BufferState in core/variable_ops.cc; any other buffer is no allocator's."""
+
+
+class WrittenVariables:
+    """The variables that a step writes.
+
+    Args:
+        handles: by the name of the step's feed.
+        inner: feeds of those that the bodies of loops and conditionals write, at a time that no plan knows.
+    """
+
+    def __init__(self, handles: Mapping[str, Any], inner: Collection[str]):
+        self._inner = frozenset(inner)
+        on: dict[str, list[str]] = {}
+        for name, handle in handles.items():
+            on.setdefault(handle.device, []).append(name)
+        self._names = [name for names in on.values() for name in names]
+        self._handles = [handles[name] for name in self._names]
+        self._states = (ctypes.c_uint8 * len(self._names))()
+        self._number = secrets.randbits(62)
+        begin = 0
+        for names in on.values():
+            of_device = [handles[name] for name in names]
+            load().ops.tfswap_watch_variables(resources=of_device, step=self._number, begin=begin)
+            begin += len(names)
+        weakref.finalize(self, load().c.tfswap_forget_variables, self._number)
+
+    def own(self) -> None:
+        """Give each variable a buffer that nothing else holds."""
+        if self._look():
+            for handle, state in zip(self._handles, self._states, strict=True):
+                if state != OWN:
+                    own_buffer(handle)
+
+    def shared(self) -> frozenset[str]:
+        """Feeds of those whose buffers tensors hold too; others have a buffer in the arena from then on."""
+        if not self._look():
+            return frozenset()
+        found: list[str] = []
+        for name, handle, state in zip(self._names, self._handles, self._states, strict=True):
+            if state == SHARED and name not in self._inner:
+                found.append(name)
+            elif state != OWN:
+                own_buffer(handle)
+        return frozenset(found)
+
+    def _look(self) -> int:
+        return _looker()(self._number, self._states, len(self._states))
+
+
+def own_buffer(handle: Any) -> None:
+    """Gives the variable behind a handle a buffer that nothing else holds."""
+    load().ops.tfswap_own_buffer(resource=handle)
+
+
+@functools.cache
+def _looker() -> Callable[[int, Any, int], int]:
+    """Keeps the interpreter's lock, as `looker` of ops/runtime.py does: every call of every step asks."""
+    kinds = (ctypes.c_int64, ctypes.POINTER(ctypes.c_uint8), ctypes.c_uint64)
+    return ctypes.PYFUNCTYPE(ctypes.c_uint64, *kinds)(("tfswap_variable_buffers", load().c))

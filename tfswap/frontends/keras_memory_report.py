@@ -1,0 +1,122 @@
+"""A Keras callback that tells, epoch by epoch, what an optimized model's training takes of the device's memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfswap.device import machine
+from tfswap.frontends.keras import Highest, training
+from tfswap.support.sizes import format_bytes
+
+log = logging.getLogger("tfswap")
+
+
+@dataclass(frozen=True)
+class EpochMemory:
+    """One epoch's training, in bytes: the highest of its steps, of which each size of batch may have one of its own.
+
+    Attributes:
+        epoch: counted from 0, as callbacks do.
+        planned_peak_bytes: of all steps, in the arenas in which they ran.
+        measured_peak_bytes: the allocator's own; None where it keeps none.
+        limit_bytes: what the step with the highest limit may take.
+    """
+
+    epoch: int
+    planned_peak_bytes: int
+    measured_peak_bytes: int | None
+    limit_bytes: int | None
+
+
+class MemoryReport(keras.callbacks.Callback):
+    """Logs each epoch's planned and measured peak, and keeps them in `epochs`.
+
+    To measure an epoch by itself it resets the allocator's statistics when one begins
+    (`tf.config.experimental.reset_memory_stats`). What validation takes is not counted: it is not planned.
+
+    Args:
+        log_dir: where to write them for TensorBoard as well, as scalars "memory/planned_peak_bytes",
+            "memory/measured_peak_bytes" and "memory/limit_bytes" by epoch. TensorBoard itself is not needed.
+
+    Attributes:
+        epochs: an EpochMemory for each.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None):
+        super().__init__()
+        self.epochs: list[EpochMemory] = []
+        self._log_dir = log_dir
+        self._writer: Any = None
+        self._device = ""
+        self._peak_bytes: int | None = None
+        self._measured = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Raises TfswapError where the model is not optimized."""
+        training(self.model)
+        self._device = machine.current_device()[0]
+        if self._log_dir is not None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._measured = False
+        training(self.model).take_highest()
+        if machine.memory_info(self._device) is not None:
+            tf.config.experimental.reset_memory_stats(self._device)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._measure()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._measure()
+        trained = training(self.model)
+        highest = trained.take_highest() or Highest.of(trained.report())  # an epoch of no step at all
+        found = EpochMemory(epoch, highest.planned_peak_bytes, self._peak_bytes, highest.limit_bytes)
+        self.epochs.append(found)
+        self._log(found)
+        self._write(found)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _measure(self) -> None:
+        """Take the peak of the training part of the epoch, which validation may follow."""
+        if not self._measured:
+            info = machine.memory_info(self._device)
+            self._peak_bytes = None if info is None else info.peak_bytes
+            self._measured = True
+
+    def _log(self, found: EpochMemory) -> None:
+        measured = found.measured_peak_bytes
+        log.info(
+            "tfswap: epoch %d: peak planned %s, measured %s, limit %s",
+            found.epoch + 1,
+            format_bytes(found.planned_peak_bytes),
+            f"nothing, since {self._device} keeps no statistics" if measured is None else format_bytes(measured),
+            "none" if found.limit_bytes is None else format_bytes(found.limit_bytes),
+        )
+
+    def _write(self, found: EpochMemory) -> None:
+        if self._writer is None:
+            return
+        metadata = tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = "scalars"
+        metadata.data_class = SCALAR
+        with self._writer.as_default(step=found.epoch), tf.device("CPU:0"):
+            for name in ("planned_peak_bytes", "measured_peak_bytes", "limit_bytes"):
+                value = getattr(found, name)
+                if value is not None:
+                    # Not tf.summary.scalar, which takes an installed TensorBoard to write as much. It shows floats.
+                    tf.summary.write(f"memory/{name}", tf.constant(value, tf.float32), metadata=metadata)
+        self._writer.flush()
+
+
+SCALAR = 1  # DATA_CLASS_SCALAR of summary.proto

@@ -1,0 +1,398 @@
+"""`tfswap.max_batch`, `tfswap fit`: the largest batch, image or sequence with which a step keeps a limit.
+
+Sizes are searched with the planner: a size fits when there is a plan for it within the limit. More usually takes
+more, but kernels choose their workspaces by size and chunks are handed out whole, so that a larger size can fit
+where a smaller one does not. So the search does not end with the first refusal, but looks a little further.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfswap.analysis.cost import Costs
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import offline_optimizer
+from tfswap.compiler.options import Options
+from tfswap.compiler.policy import Policy
+from tfswap.compiler.request import Precision, Request, whole
+from tfswap.device import machine
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends.function import OptimizedFunction, undecorated
+from tfswap.frontends.profile import restored
+from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
+from tfswap.frontends.simulate import target
+from tfswap.kernels.hardware import Machine
+from tfswap.kernels.profile import Profile
+from tfswap.planner.planner import TACTICS, Candidate
+from tfswap.report.max_batch import Fit
+from tfswap.support import progress
+from tfswap.support.sizes import format_bytes, parse_limit
+
+log = logging.getLogger("tfswap")
+
+MAX_SIZE = 1 << 24
+PROBES = 4
+"""Sizes tried above one that bisection finds the largest."""
+PROBED_SHARE = 0.08
+"""How far above they reach: as far as chunks and workspaces move a peak."""
+BISECTED = 3
+"""One of so many tries is halfway: lines through needs that differ little, or that bend, may lead nowhere."""
+CONFIRMATIONS = 8
+"""Sizes that are run, at most, until the largest that keeps the limit is known."""
+RESOLUTION = 1 / 64
+"""How well it is known then, as a share of it."""
+
+
+def max_batch(
+    step: Any,
+    *args: Any,
+    memory_limit: int | str | None = None,
+    vary: Mapping[str, Sequence[int]] | None = None,
+    multiple_of: int = 1,
+    device: str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    function: str = "train_step",
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+    precision: Precision = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    spill_limit: int | str | None = None,
+    policy: Policy | None = None,
+    confirm: bool = True,
+) -> Fit:
+    """Find the largest size of a training step that keeps a limit.
+
+        tfswap.max_batch(train_step, images, labels, memory_limit="6GiB").size
+        tfswap.max_batch("saved_model_dir", device="a100", batch_size=8, vary={"images": (1, 2)}, multiple_of=32)
+
+    Args:
+        step: a `tf.function`, decorated or not, a Python function, or the folder of a SavedModel.
+        args: what a function is called with, at any size; the search starts there.
+        memory_limit: bytes or a size; by default what the device can have.
+        vary: by argument, the axes that are searched, all of one size: {"images": (0,), "labels": (0,)}. By default
+            the batch: the leading axes that are as long as that of the first argument, or that a SavedModel leaves
+            open.
+        multiple_of: only such sizes are tried.
+        device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy: as in `simulate`.
+        function, batch_size, input_shapes: of a SavedModel, as in `simulate`; for what is not searched.
+        confirm: run the step once at the size found, under the limit, and go down where that fails. The variables
+            have their old values back afterwards. A SavedModel's is loaded and given zeros, where the allocator
+            tells its peak. Not with `device`.
+
+    Raises:
+        InfeasibleMemoryLimit: not even the smallest size fits.
+        TfswapError: an argument is malformed, or there is no limit.
+        UnsupportedGraph, InvalidModel: as `simulate`; also where the step does not take a size that is tried.
+    """
+    whole("multiple_of", multiple_of)
+    _require_axes(vary)
+    on, options, costs = target(device, profile, tactics, host_memory_limit, precision, spill_dir, spill_limit, policy)
+    limit_bytes = on.memory_bytes if memory_limit is None else parse_limit(memory_limit)
+    if limit_bytes is None:
+        raise TfswapError(
+            'memory_limit is not given and the device has no limit of its own: say what may be used, such as "6GiB", '
+            "or name a device="
+        )
+    saved = isinstance(step, (str, os.PathLike))
+    if saved and batch_size is None and vary is None:
+        batch_size = multiple_of  # the batch is what is searched: from the smallest
+    start = {name: dict.fromkeys(axes, multiple_of) for name, axes in (vary or {}).items()}
+    found = find_step(
+        step,
+        args,
+        function=function,
+        batch_size=batch_size,
+        input_shapes=input_shapes,
+        start=start,
+        device=on.device,
+    )
+    search = Search(found, axes_of(found, vary), multiple_of, limit_bytes, on, options, costs)
+    size = search.largest(search.floor_bytes)
+    planned, measured = size, None
+    if confirm and size > 0 and device is None:
+        if not saved:
+            traced = undecorated(step)
+            size, measured = _confirmed(traced, functools.partial(sized_arguments, traced, args), search, size)
+        elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
+            size, measured = _confirmed_saved(step, function, found, search, size)
+    if not size:
+        floor = search.floor_bytes(multiple_of)
+        limit = f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)})"
+        if planned:
+            raise InfeasibleMemoryLimit(
+                f"{limit}. A size of {planned} has a plan that keeps it, but no size that was run did, with what else "
+                "is in the device's memory. Free that, or try in a process of its own",
+                floor_bytes=floor,
+                limit_bytes=limit_bytes,
+            )
+        raise InfeasibleMemoryLimit(
+            f"{limit}, and {found.name} needs at least {floor} ({format_bytes(floor)}) at a size of {multiple_of}, "
+            "the smallest that is tried",
+            floor_bytes=floor,
+            limit_bytes=limit_bytes,
+        )
+    best = search.candidate(size)
+    assert best is not None, "it fits"
+    optimizer = search.optimizer(size)
+    return Fit(
+        step=found.name,
+        machine=on.title,
+        limit_bytes=limit_bytes,
+        varied=tuple((name, tuple(axes)) for name, axes in search.axes.items()),
+        size=size,
+        planned_size=planned,
+        unoptimised_size=search.largest(search.peak_bytes),
+        peak_bytes=best.peak_bytes + optimizer.extra_margin_bytes,
+        time_ratio=optimizer.baseline.time_ratio(best.timing.total_s),
+        host_bytes=best.memory.host_peak_bytes,
+        confirmed=measured is not None,
+        measured_bytes=measured,
+    )
+
+
+def _require_axes(vary: Any) -> None:
+    """Raise TfswapError for a `vary` that does not say by argument which axes."""
+    named = vary.items() if isinstance(vary, Mapping) else [] if vary is None else [(None, None)]
+    for name, axes in named:
+        listed = isinstance(axes, Sequence) and not isinstance(axes, str)
+        if not isinstance(name, str) or not listed or not all(isinstance(a, int) and a >= 0 for a in axes or ()):
+            raise TfswapError(f'vary is {vary!r}: give the axes that are searched by argument, as {{"images": (1, 2)}}')
+
+
+def axes_of(step: TrainingStep, vary: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """What is searched: as the user says, or the batch. Raises TfswapError for what the step does not have."""
+    if vary is None:
+        free = [name for name, axes in step.free.items() if 0 in axes]
+        first = step.shapes[free[0]] if free else None
+        if not first:
+            raise TfswapError(f"{step.name} leaves no leading axis open: say with vary= what is searched")
+        return {name: (0,) for name in free if (step.shapes[name] or (None,))[0] == first[0]}
+    for name, axes in vary.items():
+        if name not in step.free:
+            raise TfswapError(f"vary names {name!r}; the arguments of {step.name} are {', '.join(step.shapes)}")
+        fixed = [a for a in axes if a not in step.free[name]]
+        if fixed or not axes:
+            raise TfswapError(
+                f"vary has axes {tuple(axes)} of {name!r}, whose shape is {step.shapes[name]}; those that are open "
+                f"are {tuple(step.free[name])}"
+            )
+    return {name: tuple(axes) for name, axes in vary.items()}
+
+
+class Search:
+    """Sizes of one step, and whether they fit; remembers what it has planned.
+
+    Args:
+        step: whose sizes are tried.
+        axes: by argument, what has the size.
+        unit: sizes are multiples of this.
+        limit_bytes: what the step may take.
+        on, options, costs: what it is planned for, and with.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        axes: Mapping[str, tuple[int, ...]],
+        unit: int,
+        limit_bytes: int,
+        on: Machine,
+        options: Options,
+        costs: Costs,
+    ):
+        self.step, self.axes, self.unit = step, dict(axes), unit
+        self.limit_bytes = limit_bytes
+        self.options = dataclasses.replace(options, profile=costs.profile)
+        self._on, self._costs = on, costs
+        self._peaks: dict[int, int] = {}
+        self._floors: dict[int, int] = {}
+        self.optimizer = functools.lru_cache(maxsize=1)(self._optimizer)  # the latest: they are large
+
+    def _optimizer(self, size: int) -> Optimizer:
+        graph = self.step.graph({name: dict.fromkeys(axes, size) for name, axes in self.axes.items()})
+        return offline_optimizer(graph, self._on.device, self.options, self.step.variables, self._costs)
+
+    def candidate(self, size: int) -> Candidate | None:
+        """The plan for a size; None where none keeps the limit."""
+        optimizer = self.optimizer(size)
+        found = optimizer.search.fastest(self.limit_bytes - optimizer.extra_margin_bytes)
+        return None if found is None else found.candidate
+
+    def floor_bytes(self, size: int) -> int:
+        """The smallest limit that a plan for a size keeps."""
+        if size not in self._floors:
+            with progress.task(f"trying a size of {size}"):
+                self._floors[size] = self.optimizer(size).floor_bytes()
+        return self._floors[size]
+
+    def peak_bytes(self, size: int) -> int:
+        """The unoptimised step's predicted peak."""
+        if size not in self._peaks:
+            with progress.task(f"trying a size of {size} unoptimised"):
+                self._peaks[size] = self.optimizer(size).baseline.peak_bytes
+        return self._peaks[size]
+
+    def largest(self, needs: Callable[[int], int]) -> int:
+        """The largest size that needs no more than the limit, as far as a search tells; 0 where the smallest does.
+
+        Args:
+            needs: bytes, by size.
+        """
+        tries = _Tries(lambda count: needs(count * self.unit), self.limit_bytes)
+        low, high = self._bracket(tries)
+        while low:
+            low, high = tries.narrowed(low, high)
+            reach = [low + max(i, round(low * PROBED_SHARE * i / PROBES)) for i in range(1, PROBES + 1)]
+            beyond = [count for count in reach if tries.fits(count)]
+            if not beyond:
+                break
+            low = max(beyond)
+            high = low + max(1, round(low * PROBED_SHARE))
+            while tries.fits(high):
+                low, high = high, 2 * high - low
+        return low * self.unit
+
+    def _bracket(self, tries: _Tries) -> tuple[int, int]:
+        """A count that fits, or 0, and a larger one that does not."""
+        start = next((s[a] for n, axes in self.axes.items() for a in axes if (s := self.step.shapes[n])), None) or 1
+        low, high = 0, max(1, start // self.unit)
+        while tries.fits(high):
+            met = tries.meets_limit()
+            low, high = high, 2 * high if met is None else max(high + (high - low + 1) // 2, min(met + 1, 8 * high))
+            if high * self.unit > MAX_SIZE:
+                raise TfswapError(
+                    f"{self.step.name} fits at any size up to {MAX_SIZE}: its memory does not depend on "
+                    f"{', '.join(self.axes)}. Say with vary= what does."
+                )
+        if low:
+            return low, high
+        while high > 1:
+            met = tries.meets_limit()
+            count = high // 2 if met is None else max(1, min(met, high // 2))
+            if tries.fits(count):
+                return count, high
+            high = count
+        return 0, 1
+
+
+class _Tries:
+    """What counts need, each asked once: sizes are traced and planned anew, and that takes seconds.
+
+    What a step needs is nearly a line in its batch, and a smooth curve in a side or a length, so the next count is
+    where a line meets the limit.
+
+    Args:
+        needs: bytes, by count.
+        limit_bytes: what may be needed.
+    """
+
+    def __init__(self, needs: Callable[[int], int], limit_bytes: int):
+        self._needs, self._limit_bytes = needs, limit_bytes
+        self._found: dict[int, int] = {}
+
+    def fits(self, count: int) -> bool:
+        if count not in self._found:
+            self._found[count] = self._needs(count)
+        return self._found[count] <= self._limit_bytes
+
+    def meets_limit(self) -> int | None:
+        """Where the line through the two needs that are nearest to the limit meets it; None where nothing says."""
+        nearest = sorted(self._found.items(), key=lambda entry: abs(entry[1] - self._limit_bytes))[:2]
+        (less, low_bytes), (more, high_bytes) = sorted(nearest) if len(nearest) == 2 else ((0, 0), (0, 0))
+        if high_bytes <= low_bytes:
+            return None
+        return less + (self._limit_bytes - low_bytes) * (more - less) // (high_bytes - low_bytes)
+
+    def narrowed(self, low: int, high: int) -> tuple[int, int]:
+        """Neighbours between a count that fits and one that does not, of which it is true too."""
+        for tried in itertools.count(1):
+            if high - low == 1:
+                break
+            met = None if tried % BISECTED == 0 else self.meets_limit()
+            count = (low + high) // 2 if met is None else max(low + 1, min(met, high - 1))
+            low, high = (count, high) if self.fits(count) else (low, count)
+        return low, high
+
+
+def _confirmed_saved(
+    model: str | os.PathLike[str], function: str, found: TrainingStep, search: Search, size: int
+) -> tuple[int, int | None]:
+    """As `_confirmed`, of a SavedModel's step with zeros. Where they can't be run the size stays as planned."""
+    import tensorflow as tf
+
+    try:
+        return _confirmed(*loaded_step(model, function, found), search, size)
+    except (TfswapError, tf.errors.OpError, ValueError, TypeError) as error:
+        log.warning("tfswap: the size is planned and not confirmed, since %s can't be run: %s", found.name, error)
+        return size, None
+
+
+def _confirmed(traced: Any, arguments: Callable[[Sizes], Any], search: Search, size: int) -> tuple[int, int | None]:
+    """The largest size, from `size` down, at which the step runs and keeps the limit; 0 where none is found.
+
+    With its run's peak, where the allocator tells it, counted anew for each run: an earlier one says nothing of it.
+
+    Args:
+        traced: the step's function.
+        arguments: what it is called with at sizes.
+    """
+    import tensorflow as tf
+
+    request = Request(search.limit_bytes, search.options, None, "optimize")
+    device, _ = machine.current_device()
+    peaks: dict[int, int] = {}
+
+    def takes(size: int) -> float:
+        planned = OptimizedFunction(traced, request, "warn")
+        sized = arguments({name: dict.fromkeys(axes, size) for name, axes in search.axes.items()})
+        try:
+            if search.floor_bytes(size) > search.limit_bytes:
+                return search.floor_bytes(size) / search.limit_bytes
+            with restored(traced.get_concrete_function(*sized)):
+                if machine.memory_info(device) is not None:
+                    tf.config.experimental.reset_memory_stats(device)
+                planned(*sized)
+                after = machine.memory_info(device)
+            if after is None:
+                return 0.0
+            peaks[size] = after.peak_bytes
+            return after.peak_bytes / search.limit_bytes
+        except InfeasibleMemoryLimit as error:
+            return error.floor_bytes / search.limit_bytes
+        except tf.errors.ResourceExhaustedError:
+            return math.inf  # the device had less than the limit says
+
+    found = largest_that_runs(size, search.unit, takes)
+    return found, peaks.get(found)
+
+
+def largest_that_runs(size: int, unit: int, takes: Callable[[int], float]) -> int:
+    """The largest multiple of `unit`, from `size` down, that takes no more than there is; 0 where none is found.
+
+    What is in the arena already is no part of a plan for any arena, so that a size may fit on paper alone. The first
+    sizes are lower by more and more, whatever one was over by; from the first that runs on it goes halfway up again.
+
+    Args:
+        takes: what a run of a size took, over the limit.
+    """
+    low, high = 0, size + unit
+    for tried in range(CONFIRMATIONS):
+        over = takes(size)
+        low, high = (size, high) if over <= 1 else (low, size)
+        if high - low <= max(unit, round(low * RESOLUTION)):
+            break
+        if low:
+            size = (low + high) // 2
+        else:
+            size -= max(int(size * RESOLUTION * 2**tried), 0 if over == math.inf else size - int(size / over))
+        size = max(unit, size // unit * unit)
+    return low

@@ -1,0 +1,193 @@
+"""What `Einsum` does to the allocator, step by step as linalg/einsum_op_impl.h does it.
+
+Each operand is transposed, has repeated labels taken as a diagonal, and is summed over labels that only it has; the two
+are multiplied; the product has repeated labels put on a diagonal, and is transposed. Of these steps those run that
+change something. An ellipsis stands for labels of its own, which broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.memory_rules import KernelMemory, fresh
+from tfswap.kernels.temporaries import ONEDNN_SCRATCH_BYTES, Event, Facts, Product, known_shape, onednn_product_bytes
+
+# einsum_op_impl.h, DimensionType, in the order in which an operand's dimensions are sorted.
+_BROADCAST, _BATCH, _FREE, _CONTRACT, _REDUCE = range(5)
+_SWAPPED = (0, 1, 3, 2, 4)  # the same with what is contracted before what is free: the product then takes it transposed
+
+Shape = tuple[int, ...]
+Labels = list[str]
+
+
+class _Tensor(NamedTuple):
+    """An intermediate tensor: its shape, and whose allocation it is, or which input it still is."""
+
+    shape: Shape
+    allocation: int | None
+    operand: int | None = None
+
+
+class _Log:
+    """What is allocated and freed, what is multiplied, and what is copied."""
+
+    def __init__(self, element_bytes: int):
+        self._element_bytes = element_bytes
+        self._log: list[tuple[int, int]] = []  # allocation, bytes; -1 where it is freed
+        self._count = 0
+        self.product: Product | None = None
+        self.copied = 0
+
+    def allocate(self, shape: Shape, *, copied: bool = True) -> _Tensor:
+        """
+        Args:
+            copied: whether another tensor's elements are, transposed or summed.
+        """
+        self.copied += prod(shape) if copied else 0
+        self._log.append((self._count, self._element_bytes * prod(shape)))
+        self._count += 1
+        return _Tensor(shape, self._count - 1)
+
+    def free(self, tensor: _Tensor, *kept: _Tensor) -> None:
+        """Let go of it where it has an allocation of its own that none of `kept` has."""
+        if tensor.allocation is not None and all(tensor.allocation != k.allocation for k in kept):
+            self._log.append((tensor.allocation, -1))
+
+    def events(self, output: _Tensor) -> tuple[Event, ...]:
+        temporaries: dict[int, int] = {}
+        events: list[Event] = []
+        for allocation, nbytes in self._log:
+            if allocation == output.allocation:
+                events.append(("out", 0))
+            elif nbytes < 0:
+                events.append(("free", temporaries[allocation]))
+            else:
+                temporaries[allocation] = len(temporaries)
+                events.append(("temp", nbytes))
+        return tuple(events)
+
+
+def einsum(facts: Facts) -> KernelMemory:
+    """Exact, but for oneDNN's scratch. Products of 16-bit floats are not widened, as those of `BatchMatMul` are."""
+    shapes = [known_shape(kind) for kind in facts.inputs]
+    equation = facts.attrs.get("equation")
+    if not isinstance(equation, bytes) or facts.outputs[0].nbytes is None or None in shapes:
+        return fresh(facts)._replace(exact=False)
+    log = _Log(ELEMENT_BYTES.get(facts.outputs[0].dtype, 0))
+    result = _run(equation.decode(), [s for s in shapes if s is not None], log)
+    events, exact = log.events(result), True
+    if facts.device.kind == "cpu" and facts.device.onednn:
+        thread_bytes = ONEDNN_SCRATCH_BYTES if log.product is None else onednn_product_bytes(log.product)
+        events, exact = (*events, ("temp", thread_bytes * facts.device.intra_op_threads)), False
+    alias = () if result.operand is None else ((0, result.operand),)
+    return KernelMemory(alias=alias, events=events, exact=exact)
+
+
+def einsum_parts(equation: object, kinds: Sequence[TensorType]) -> tuple[Product | None, int] | None:
+    """The product of an einsum, if it has one, and how many elements it transposes or sums; None without sizes."""
+    shapes = [known_shape(kind) for kind in kinds]
+    if not isinstance(equation, bytes) or None in shapes:
+        return None
+    log = _Log(0)
+    _run(equation.decode(), [s for s in shapes if s is not None], log)
+    return log.product, log.copied
+
+
+def _run(equation: str, shapes: Sequence[Shape], log: _Log) -> _Tensor:
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    order = list(dict.fromkeys(label for label in left + right if label not in ".,"))
+    ranks = [
+        len(shape) - len(_split(term)) + 1 if "..." in term else 0 for term, shape in zip(terms, shapes, strict=True)
+    ]
+    unnamed = [f"...{i}" for i in range(max(ranks))]
+    order += unnamed
+    inputs = [_labels(term, unnamed[:rank]) for term, rank in zip(terms, ranks, strict=True)]
+    output = _labels(right, unnamed)
+    kinds = {label: _kind(label, inputs, output) for label in order}
+    place = {label: i for i, label in enumerate(order)}
+    reduced = [_reduce(i, shapes[i], labels, kinds, place, log) for i, labels in enumerate(inputs)]
+    dims = {label: dim for t in reduced for label, dim in t.dims.items() if kinds[label] != _BROADCAST}
+    product, batch = reduced[0].tensor, reduced[0].batch
+    if len(reduced) > 1:
+        batch = _broadcast(reduced[0].batch, reduced[1].batch)
+        rows, columns = (prod(dims[label] for label in r.free) for r in reduced)
+        inner = prod(dim for label, dim in dims.items() if kinds[label] == _CONTRACT)
+        turned = reduced[0].swapped, not reduced[1].swapped
+        log.product = Product(prod(batch), rows, inner, columns, turned)
+        product = log.allocate((*batch, rows, columns), copied=False)
+    labels = [label for kind in (_BROADCAST, _BATCH) for label in order if kinds[label] == kind]
+    sizes = dict(zip(labels, batch, strict=True)) | dims
+    labels += [label for r in reduced for label in r.free]
+    inflated = product
+    if any(output.count(label) > 1 for label in output):
+        inflated = log.allocate(tuple(sizes[label] for label in labels for _ in range(output.count(label))))
+        labels = [label for label in labels for _ in range(output.count(label))]
+    if len(output) > 1 and labels != output:
+        return log.allocate(tuple(sizes[label] for label in output))
+    return inflated
+
+
+class _Reduced(NamedTuple):
+    """An operand that is ready to be multiplied: its tensor, its batch dimensions, labels that are free, sizes, and
+    whether what is contracted comes before what is free.
+    """
+
+    tensor: _Tensor
+    batch: Shape
+    free: Labels
+    dims: Mapping[str, int]
+    swapped: bool
+
+
+def _reduce(
+    operand: int, shape: Shape, labels: Labels, kinds: Mapping[str, int], place: Mapping[str, int], log: _Log
+) -> _Reduced:
+    given = transposed = _Tensor(shape, None, operand)
+    dims = dict(zip(labels, shape, strict=True))
+    keys = [(_SWAPPED[kinds[label]], place[label]) for label in labels]
+    swapped = keys == sorted(keys)
+    if not swapped:
+        ordered = sorted(labels, key=lambda label: (kinds[label], place[label]))
+        if ordered != labels:
+            transposed = log.allocate(tuple(dims[label] for label in ordered))
+        labels = ordered
+    once = list(dict.fromkeys(labels))
+    diagonal = transposed
+    if len(once) < len(labels):
+        diagonal = log.allocate(tuple(dims[label] for label in once))
+    made = diagonal
+    if prod(dims[label] for label in once if kinds[label] == _REDUCE) != 1:
+        made = log.allocate(tuple(dims[label] for label in once if kinds[label] != _REDUCE))
+    log.free(diagonal, made, given)
+    log.free(transposed, diagonal, made)
+    batch = tuple(dims[label] for label in once if kinds[label] in (_BROADCAST, _BATCH))
+    return _Reduced(made, batch, [label for label in once if kinds[label] == _FREE], dims, swapped)
+
+
+def _split(term: str) -> Labels:
+    """The labels of a term, its ellipsis as one."""
+    return list(term.replace("...", "."))
+
+
+def _labels(term: str, unnamed: Labels) -> Labels:
+    """The labels of a term, those that its ellipsis stands for among them."""
+    return [label for one in _split(term) for label in (unnamed if one == "." else [one])]
+
+
+def _kind(label: str, inputs: Sequence[Labels], output: Labels) -> int:
+    if label.startswith("..."):
+        return _BROADCAST
+    unique = len(inputs) == 1 or any(label not in term for term in inputs)
+    if label in output:
+        return _FREE if unique else _BATCH
+    return _REDUCE if unique else _CONTRACT
+
+
+def _broadcast(one: Shape, other: Shape) -> Shape:
+    rank = max(len(one), len(other))
+    pairs = zip((1,) * (rank - len(one)) + one, (1,) * (rank - len(other)) + other, strict=True)
+    return tuple(max(a, b) if min(a, b) else 0 for a, b in pairs)

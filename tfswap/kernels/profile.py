@@ -1,0 +1,168 @@
+"""What a step's kernels took when they ran: a frozen value, saved as JSON. No TensorFlow here.
+
+A kernel is found again by its node's name, op, and the types that go in and come out, so that a profile outlives
+the trace that it was taken of. One that is new under its name (a layer was renamed, a model built twice) takes the
+median of those measured with the same op and types; one that nothing like was measured has no time here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, cast
+
+from tfswap.errors import InvalidModel
+from tfswap.ir.graph import Node, Output
+from tfswap.kernels.hardware import Rates
+from tfswap.support.files import read_saved, write_whole
+from tfswap.support.json_fields import decode, parse_json
+
+FORMAT_VERSION = 1
+
+
+class Timed(NamedTuple):
+    """One measured kernel.
+
+    Attributes:
+        name: of its node.
+        op: its type.
+        types: of what it reads and makes, as `types_of` writes them.
+        seconds: of one run.
+    """
+
+    name: str
+    op: str
+    types: str
+    seconds: float
+
+
+class Density(NamedTuple):
+    """Of one measured tensor.
+
+    Attributes:
+        tensor: its name ("node:0").
+        types: of what its node reads and makes, as `types_of` writes them.
+        share: of its values that are not zero.
+    """
+
+    tensor: str
+    types: str
+    share: float
+
+
+def types_of(node: Node) -> str:
+    """The types of a node's inputs and outputs, as text."""
+    inputs, outputs = ",".join(str(t.type) for t in node.inputs), ",".join(map(str, node.outputs))
+    return f"{inputs}->{outputs}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a step, on one machine.
+
+    Attributes:
+        kind: of the device that it ran on, "cpu" or "gpu".
+        machine: that device, for people.
+        fingerprint: of the graph that ran, as in a Plan.
+        rates: the machine's; those of kernels fitted to the ones that were measured.
+        unordered: how long the unoptimised step takes over the same kernels in order, one after another; None where
+            it was not run (it does not fit).
+        kernels: all that were measured.
+        densities: of tensors that wait for the backward pass.
+    """
+
+    kind: str
+    machine: str
+    fingerprint: str
+    rates: Rates
+    unordered: float | None
+    kernels: tuple[Timed, ...]
+    densities: tuple[Density, ...] = ()
+
+    @cached_property
+    def _exact(self) -> dict[tuple[str, str, str], float]:
+        return {(k.name, k.op, k.types): k.seconds for k in self.kernels}
+
+    @cached_property
+    def _alike(self) -> dict[tuple[str, str], float]:
+        found: dict[tuple[str, str], list[float]] = {}
+        for k in self.kernels:
+            found.setdefault((k.op, k.types), []).append(k.seconds)
+        return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+    def seconds(self, node: Node) -> float | None:
+        """What the kernel of `node` takes once it has started, or None where nothing like it was measured."""
+        types = types_of(node)
+        found = self._exact.get((node.name, node.op, types))
+        return self._alike.get((node.op, types)) if found is None else found
+
+    @cached_property
+    def _shares(self) -> dict[tuple[str, str], float]:
+        return {(d.tensor, d.types): d.share for d in self.densities}
+
+    def density(self, tensor: Output) -> float | None:
+        """The share of the values of `tensor` that are not zero, or None where it was not measured."""
+        return self._shares.get((tensor.name, types_of(tensor.node)))
+
+    def coverage(self, nodes: Iterable[Node]) -> float:
+        """The share of these nodes that this profile has a time for."""
+        known = [self.seconds(node) is not None for node in nodes]
+        return sum(known) / len(known) if known else 1.0
+
+    def to_json(self) -> str:
+        """The profile as JSON text."""
+        content = dataclasses.asdict(self) | {"format": FORMAT_VERSION, "kernels": [list(k) for k in self.kernels]}
+        content["densities"] = [list(d) for d in self.densities]
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """The profile that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
+        try:
+            content = parse_json(text)
+        except InvalidModel as error:
+            raise InvalidModel(f"this is not a profile that tfswap saved: {error}") from error
+        if not isinstance(content, dict) or "format" not in content:
+            raise InvalidModel("this is not a profile that tfswap saved: it names no format")
+        fields = cast("dict[str, object]", content)
+        version = fields.pop("format")
+        if version != FORMAT_VERSION:
+            raise InvalidModel(
+                f"this profile has format {version!r}, and this tfswap reads {FORMAT_VERSION}: measure it again"
+            )
+        try:
+            made = decode(cls, fields, "profile")
+            _check_values(made)
+        except InvalidModel as error:
+            raise InvalidModel(f"this profile is damaged: {error}. Measure the profile again.") from error
+        return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to `path`, whole or not at all."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """The profile saved at `path`. Raises InvalidModel when there is none, naming the path."""
+        return read_saved(path, "profile", cls.from_json)
+
+
+def _check_values(profile: Profile) -> None:
+    """Refuse what no machine can have been measured at."""
+    for name, value in dataclasses.asdict(profile.rates).items():
+        lowest = 0 if name in ("launch_s", "copy_share") else 1  # others are divided by
+        if not isinstance(value, bool) and value < lowest:
+            raise InvalidModel(f"profile.rates.{name} is {value}, and must be at least {lowest}")
+    times = {f"the time of {k.name!r}": k.seconds for k in profile.kernels}
+    shares = {f"the density of {d.tensor!r}": d.share for d in profile.densities}
+    for name, value in (*times.items(), ("profile.unordered", profile.unordered), *shares.items()):
+        if value is not None and value < 0:
+            raise InvalidModel(f"{name} is {value}, and nothing measured is negative")
+    for name, value in (*shares.items(), ("profile.rates.copy_share", profile.rates.copy_share)):
+        if value > 1:
+            raise InvalidModel(f"{name} is {value}, and no share is above 1")

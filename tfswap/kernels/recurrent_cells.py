@@ -1,0 +1,113 @@
+"""What the fused cells of recurrent nets do to the allocator. Follows TensorFlow 2.21's rnn/lstm_ops.cc and
+rnn/gru_ops.cc: outputs first, then scratch, all of it held until the kernel ends.
+
+Kernels over all time steps work on slices of their tensors, and on copies of slices that are not aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.kernels.memory_rules import KernelMemory, candidates, outs, with_events
+from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES, Event, Facts, known_shape
+
+_Slices = Iterable[tuple[str, int, int]]
+"""Which slices are taken, in order: a name, the step, and a step's bytes."""
+
+_Taken = Callable[[int, int, int], _Slices]
+"""Which slices are taken, of so many steps, by the bytes that a step's input and its state have."""
+
+
+def _matrices(facts: Facts, *positions: int) -> list[tuple[int, ...]] | None:
+    found = [known_shape(facts.inputs[p]) for p in positions]
+    shapes = [s for s in found if s is not None]
+    return shapes if len(shapes) == len(found) else None
+
+
+def _cell(
+    facts: Facts, takes: Sequence[tuple[int, int]], state: int, scratch: Sequence[tuple[int, int]]
+) -> KernelMemory:
+    """A cell of one step.
+
+    Args:
+        takes: (output, input) pairs: the output may be written over the input.
+        state: which input is the state.
+        scratch: per temporary, how many inputs and how many states wide it is.
+    """
+    forward = tuple(pair for output, source in takes for pair in candidates(facts, output, (source,)))
+    shapes = _matrices(facts, 0, state)
+    if shapes is None:
+        return with_events(outs(len(facts.outputs)), forward=forward, exact=False)
+    (batch, width), (_, cell) = shapes
+    row = batch * ELEMENT_BYTES[facts.outputs[0].dtype]
+    temps = [("temp", row * (inputs * width + states * cell)) for inputs, states in scratch]
+    return with_events((*outs(len(facts.outputs)), *temps), forward=forward)
+
+
+def lstm_cell(facts: Facts) -> KernelMemory:
+    """The concatenated input and the four gates."""
+    return _cell(facts, ((0, 2), (3, 1)), 1, ((1, 1), (0, 4)))
+
+
+def lstm_cell_grad(facts: Facts) -> KernelMemory:
+    """The gradients of the output gate, the state, the input, the forget gate and the input gate."""
+    return _cell(facts, ((0, 14), (2, 4), (3, 5), (4, 6)), 1, ((0, 1),) * 5)
+
+
+def gru_cell(facts: Facts) -> KernelMemory:
+    """Two concatenated inputs and the two gates."""
+    return _cell(facts, ((3, 1),), 1, ((1, 1), (1, 1), (0, 2)))
+
+
+def gru_cell_grad(facts: Facts) -> KernelMemory:
+    """The gradients of the two gates and of what is reset, and two concatenated ones."""
+    return _cell(facts, ((0, 0), (1, 1)), 1, ((0, 1), (0, 1), (0, 1), (1, 1), (1, 1)))
+
+
+def block_lstm(facts: Facts) -> KernelMemory:
+    """All steps, one after the other, with the scratch of a cell."""
+    return _block(facts, ((1, 1), (0, 4)), _forward_slices)
+
+
+def block_lstm_grad(facts: Facts) -> KernelMemory:
+    """The same backwards: the concatenated input and its gradient, and those of the gates and states."""
+    return _block(facts, ((1, 1), (1, 1), *((0, 1),) * 5, (0, 4), (0, 1), (0, 1)), _backward_slices)
+
+
+def _forward_slices(steps: int, x: int, cell: int) -> _Slices:
+    for t in range(steps):
+        yield "x", t, x
+        if t:
+            yield from (("cs_prev", t - 1, cell), ("h_prev", t - 1, cell))
+        for name in ("i_out", "cs_out", "f_out", "o_out", "ci_out", "co_out", "h_out"):
+            yield name, t, cell
+
+
+def _backward_slices(steps: int, x: int, cell: int) -> _Slices:
+    for t in reversed(range(steps)):
+        yield "x", t, x
+        if t:
+            yield from (("cs_prev", t - 1, cell), ("h_prev", t - 1, cell))
+        for name in ("i_out", "cs_out", "f_out", "o_out", "ci_out", "co_out", "cs_grad", "h_grad"):
+            yield name, t, cell
+        yield "x_grad", t, x
+
+
+def _block(facts: Facts, scratch: Sequence[tuple[int, int]], slices: _Taken) -> KernelMemory:
+    outputs = outs(len(facts.outputs))
+    shapes = _matrices(facts, 1, 2)
+    if shapes is None:
+        return with_events(outputs, exact=False)
+    (steps, batch, width), (_, cell) = shapes
+    row = batch * ELEMENT_BYTES[facts.outputs[0].dtype]
+    events: list[Event] = [("temp", row * (inputs * width + states * cell)) for inputs, states in scratch]
+    given = facts.values.get(0)
+    copies: dict[str, int] = {}
+    for name, step, nbytes in slices(steps if given is None else given[0], row * width, row * cell):
+        if step * nbytes % TENSOR_ALIGN_BYTES and name not in copies:
+            copies[name] = len(events)
+            events.append(("temp", nbytes))
+    # The copies are kept by name, and go from the last name to the first.
+    events += [("free", copies[name]) for name in sorted(copies, reverse=True)]
+    return with_events((*outputs, *events), exact=given is not None or not copies)

@@ -1,0 +1,576 @@
+"""Builds the op libraries with the user's compiler, once per TensorFlow, into a cache.
+
+TensorFlow's C++ interface changes from release to release, so a library is compiled at first use, unless
+the installation has brought one that was compiled for this very TensorFlow (release/wheels.py). There
+are two, so that a step without encodings does not wait for the codecs' compilation. The cache holds one
+folder per key, a hash over everything that changes the library: sources, flags, compiler version,
+TensorFlow version. A folder holds the library and a manifest with the library's own hash.
+
+A library that is linked with another names it without a folder, and finds it because load.py has
+loaded it before: so there is one of it, and one host pool, in a process.
+
+Invariants: a library is only ever opened when its bytes are those the manifest names. So a file cut
+short by a full disk is built again instead of being mapped, which can kill the process (SIGBUS). Nothing
+is taken from a cache that another user could have written (trusted_files.py). The compiler is given the
+sources as relative paths in a folder that is made for one build, so that they may lie at any path.
+
+Not handled: Windows and macOS (the flags and the locking are Linux's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tfswap.errors import INSTALL_TENSORFLOW, InvalidModel, OpLibraryError
+from tfswap.support import progress
+from tfswap.support.files import FULL
+from tfswap.support.json_fields import parse_json
+from tfswap.support.sizes import format_bytes
+from tfswap.support.trusted_files import TrustedFolder, UntrustedPath, is_own, trusted_folder
+
+SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
+SHIPPED_DIR = SOURCE_DIR.parent / "prebuilt"
+"""Where an installation has its libraries, in folders as the cache has them."""
+MANIFEST_NAME = "manifest.json"
+LOCK_NAME = "lock"
+READABLE = 0o644
+"""The mode of what is built, whatever the umask: what others may write to is not loaded."""
+_WORK = "build-"
+_WORK_FOLDER = re.compile(rf"{_WORK}[a-z0-9_]{{8}}")
+_WORK_FILE = re.compile(r"unit_\d+\.(cc|o)|libtfswap_\w+\.so|core|codecs")
+_HALF_MANIFEST = re.compile(rf"{re.escape(MANIFEST_NAME)}\.[0-9a-f]{{32}}\.tmp")
+"""What folders are called in which a library is built, what is in these, and a manifest that is being written."""
+
+# No -march=native: a cache may lie on a file system that unlike machines share.
+# NDEBUG as in TensorFlow's own build, whose headers it changes.
+COMPILE_FLAGS = (
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-DNDEBUG",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+)
+LINK_FLAGS = (
+    "-shared",
+    "-pthread",
+)
+
+BUILD_MB = 50
+"""What a build takes on disk while it lasts."""
+_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File size limit exceeded", "File too large")
+"""What compilers, assemblers and linkers print where a disk is full."""
+_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "errors": "backslashreplace"}
+"""What programs print need not be text in any encoding: paths are not."""
+
+_UNITS = 2
+"""How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
+takes, and no two files use one name. Each takes up to 1.25 GiB."""
+_DURATION = "20 s to 2 min"
+"""What a library takes to compile, on four free cores and on one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What one library is built from.
+
+    Attributes:
+        name: the library's, and its folder's in SOURCE_DIR, all of whose .cc files go into it.
+        content: what it holds, in messages.
+        links_with: libraries whose headers it includes and whose exported functions it calls.
+    """
+
+    name: str
+    content: str
+    links_with: tuple[Sources, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return SOURCE_DIR / self.name
+
+    @property
+    def library_name(self) -> str:
+        return f"libtfswap_{self.name}.so"
+
+    def included(self) -> list[Path]:
+        """Every file that the library's bytes depend on."""
+        own = [*self.folder.glob("*.cc"), *self.folder.glob("*.h")]
+        return sorted([*own, *(header for linked in self.links_with for header in linked.folder.glob("*.h"))])
+
+
+CORE = Sources("core", "ops")
+CODECS = Sources("codecs", "codecs", links_with=(CORE,))
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlowFacts:
+    """What a build depends on of the TensorFlow it is for."""
+
+    version: str
+    git_version: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+
+    @property
+    def built_for(self) -> str:
+        """What the library is stamped with, and what load.py compares."""
+        return f"{self.version} {self.git_version}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    version: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """A library in the cache or in the installation, whether or not it has been built.
+
+    Attributes:
+        shipped: it is a part of the installation, and trusted as its Python modules are.
+    """
+
+    sources: Sources
+    folder: Path
+    built_for: str
+    shipped: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.sources.library_name
+
+    def opened(self, inputs_key: str | None = None) -> int | None:
+        """A descriptor of the library's file; None where it is missing, or is not what its manifest describes.
+
+        Args:
+            inputs_key: what it has to be built from; by default whatever it was.
+
+        Raises:
+            OpLibraryError: another user could have written it.
+        """
+        try:
+            with self._read_from() as (read, open_file):
+                manifest = parse_json(read(MANIFEST_NAME))
+                if not isinstance(manifest, dict) or inputs_key not in (None, manifest.get("inputs_key")):
+                    return None
+                descriptor = open_file(self.path.name)
+                with open(descriptor, "rb", closefd=False) as file:
+                    intact = manifest.get("library_sha256") == _sha256(file.read())
+                if not intact:
+                    os.close(descriptor)
+                return descriptor if intact else None
+        except UntrustedPath as error:
+            raise _untrusted(self.folder, error) from error
+        except (OSError, InvalidModel):
+            return None
+
+    @contextlib.contextmanager
+    def _read_from(self) -> Iterator[tuple[Callable[[str], bytes], Callable[[str], int]]]:
+        """How its files are read and opened, by name."""
+        if self.shipped:
+            yield lambda name: (self.folder / name).read_bytes(), lambda name: os.open(self.folder / name, os.O_RDONLY)
+        else:
+            with trusted_folder(self.folder) as folder:
+                yield folder.read, folder.open
+
+    def is_intact(self, inputs_key: str | None = None) -> bool:
+        """Whether it can be opened. Raises as `opened`."""
+        descriptor = self.opened(inputs_key)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
+
+
+def tensorflow_facts() -> TensorFlowFacts:
+    """Imports TensorFlow and describes it.
+
+    Raises:
+        OpLibraryError: TensorFlow can't be imported.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise OpLibraryError(
+            f"tfswap's ops need TensorFlow, which can't be imported ({error}). {INSTALL_TENSORFLOW}"
+        ) from error
+    return TensorFlowFacts(
+        version=tf.version.VERSION,
+        git_version=tf.version.GIT_VERSION,
+        compile_flags=tuple(tf.sysconfig.get_compile_flags()),
+        link_flags=tuple(tf.sysconfig.get_link_flags()),
+    )
+
+
+def find_compiler() -> Compiler:
+    """The compiler that CXX names, else the first of g++, c++ and clang++ on the PATH.
+
+    Raises:
+        OpLibraryError: there is none, or it does not run.
+    """
+    asked = os.environ.get("CXX", "").strip()
+    candidates = [_split(asked)] if asked else [("g++",), ("c++",), ("clang++",)]
+    for command in candidates:
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            run = subprocess.run([*command, "--version"], **_CAPTURED, check=True, env=_compiler_env())
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise OpLibraryError(
+                f"tfswap builds its ops with a C++ compiler, but `{shlex.join(command)} --version` failed "
+                f"({error}). Repair it, or set CXX to one that works."
+            ) from error
+        return Compiler(command=command, version=run.stdout.strip())
+    if asked:
+        raise OpLibraryError(
+            f"tfswap builds its ops with the compiler that CXX names, and CXX={asked!r} is not on the PATH. "
+            "Set CXX to an installed C++17 compiler, or unset it to use g++."
+        )
+    raise OpLibraryError(
+        "tfswap builds its ops at first use and found no C++ compiler (looked for g++, c++ and clang++). "
+        "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: "
+        "conda install -c conda-forge gxx), or set CXX to its path."
+    )
+
+
+def _split(command: str) -> tuple[str, ...]:
+    """The words of CXX. Raises OpLibraryError where a quote in it has no end."""
+    if shutil.which(command) is not None:  # a path with spaces or quotes, as it is
+        words = [command]
+    else:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise OpLibraryError(
+                f"tfswap builds its ops with the compiler that CXX names, and CXX={command!r} can't be split into "
+                f"words ({error}). Close the quote, put a backslash before one that is part of a path, or unset CXX to "
+                "use g++."
+            ) from error
+    program = os.path.abspath(words[0]) if words and os.sep in words[0] else "".join(words[:1])
+    return program, *words[1:]  # absolute, since it runs in another folder
+
+
+def cache_dir() -> Path:
+    """TFSWAP_CACHE_DIR, else `tfswap` in XDG_CACHE_HOME, else ~/.cache/tfswap."""
+    own = os.environ.get("TFSWAP_CACHE_DIR")
+    if own:
+        return absolute(own)
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # The specification has relative paths ignored.
+    if xdg and os.path.isabs(xdg):
+        return Path(xdg) / "tfswap"
+    return absolute("~/.cache/tfswap")
+
+
+def absolute(folder: str) -> Path:
+    """A folder that an environment variable names. Raises OpLibraryError where it is below a home that is not known."""
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise OpLibraryError(
+            f"tfswap keeps what it builds in {folder!r}, and there is no such home folder ({error}). Set "
+            "TFSWAP_CACHE_DIR to a folder that this user can write to."
+        ) from error
+
+
+def locate(sources: Sources, facts: TensorFlowFacts, compiler: Compiler) -> Library:
+    """Where the library for this TensorFlow and compiler is, or will be."""
+    key = _sha256("\n".join([_inputs_key(sources, facts), *compiler.command, compiler.version]).encode())[:24]
+    return Library(sources, cache_dir() / f"{sources.name}-tensorflow-{facts.version}-{key}", facts.built_for)
+
+
+def locate_without_compiler(sources: Sources, facts: TensorFlowFacts) -> Library | None:
+    """An intact library that some compiler built from these inputs, for machines that have none now."""
+    return _built_in(cache_dir(), sources, facts)
+
+
+def shipped(sources: Sources, facts: TensorFlowFacts) -> Library | None:
+    """The library that the installation has brought for this TensorFlow, if it is intact."""
+    return _built_in(SHIPPED_DIR, sources, facts, shipped=True)
+
+
+def _built_in(folder: Path, sources: Sources, facts: TensorFlowFacts, *, shipped: bool = False) -> Library | None:
+    prefix = f"{sources.name}-tensorflow-{facts.version}-"
+    inputs_key = _inputs_key(sources, facts)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        for name in sorted(os.listdir(folder)):
+            library = Library(sources, folder / name, facts.built_for, shipped)
+            if name.startswith(prefix) and library.is_intact(inputs_key):
+                return library
+    return None
+
+
+def ensure_built(sources: Sources, facts: TensorFlowFacts, *, rebuild: bool = False) -> Library:
+    """Returns the library, building it when it is missing or damaged (or `rebuild`), after what it links with.
+
+    Processes that need the same library at once build it one time: the others wait for the lock.
+
+    Raises:
+        OpLibraryError: no compiler, a compilation that fails, or a cache that can't be written.
+    """
+    try:
+        compiler = find_compiler()
+    except OpLibraryError as error:
+        found = None if rebuild else locate_without_compiler(sources, facts)
+        if found is not None:
+            return found
+        brought = sorted({path.name.split("-")[2] for path in SHIPPED_DIR.glob(f"{sources.name}-tensorflow-*-*")})
+        if not brought or facts.version in brought:
+            raise
+        raise OpLibraryError(
+            f"{error} This installation brings its ops compiled for TensorFlow {', '.join(brought)}, and "
+            f"{facts.version} is here."
+        ) from error
+    library = locate(sources, facts, compiler)
+    # Without the lock, so that a cache that can only be read works once it is filled.
+    if not rebuild and library.is_intact():
+        return library
+    linked = [shipped(needed, facts) or ensure_built(needed, facts) for needed in sources.links_with]
+    with _locked(library) as folder:
+        if rebuild or not library.is_intact():
+            _build(library, folder, linked, facts, compiler)
+    return library
+
+
+def require_place(library: Library) -> None:
+    """Raises OpLibraryError where the cache has no room for the library, as building it would; leaves nothing there."""
+    there = next(p for p in (library.folder, *library.folder.parents) if os.path.lexists(p))
+    try:
+        with trusted_folder(there) as folder:
+            tempfile.TemporaryDirectory(prefix="tfswap-", dir=folder.path).cleanup()
+    except UntrustedPath as error:
+        raise _untrusted(library.folder, error) from error
+    except OSError as error:
+        raise _unwritable(library.folder, error) from error
+
+
+def _build(
+    library: Library, folder: TrustedFolder, linked: Sequence[Library], facts: TensorFlowFacts, compiler: Compiler
+) -> None:
+    name = compiler.version.splitlines()[0] if compiler.version else compiler.command[0]
+    content = library.sources.content
+    progress.announce(f"compiling its {content} for TensorFlow {facts.version} with {name}: once, {_DURATION}")
+    start = time.monotonic()
+    try:
+        _clear(folder)
+        # In the cache, not in /tmp: a rename only works within one file system.
+        with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder.path) as work:
+            built = _compile(library, linked, Path(work), facts, compiler)
+            manifest = {
+                "library_sha256": _sha256(built.read_bytes()),
+                "inputs_key": _inputs_key(library.sources, facts),
+                "tensorflow": facts.built_for,
+                "compiler": name,
+                "compile_flags": COMPILE_FLAGS,
+            }
+            built.chmod(READABLE)
+            # The manifest last: until it is there, nobody takes the library.
+            os.replace(built, library.path.name, dst_dir_fd=folder.descriptor)
+            folder.write(MANIFEST_NAME, (json.dumps(manifest, indent=1) + "\n").encode())
+    except OSError as error:
+        raise _unwritable(library.folder, error) from error
+    progress.announce(f"compiled its {content} in {time.monotonic() - start:.0f} s; kept in {library.folder}")
+
+
+def _clear(folder: TrustedFolder) -> None:
+    """Remove what builds left that were killed: who has the lock is the only one that builds. Nothing else goes."""
+    for name in os.listdir(folder.path):
+        left = folder.path / name
+        with contextlib.suppress(OSError):
+            found = left.lstat()
+            if _HALF_MANIFEST.fullmatch(name) and is_own(found):
+                left.unlink()
+            elif _WORK_FOLDER.fullmatch(name) and _is_work(left, found):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_work(left: Path, found: os.stat_result) -> bool:
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return is_ours and all(map(_WORK_FILE.fullmatch, os.listdir(left)))
+
+
+def _compile(
+    library: Library, linked: Sequence[Library], work: Path, facts: TensorFlowFacts, compiler: Compiler
+) -> Path:
+    """Compiles all sources, side by side, and links them. Returns the library's path in `work`.
+
+    The compiler runs in `work`, beside copies of the sources: a path in an `#include` can hold no quote and no newline.
+    """
+    used = [library.sources, *(needed.sources for needed in linked)]
+    units = _units(library.sources.folder)
+    if not units:
+        raise OpLibraryError(
+            f"tfswap's C++ sources are missing from {library.sources.folder}. The installation is incomplete: "
+            "install it again, from a clone of tfswap: pip install --force-reinstall --no-deps ."
+        )
+    for sources in used:
+        _copy_files(sources.folder, work / sources.name)
+    for name, files in units.items():
+        (work / f"{name}.cc").write_text("".join(f'#include "{library.sources.name}/{file}"\n' for file in files))
+    stamp = json.dumps(facts.built_for)  # a JSON string of ASCII is a C string literal as well
+    compile_command = [
+        *compiler.command,
+        *COMPILE_FLAGS,
+        *_quiet_headers(facts.compile_flags),
+        f"-DTFSWAP_BUILT_FOR={stamp}",
+        *(f"-I{sources.name}" for sources in used),
+    ]
+    commands = [[*compile_command, "-c", f"{name}.cc", "-o", f"{name}.o"] for name in units]
+    workers = min(len(os.sched_getaffinity(0)), _UNITS)
+    building = progress.task(f"compiling the {library.sources.content}", len(commands))
+    with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
+        for _ in pool.map(functools.partial(_run, work), commands):
+            advance()
+    built = library.path.name
+    name_flag = f"-Wl,-soname,{built}"  # what a library that is linked with this one looks for
+    inputs = [*(f"{name}.o" for name in units), *(str(needed.path) for needed in linked)]
+    _run(work, [*compiler.command, *LINK_FLAGS, name_flag, "-o", built, *inputs, *facts.link_flags])
+    return work / built
+
+
+def _copy_files(folder: Path, copy: Path) -> None:
+    """Unlike `shutil.copytree`, with the first error as it is: a full disk has a message of its own."""
+    copy.mkdir()
+    for file in sorted(folder.iterdir()):
+        shutil.copyfile(file, copy / file.name)
+
+
+def _units(folder: Path) -> dict[str, list[str]]:
+    """By name of each file that is compiled, the files that it includes; of about one size each."""
+    files = sorted(folder.glob("*.cc"))
+    parts: list[list[Path]] = [[] for _ in range(_UNITS)]
+    for file in sorted(files, key=lambda file: -file.stat().st_size):
+        min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
+    return {f"unit_{number}": [file.name for file in part] for number, part in enumerate(parts)} if files else {}
+
+
+def _run(work: Path, command: Sequence[str]) -> None:
+    run = subprocess.run(command, cwd=work, **_CAPTURED, env=_compiler_env())
+    if run.returncode == 0 and os.path.exists(work / command[command.index("-o") + 1]):
+        return
+    output = (run.stderr + run.stdout).strip()
+    full = [line.strip() for line in output.splitlines() if any(text in line for text in _FULL_DISK)]
+    if full or run.returncode == -signal.SIGXFSZ:
+        raise _full(work.parent, f"the compiler says: {full[0] if full else _tail(output, 3)}")
+    if run.returncode < 0 or "Killed" in output:
+        remedy = "The compiler was killed, most often for lack of memory: free 1 GiB per core."
+    elif "No such file or directory" in output and "tensorflow/" in output:
+        remedy = "TensorFlow's headers are missing: reinstall it with pip (some packagers leave them out)."
+    else:
+        remedy = (
+            "Set CXX to a compiler that knows C++17 (g++ 9 or newer), and use a TensorFlow that tfswap "
+            "supports (2.18 to 2.21). If both are so, please report this message."
+        )
+    raise OpLibraryError(
+        f"tfswap could not build its ops (exit status {run.returncode}).\n{remedy}\n"
+        f"The command, in a folder with the sources, was:\n{shlex.join(command)}\nIt printed:\n{_tail(output)}"
+    )
+
+
+def _quiet_headers(flags: Sequence[str]) -> list[str]:
+    """TensorFlow's headers as system headers: their warnings are not ours."""
+    quiet: list[str] = []
+    for flag in flags:
+        quiet += ["-isystem", flag[2:]] if flag.startswith("-I") else [flag]
+    return quiet
+
+
+def _inputs_key(sources: Sources, facts: TensorFlowFacts) -> str:
+    """A hash over all that goes into the library but the compiler.
+
+    Paths (-I, -L) are left out: the same TensorFlow in two environments shares one library.
+    """
+    digest = hashlib.sha256()
+    for file in sources.included():
+        digest.update(f"{file.parent.name}/{file.name}\0{_sha256(file.read_bytes())}\n".encode())
+    flags = [flag for flag in facts.compile_flags + facts.link_flags if not flag.startswith(("-I", "-L"))]
+    for part in [*COMPILE_FLAGS, *LINK_FLAGS, *flags, facts.built_for, platform.machine()]:
+        digest.update(f"{part}\n".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(library: Library) -> Iterator[TrustedFolder]:
+    """The library's folder, in which no other process builds meanwhile."""
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(trusted_folder(library.folder, create=True))
+            handle = opened.enter_context(open(folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT), "a"))
+        except UntrustedPath as error:
+            raise _untrusted(library.folder, error) from error
+        except OSError as error:
+            raise _unwritable(library.folder, error) from error
+        # Freed by the system when the process dies, so a crash leaves no stale lock.
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting = f"waiting for another process, which compiles the {library.sources.content}"
+            progress.announce(waiting)
+            with progress.task(waiting):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield folder
+
+
+def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
+    if error.errno in FULL:
+        return _full(folder, str(error))
+    return OpLibraryError(
+        f"tfswap builds its ops into a cache and can't write to {folder} ({error}). "
+        "Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has 10 MB free."
+    )
+
+
+def _full(folder: Path, said: str) -> OpLibraryError:
+    """What is said where no more can be written. The compiler writes to the folder for temporary files too."""
+    places = []
+    # Of TMPDIR, Python takes no folder that is full.
+    for place in (folder, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            there = next(p for p in (place, *place.parents) if p.exists())
+            places.append(f"{place} ({format_bytes(shutil.disk_usage(there).free)} free)")
+    return OpLibraryError(
+        f"tfswap could not build its ops: no more can be written to disk, {said}\nIt takes {BUILD_MB} MB. Free that in "
+        f"{' and in '.join(places)}, raise the quota or the file size that is allowed (ulimit -f), or set "
+        "TFSWAP_CACHE_DIR and TMPDIR to folders on a disk with room."
+    )
+
+
+def _untrusted(folder: Path, error: UntrustedPath) -> OpLibraryError:
+    return OpLibraryError(
+        f"tfswap loads no ops from the cache {folder}: {error}. Set TFSWAP_CACHE_DIR to a folder of your own that only "
+        "you can write to; or, if you trust its content, give it to you or to root (chown -R) and take the right "
+        "to write from others (chmod -R go-w)."
+    )
+
+
+def _compiler_env() -> dict[str, str]:
+    # Messages are searched for in English above.
+    return {**os.environ, "LC_ALL": "C"}
+
+
+def _tail(text: str, lines: int = 30) -> str:
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,94 @@
+"""Forked processes: TensorFlow's threads are not in them, and what is handed to one there never ends.
+
+A process that is forked after its parent has initialised TensorFlow (by its first op or trace) refuses whatever would
+run an optimized step, before TensorFlow is asked for anything. One that is forked before has a TensorFlow of its own.
+
+Not handled: what TensorFlow runs there without tfswap, which hangs; so do portable rewritten files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tfswap.errors import TfswapError
+from tfswap.ir.custom_ops import NAMESPACE
+
+REFUSAL = (
+    "{what} can't run in this process: it was forked from one in which TensorFlow had started, whose threads do not "
+    'exist here. Start processes by multiprocessing.get_context("spawn"), or fork before TensorFlow is first used.'
+)
+
+_late = False
+_steps: dict[bytes, str] = {}  # by what TensorFlow calls the function that runs it
+
+
+def note_step(function: Any, name: str) -> None:
+    """Take note that a ConcreteFunction runs the optimized step `name`: other functions may call it."""
+    _steps[function._inference_function.name] = name
+
+
+def refuse_in_late_child(what: str) -> None:
+    """Raise TfswapError in a process that was forked too late to run `what`."""
+    if _late:
+        raise TfswapError(REFUSAL.format(what=what))
+
+
+def _notice() -> None:
+    """In each child, when it begins."""
+    global _late
+    context: Any = sys.modules.get("tensorflow.python.eager.context")
+    here = None if context is None else context._context
+    if not _late and here is not None and here._context_handle is not None:
+        _late = True
+        _guard_callers()
+
+
+def _guard_callers() -> None:
+    """Let functions of TensorFlow's that call optimized steps refuse too: no Python of tfswap's is in between."""
+    from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+
+    run = AtomicFunction.call_flat
+
+    def call_flat(self: Any, *args: Any) -> Any:
+        step = _step_in(self)
+        if step is None and _has_own_ops(self):
+            step = f"The rewritten function {self.name.decode()!r}"  # of a file that TensorFlow itself has loaded
+        if step is not None:
+            refuse_in_late_child(step)
+        return run(self, *args)
+
+    AtomicFunction.call_flat = call_flat
+
+
+def calls_steps(function: Any) -> bool:
+    """Whether a ConcreteFunction calls optimized steps."""
+    return _step_in(function._inference_function, outer=function._inference_function) is not None
+
+
+def _step_in(function: Any, outer: Any = None) -> str | None:
+    """The name of an optimized step, other than `outer`, that an AtomicFunction is or calls."""
+    return next((_steps[f.name] for f in _with_children(function) if f.name in _steps and f is not outer), None)
+
+
+def _with_children(function: Any) -> Iterator[Any]:
+    """An AtomicFunction, and those that it calls."""
+    seen: set[int] = set()
+    pending = [function]
+    while pending:
+        each = pending.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            pending += getattr(each, "children", ())  # what loops run may be of another class
+
+
+def _has_own_ops(function: Any) -> bool:
+    """Whether an AtomicFunction, or one that it calls, runs ops of tfswap's."""
+    definitions = (getattr(each, "cached_definition", None) for each in _with_children(function))
+    return any(node.op.startswith(NAMESPACE) for made in definitions if made is not None for node in made.node_def)
+
+
+os.register_at_fork(after_in_child=_notice)

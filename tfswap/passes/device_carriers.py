@@ -1,0 +1,70 @@
+"""A step on several devices that share an arena: what one device's kernels read of another's is handed over whole.
+
+TensorFlow sends a tensor from one device of a process to another as it is, its buffer included. What sends it lets go
+of it when it comes to that, which may be after the last reader has run; and a plan counts on the buffer then. So it
+travels in a carrier, which is outside of the arena and holds it no longer than until it is taken out
+(csrc/core/outside_ops.cc).
+
+Requires: nodes have devices. Ensures: no tensor of the arena goes from one device to another otherwise, but for what is
+there throughout the step: arguments and constants.
+"""
+
+from __future__ import annotations
+
+from tfswap.analysis.constants import constant_nodes
+from tfswap.ir.custom_ops import CARRY, DELIVER
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.passes.nodes import VARIANT
+
+FIRST = "CPU:0"
+"""Where TensorFlow puts what is given no device, on a machine whose devices share an arena."""
+
+
+def unit(device: str) -> str:
+    """The device of a node within its worker, "CPU:1"; the first where it names none."""
+    return device.partition("/device:")[2] or FIRST
+
+
+def units(graph: Graph) -> dict[str, str]:
+    """The devices that nodes of a graph name, as `unit` calls them, and as a node does."""
+    return {unit(node.device): node.device for node in sorted(graph, key=lambda n: n.device) if node.device}
+
+
+def sharing(graph: Graph) -> list[str]:
+    """The devices of a step that share an arena, as nodes name them; none where it is on one, or not on CPUs alone."""
+    found = units(graph)
+    return list(found.values()) if len(found) > 1 and all(each.startswith("CPU:") for each in found) else []
+
+
+def apply_carriers(graph: Graph) -> int:
+    """Put carriers on the edges between such devices, in place; returns how many."""
+    if not sharing(graph):
+        return 0
+    throughout = {*graph.feeds, *constant_nodes(graph, graph.topological())}
+    delivered: dict[tuple[Output, str], Output] = {}
+    for node in list(graph):
+        if node in throughout:
+            continue
+        for position, tensor in enumerate(node.inputs):
+            to = unit(node.device)
+            crosses = unit(tensor.node.device) != to and tensor.node not in throughout
+            if crosses and tensor.type.dtype not in ("resource", "variant"):
+                if (tensor, to) not in delivered:
+                    delivered[tensor, to] = _hand_over(graph, tensor, node.device)
+                graph.replace_input(node, position, delivered[tensor, to])
+    return len(delivered)
+
+
+def _hand_over(graph: Graph, tensor: Output, device: str) -> Output:
+    stem = f"tfswap/{tensor.node.name}_{tensor.index}"
+    attrs = {"T": Dtype(tensor.type.dtype)}
+    carry: Node = graph.add(
+        CARRY,
+        graph.unique_name(f"{stem}/carry"),
+        (tensor,),
+        attrs=attrs,
+        outputs=(VARIANT,),
+        device=tensor.node.device,
+    )
+    name = graph.unique_name(f"{stem}/deliver")
+    return graph.add(DELIVER, name, (carry.out(),), attrs=attrs, outputs=(tensor.type,), device=device).out()

@@ -1,0 +1,72 @@
+"""Writes into a rewritten graph whose step it is, and what memory it takes and may take, for whoever runs it.
+
+Ensures: every SwapOut, of bodies too, names the owner, and so does the gate, where the owner's step begins; those whose
+copies loops save know how much of that goes to disk; the first SwapOut tells what the step takes: the kernel that is
+made of it reserves and claims (csrc/core/swap_kernels.cc).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT
+from tfswap.ir.graph import Graph, Node
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a step takes, and may take.
+
+    Attributes:
+        owner: of the limits, by number. Steps that share them have the same.
+        host_bytes: host memory that the plan takes.
+        host_limit_bytes: that it may take; None for no limit.
+        spill_dir: the folder of what goes to disk; "" where nothing may.
+        disk_bytes: disk that the plan takes.
+        disk_limit_bytes: that it may take; None for no limit.
+        saved_disk_bytes: of what loops save, what goes to disk.
+    """
+
+    owner: int
+    host_bytes: int
+    host_limit_bytes: int | None
+    spill_dir: str = ""
+    disk_bytes: int = 0
+    disk_limit_bytes: int | None = None
+    saved_disk_bytes: int = 0
+
+
+def apply_claim(graph: Graph, claim: Claim) -> bool:
+    """Write `claim` into `graph`, in place; returns whether it swaps, and so claims."""
+    for node in graph:
+        if node.op == GATE:
+            node.attrs = {**node.attrs, "owner": claim.owner}
+    swaps = [node for part in (graph, *graph.all_bodies()) for node in part if node.op == SWAP_OUT]
+    for node in swaps:
+        node.attrs = {**node.attrs, "owner": claim.owner}
+    if not swaps:
+        return False
+    swaps[0].attrs = {
+        **swaps[0].attrs,
+        "step_bytes": claim.host_bytes,
+        "step_limit": -1 if claim.host_limit_bytes is None else claim.host_limit_bytes,
+    }
+    if claim.spill_dir:
+        for node in _saving(graph) if claim.saved_disk_bytes else ():
+            node.attrs = {**node.attrs, "saved_on_disk": claim.saved_disk_bytes}
+        swaps[0].attrs = {
+            **swaps[0].attrs,
+            "spill_dir": os.fsencode(claim.spill_dir),
+            "spill_bytes": claim.disk_bytes,
+            "spill_limit": -1 if claim.disk_limit_bytes is None else claim.disk_limit_bytes,
+        }
+    return True
+
+
+def _saving(graph: Graph) -> Iterator[Node]:
+    """The SwapOuts of bodies whose handles are kept from one iteration on."""
+    for body in graph.all_bodies():
+        kept = {tensor.node for node in body if node.op not in ALL for tensor in node.inputs}
+        yield from (node for node in body if node.op == SWAP_OUT and node in kept)

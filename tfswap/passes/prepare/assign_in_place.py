@@ -1,0 +1,24 @@
+"""Makes a step's memory repeat from step to step: assigned variables keep the buffers that they have.
+
+TensorFlow's AssignVariableOp adopts the buffer of the value assigned. A variable that is assigned in each step
+(momentum, a moving average) then wanders through the arena and fragments it differently each time: peaks of
+one and the same order were seen to vary by 8%. The copy that this pass puts in its place costs the variable's
+bytes once.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import adopts_value
+
+
+def apply_settle(graph: Graph) -> int:
+    """Replace the assignments of `graph`, in place; returns how many."""
+    count = 0
+    for node in graph:
+        if adopts_value(node.op):
+            node.op = custom_ops.ASSIGN_IN_PLACE
+            node.attrs = {"T": node.attrs["dtype"]}
+            count += 1
+    return count

@@ -1,0 +1,166 @@
+"""Collectives: in one order on every worker, and those of one group at once.
+
+A collective ends when all members of its group have begun it. A worker that begins another one first, since its arena
+is another one and with it its plan, waits for ever. The traced program is the same for all, and so is the order in it.
+
+So they come in the order in which they were traced: each waits for the one before it on its device, of whatever
+group.
+
+Where several devices of one worker are in one order, no chain of kernels can run the members of a group one after the
+other. While the step is planned they are one kernel, `TOGETHER`, which takes and gives what they all do
+(`apply_together`); in the graph that runs they are themselves again, each after and before what that kernel was after
+and before (`expand_together`). Which belong together TensorFlow tells by counting, group by group on each device, and
+so does this pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfswap.errors import UnsupportedGraph
+from tfswap.ir.custom_ops import TOGETHER
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import group_key_input, is_collective, is_const
+from tfswap.ir.views import origin
+
+
+def apply_collective_order(graph: Graph) -> int:
+    """Add the control edges that this takes, in `graph` and its bodies, in place; returns how many."""
+    return sum(_in_order(part) for part in (graph, *graph.all_bodies()))
+
+
+def _in_order(graph: Graph) -> int:
+    added = 0
+    latest: dict[str, Node] = {}
+    for node in traced_order(graph):
+        before = latest.get(node.device)
+        if before is not None and before not in node.controls and node not in graph.needed([before]):
+            added += graph.add_control(node, before)
+        latest[node.device] = node
+    return added
+
+
+def traced_order(graph: Graph) -> list[Node]:
+    """The collectives of a graph, in the order of the calls that made them.
+
+    TensorFlow takes a key for each, in that order, and where a call is given its keys they are inputs of the function,
+    whose order no rewriting of the graph changes. Other graphs' nodes are in the order in which they were made.
+    """
+    found = [node for node in graph.topological() if is_collective(node.op)]
+    place = {feed: i for i, feed in enumerate(graph.feeds)}
+    keys = [
+        max((place.get(origin(t).node, -1) for t in node.inputs if t.type.dtype == "int32"), default=-1)
+        for node in found
+    ]
+    if -1 in keys:
+        return [node for node in graph if is_collective(node.op)]
+    return [node for _, node in sorted(zip(keys, found, strict=True), key=lambda entry: entry[0])]
+
+
+def apply_together(graph: Graph) -> int:
+    """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
+
+    Raises UnsupportedGraph where it can't be told which belong together.
+    """
+    rounds: dict[tuple[int, int], list[Node]] = {}
+    begun: dict[tuple[int, str], int] = {}
+    found = traced_order(graph)
+    if len({node.device for node in found}) < 2:
+        return 0
+    for node in found:
+        group = _group(graph, node)
+        if group is None:
+            raise UnsupportedGraph(
+                f"{node.name!r} ({node.op}) is one of the collectives of several devices, and its group is not known "
+                "before the step runs, so that it is unknown which of them have to run at the same time. Use those of "
+                "tf.distribute, or optimize a function that runs on one device."
+            )
+        number = begun[group, node.device] = begun.get((group, node.device), 0) + 1
+        rounds.setdefault((group, number), []).append(node)
+    together = [members for members in rounds.values() if len(members) > 1]
+    for members in together:
+        _join(graph, members)
+    return len(together)
+
+
+def _join(graph: Graph, members: Sequence[Node]) -> None:
+    made = graph.add(
+        TOGETHER,
+        graph.unique_name(f"tfswap/together/{members[0].name}"),
+        [t for node in members for t in node.inputs],
+        controls=dict.fromkeys(c for node in members for c in node.controls),
+        attrs={"members": tuple((n.name, n.op, n.attrs, n.device, len(n.inputs), len(n.outputs)) for n in members)},
+        outputs=[kind for node in members for kind in node.outputs],
+        device=members[0].device,
+    )
+    graph.join({made: members})
+
+
+def expand_together(graph: Graph) -> int:
+    """Put the members back in the place of their kernel, in place; returns how many."""
+    joined = [node for node in graph if node.op == TOGETHER]
+    feeds = set(graph.feeds)
+    count = 0
+    for made in joined:
+        inputs, outputs = iter(made.inputs), iter(range(len(made.outputs)))
+        stands_for: dict[Output, Output] = {}
+        members: list[Node] = []
+        # All wait for what one of them reads: who begins earlier holds what it needs until the others begin.
+        read = (t.node for t in made.inputs)
+        before = dict.fromkeys((*made.controls, *(n for n in read if n not in feeds and not is_const(n.op))))
+        for name, op, attrs, device, reads, gives in made.attrs["members"]:  # pyright: ignore[reportGeneralTypeIssues] written by _join
+            numbers = [next(outputs) for _ in range(gives)]
+            member = graph.add(
+                op,
+                graph.unique_name(name),
+                [next(inputs) for _ in range(reads)],
+                controls=before,
+                attrs=attrs,
+                outputs=[made.outputs[i] for i in numbers],
+                device=device,
+            )
+            stands_for.update({made.out(number): member.out(i) for i, number in enumerate(numbers)})
+            members.append(member)
+        for node in graph:
+            if any(t.node is made for t in node.inputs):
+                node.inputs = tuple(stands_for.get(t, t) for t in node.inputs)
+            if made in node.controls:
+                node.controls = tuple(c for c in node.controls if c is not made)
+                for member in members:
+                    graph.add_control(node, member)
+            elif any(t.node in members for t in node.inputs):
+                for member in members:  # what reads one of them comes after all
+                    graph.add_control(node, member)
+        graph.fetches = [stands_for.get(t, t) for t in graph.fetches]
+        graph.targets = [m for t in graph.targets for m in (members if t is made else (t,))]
+        count += len(members)
+    if joined:
+        graph.prune()
+    return count
+
+
+def spans_workers(graph: Graph) -> bool:
+    """Whether a collective's group has more members than the graph has devices for them."""
+    parts = (graph, *graph.all_bodies())
+    found = [(part, node) for part in parts for node in part if is_collective(node.op)]
+    devices = {node.device for _, node in found}
+    return any((_group_size(part, node) or len(devices) + 1) > len(devices) for part, node in found)
+
+
+def _group_size(graph: Graph, node: Node) -> int | None:
+    position = group_key_input(node.op)
+    if position is None:
+        size = node.attrs.get("group_size")
+        return size if isinstance(size, int) else None
+    known = graph.small_constants.get(origin(node.inputs[position - 1]).node)
+    return known[0] if known else None
+
+
+def _group(graph: Graph, node: Node) -> int | None:
+    """The key of a collective's group."""
+    position = group_key_input(node.op)
+    if position is None:
+        key = node.attrs.get("group_key")
+        return key if isinstance(key, int) else None
+    known = graph.small_constants.get(origin(node.inputs[position]).node)
+    return known[0] if known else None

@@ -1,0 +1,58 @@
+"""What is there twice, or computed twice from the same, is made once, as TensorFlow does when it makes a step.
+
+TensorFlow merges equal nodes (tensorflow/core/graph/optimizer_cse.cc), unless control edges tell them apart. A planned
+step's order is made of such edges, so this pass comes first. It saves memory and time: thousands of a graph's nodes are
+axes and sizes that are the same. And which tensors are one decides who holds their buffers, and by that in which order
+TensorFlow adds up (passes/prepare/ordered_sums.py).
+
+Nodes that wait for others by control inputs are shared where they wait for the same.
+
+Not handled: loops, conditionals, and tensor lists, each of which stays one of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_commutative, is_const, is_pure
+from tfswap.ir.permits import ANYTHING
+
+
+def apply_share(graph: Graph) -> int:
+    """Point the readers of repeated nodes at the first of them, in place; returns how many nodes were repeats.
+
+    What is fetched keeps its name.
+    """
+    named = {*(f.node for f in graph.fetches), *graph.targets}
+    first: dict[object, Node] = {}
+    instead: dict[Node, Node] = {}
+    for node in graph.topological():
+        if instead:
+            node.inputs = tuple([Output(instead.get(source, source), index) for source, index in node.inputs])
+            if node.controls:
+                node.controls = tuple(dict.fromkeys([instead.get(c, c) for c in node.controls]))
+        if _may_be_shared(node) and node not in graph.bodies:
+            kept = first.setdefault(_key(node), node)
+            if kept is not node and node not in named:
+                instead[node] = kept
+                for index in range(len(node.outputs)):
+                    graph.restrict(kept.out(index), graph.permits.get(node.out(index), ANYTHING))
+    return len(instead)
+
+
+def _may_be_shared(node: Node) -> bool:
+    if not (node.inputs and is_pure(node.op)) and not (is_const(node.op) and "value" in node.attrs):
+        return False
+    return all(kind.dtype not in ("variant", "resource") for kind in node.outputs)
+
+
+def _key(node: Node) -> object:
+    """What nodes that are equal have in common."""
+    inputs: object = frozenset(Counter(node.inputs).items()) if is_commutative(node.op) else node.inputs
+    attrs = tuple(sorted(node.attrs.items(), key=_name))
+    return node.op, node.device, inputs, frozenset(node.controls), attrs, node.outputs
+
+
+def _name(item: tuple[str, object]) -> str:
+    return item[0]

@@ -1,0 +1,49 @@
+"""Copies a part of a tensor where only values decide whether a kernel shares its input's buffer, in bodies too.
+
+TensorFlow's slices and repetitions hand on a part of their input's buffer where it begins at an aligned
+address and lies in one piece, and copy it otherwise. A view keeps all of that buffer: whether the step holds a megabyte
+more then depends on where a slice begins. Where shapes and constants leave that open, tfswap's own kernel copies what
+would be shared (csrc/core/copied_view_ops.cc). The bits are the same.
+
+Not handled: a transposition by a permutation that the step computes, of dimensions of one size (oneDNN's graph pass
+aborts at labelled ones); splits of a tensor whose size is a bound. On a GPU, and in portable models, all stay as they
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfswap.analysis.integer_values import Values, rule_of
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import may_share_by_value
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.nodes import use_own_kernel
+
+
+def apply_copied_views(graph: Graph, device: DeviceModel) -> int:
+    """Let such nodes run as tfswap's own kernel, in place; returns how many."""
+    found = set(_undecided(graph, device, follows=True))
+    for body in graph.all_bodies():
+        found.update(_undecided(body, device, follows=False))
+    return use_own_kernel(graph, device, found.__contains__)
+
+
+def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[Node]:
+    """Nodes of which it is not known whether they share.
+
+    Args:
+        follows: whether integers that follow from others are known, as they are of a step and not of its bodies.
+    """
+    known: dict[tuple[Node, int], Values] = {(n, 0): v for n, v in graph.small_constants.items()}
+    for node in graph.topological():
+        rule = rule_of(node) if follows else None
+        if rule is not None and (values := rule(node, [known.get(t) for t in node.inputs])) is not None:
+            known[node, 0] = values
+        if not may_share_by_value(node.op) or node.outputs[0].dtype in ("string", "variant", "resource"):
+            continue
+        given = {p: known[t.node, t.index] for p, t in enumerate(node.inputs) if (t.node, t.index) in known}
+        types = [t.type for t in node.inputs]
+        if not kernel_memory(node.op, node.attrs, types, node.outputs, device, given).exact:
+            yield node

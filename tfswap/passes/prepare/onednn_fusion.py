@@ -1,0 +1,216 @@
+"""A convolution and its bias are one kernel where oneDNN would have it so, and their gradients are.
+
+oneDNN's graph pass joins nodes that wait for the same control inputs (mkl_layout_pass.cc, CheckForNodeMerge): a
+convolution with the Pad that it alone reads, or else with the BiasAdd that alone reads it; and a BiasAddGrad with the
+Conv2DBackpropFilter that reads the same gradient. The joint kernels save a pass over a feature map, and round or add in
+another order. An order's control edges would keep the two apart, so they are joined before there are any: the bits stay
+those of the step as TensorFlow runs it.
+
+What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
+shape inference takes that output for as long as the image has channels. What a convolution with a Pad makes is passed
+on as well (`tell_shapes`), since its shape is inferred as if there were no Pad.
+
+Where an order happens to give two nodes the same control inputs that were planned as two, `keep_apart` puts a node
+between them.
+
+Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN joins the one that
+Grappler has put first (compiler/grappler.py keeps these in its order).
+
+Not handled: several BiasAddGrads of one gradient, which stay apart. Grappler makes one of them where it is on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dims, Graph, Node, Output
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.device_carriers import unit
+from tfswap.passes.prepare.defer_constants import add_defer
+
+CONVOLUTION = "Conv2D"
+ADDED = "BiasAdd"
+BIASED = "_MklNativeConv2DWithBias"
+PAD = "Pad"
+PADDED = {CONVOLUTION: "_MklNativePadWithConv2D", "_FusedConv2D": "_MklNativePadWithFusedConv2D"}
+"""By convolution, what it and a Pad are together."""
+FUSED_3D = "_FusedConv3D"
+FILTER = "Conv2DBackpropFilter"
+BIAS = "BiasAddGrad"
+JOINT = "_MklNativeConv2DBackpropFilterWithBias"
+KERNEL_LABEL = b"MklNameChangeOp"
+"""Which of an op's kernels is meant: oneDNN's for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
+
+
+def apply_join(graph: Graph, device: DeviceModel) -> int:
+    """Join such pairs of `graph`, in place; returns how many."""
+    if not device.onednn:
+        return 0
+    pairs = _Pairs(graph, device, graph.read_in_vain)
+    joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
+    joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
+    return len(joined) + _join_gradients(graph, device)
+
+
+def keep_apart(graph: Graph, device: DeviceModel) -> int:
+    """Keep oneDNN's pass from joining what `graph`, which has its order, has as two.
+
+    In place; returns how many pairs that were.
+    """
+    if not device.onednn:
+        return 0
+    pairs = _Pairs(graph, device)
+    found = [node for node in graph if pairs.is_padded(node) or pairs.is_biased(node)]
+    for node in found:
+        graph.replace_input(node, 0, add_defer(graph, node.inputs[0], node.device))
+    return len(found)
+
+
+def tell_shapes(graph: Graph) -> int:
+    """Have what reads a convolution with a Pad in it read it through a node of whose shape the rank alone is known.
+
+    In place; returns how many such convolutions there are.
+    """
+    kernels = [node for node in graph if node.op in PADDED.values() or _is_padded_inside(node)]
+    if not kernels:
+        return 0
+    readers = [node for node in graph if node.op != custom_ops.DEFER]
+    told: dict[Output, Output] = {}
+    for kernel in kernels:
+        made = told[kernel.out()] = add_defer(graph, kernel.out(), kernel.device)
+        made.node.attrs = {**made.node.attrs, "shape": any_size(kernel)}
+    for node in readers:
+        node.inputs = tuple(told.get(tensor, tensor) for tensor in node.inputs)
+    graph.fetches = [told.get(tensor, tensor) for tensor in graph.fetches]
+    return len(kernels)
+
+
+def any_size(kernel: Node) -> Dims:
+    """The shape of what it makes, of any size: planned ones may be of one batch among many."""
+    return Dims([None] * (5 if kernel.op == FUSED_3D else 4))
+
+
+def _is_padded_inside(node: Node) -> bool:
+    """Whether Grappler has fused a Pad into a convolution."""
+    padding = node.attrs.get("padding_list")
+    return node.op == FUSED_3D and isinstance(padding, tuple) and any(padding)
+
+
+class _Pairs:
+    """The pairs of a graph's nodes that oneDNN's pass would join.
+
+    Args:
+        in_vain: names of tensors that others read as well, which are not in the graph any more.
+    """
+
+    def __init__(self, graph: Graph, device: DeviceModel, in_vain: Collection[str] = ()):
+        self._graph = graph
+        self._device = device
+        self._in_vain = in_vain
+        self._readers: dict[Output, list[Node]] = defaultdict(list)
+        self._waiting: dict[Node, list[Node]] = defaultdict(list)
+        for node in graph:
+            for tensor in node.inputs:
+                self._readers[tensor].append(node)
+            for source in node.controls:
+                self._waiting[source].append(node)
+        self._kept = {*(fetch.node for fetch in graph.fetches), *graph.targets}
+
+    def is_padded(self, kernel: Node) -> bool:
+        """Whether it is a convolution that a Pad goes into."""
+        return (
+            kernel.op in PADDED
+            and kernel.inputs[0].node.op == PAD
+            and kernel.attrs.get("padding") == b"VALID"
+            and not kernel.attrs.get("num_host_args")
+            and self._goes_into(kernel.inputs[0].node, kernel)
+        )
+
+    def is_biased(self, added: Node) -> bool:
+        """Whether it is a BiasAdd that goes into a convolution."""
+        if added.op != ADDED or added.inputs[0].node.op != CONVOLUTION:
+            return False
+        kernel = added.inputs[0].node
+        return _layout(kernel) == _layout(added) and self._goes_into(kernel, added)
+
+    def _goes_into(self, first: Node, second: Node) -> bool:
+        """Whether they have the same control inputs and device, and nothing but the second reads the first."""
+        return (
+            _dtype(first) == _dtype(second) in self._device.onednn_dtypes
+            and _wait_for_the_same(first, second)
+            and self._readers[first.out()] == [second]
+            and first not in self._kept
+            and first.out().name not in self._in_vain
+            and not (self._waiting[first] and self._graph.needed([second]).intersection(self._waiting[first]))
+        )
+
+    def join(self, second: Node, joined: Callable[[Node, Node], None]) -> Node:
+        """Make one node, the second, of it and of what it reads first."""
+        first = second.inputs[0].node
+        joined(first, second)
+        for node in self._waiting.pop(first, ()):
+            node.controls = tuple(dict.fromkeys(second if source is first else source for source in node.controls))
+            self._waiting[second].append(node)
+        self._graph.permits.pop(first.out(), None)
+        return second
+
+
+def _with_pad(pad: Node, kernel: Node) -> None:
+    left_out = ("explicit_paddings", "TArgs", "num_host_args", "filter_format")
+    if kernel.op != CONVOLUTION:
+        left_out += ("use_cudnn_on_gpu",)
+    kernel.attrs = {key: value for key, value in kernel.attrs.items() if key not in left_out}
+    kernel.attrs |= {"Tpaddings": pad.attrs["Tpaddings"], "_kernel": KERNEL_LABEL}
+    kernel.op, kernel.inputs = PADDED[kernel.op], (pad.inputs[0], *kernel.inputs[1:], pad.inputs[1])
+
+
+def _with_bias(kernel: Node, added: Node) -> None:
+    added.op, added.inputs = BIASED, (*kernel.inputs, added.inputs[1])
+    added.attrs = {**kernel.attrs, "_kernel": KERNEL_LABEL}
+
+
+def _join_gradients(graph: Graph, device: DeviceModel) -> int:
+    filters: dict[Output, list[Node]] = defaultdict(list)
+    biases: dict[Output, list[Node]] = defaultdict(list)
+    for node in graph:
+        if node.op == FILTER:
+            filters[node.inputs[2]].append(node)
+        elif node.op == BIAS:
+            biases[node.inputs[0]].append(node)
+    pairs: list[tuple[Node, Node]] = []
+    for gradient, found in biases.items():
+        # Of several convolutions that are added up, the first one's.
+        joinable = (kernel for kernel in filters[gradient] if _are_joined(kernel, found[0], device))
+        if len(found) == 1 and (kernel := next(joinable, None)) is not None:
+            pairs.append((kernel, found[0]))
+    for joint, bias in pairs:
+        joint.op, joint.outputs = JOINT, (*joint.outputs, *bias.outputs)
+        joint.attrs = {key: value for key, value in joint.attrs.items() if key != "explicit_paddings"}
+        joint.attrs |= {"_kernel": KERNEL_LABEL}
+        bias.op, bias.inputs, bias.controls = custom_ops.DEFER, (joint.out(1),), ()
+        bias.attrs = {"T": bias.attrs["T"], "shape": Dims(bias.outputs[0].shape or (None,))}
+    return len(pairs)
+
+
+def _are_joined(kernel: Node, bias: Node, device: DeviceModel) -> bool:
+    return (
+        _dtype(bias) in device.onednn_dtypes
+        and kernel.attrs.get("padding") != b"EXPLICIT"
+        and _layout(kernel) == _layout(bias)
+        and _wait_for_the_same(kernel, bias)
+    )
+
+
+def _wait_for_the_same(one: Node, other: Node) -> bool:
+    """Whether two nodes are on one device and have the same control inputs."""
+    return unit(one.device) == unit(other.device) and set(one.controls) == set(other.controls)
+
+
+def _layout(node: Node) -> object:
+    return node.attrs.get("data_format", b"NHWC")
+
+
+def _dtype(node: Node) -> str:
+    return node.outputs[0].dtype

@@ -1,0 +1,30 @@
+"""Lets the outputs of a split lie in their order, in bodies too.
+
+TensorFlow's kernels for a CPU let threads request four outputs or more, as an LSTM's gates, in any order: the arena
+then has them, and the holes that they leave, elsewhere in each run. tfswap's own request them one after the other
+(csrc/core/ordered_split_ops.cc). The bits are the same.
+
+Not handled: pieces that can't be copied byte by byte, which are small as a rule.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tfswap.ir.graph import Graph, Node
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.nodes import use_own_kernel
+
+OUT_OF_ORDER: Final = 4
+"""So many outputs are requested by several threads (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
+
+
+def apply_pieces(graph: Graph, device: DeviceModel) -> int:
+    """Let splits of so many outputs run as tfswap's own kernel, in place; returns how many."""
+    return use_own_kernel(graph, device, _is_out_of_order)
+
+
+def _is_out_of_order(node: Node) -> bool:
+    if node.op not in ("Split", "SplitV") or len(node.outputs) < OUT_OF_ORDER:
+        return False
+    return node.outputs[0].dtype not in ("string", "variant", "resource")

@@ -1,0 +1,114 @@
+"""Sums have the bits of the unordered step: each adds in the order in which TensorFlow's executor lets it add.
+
+AddN begins with the first input whose buffer nobody else holds when it runs, and puts the first input in its place
+(tensorflow/core/kernels/aggregate_ops.h): AddN(m, m, s) is m + m + s while another kernel reads s, and s + m + m once
+that has ended. A plan's order, swaps and recomputation decide when others read, and must not decide what is added
+first. So it is fixed here, before anything is planned:
+
+- The executor's runs of the step as it was given are replayed, with loops and conditionals lowered as TensorFlow lowers
+  them (simulator/sum_order.py). What a sum begins with in most runs becomes its first input. Where all other readers
+  must run before the sum, or after it, the runs agree. Where threads race, TensorFlow's own bits may differ from run to
+  run.
+- In a loop that can differ from iteration to iteration: the first is given what is still held outside, the last
+  overlaps with none that follows. Such a sum has its order by iteration, as an attribute.
+- The sum runs tfswap's own kernel, which adds inputs in their order whoever else holds them (csrc/core/sum_ops.cc).
+  A portable model has no such kernel and adds two tensors at a time, since a + b is b + a: as in most iterations.
+
+Invariant: a sum adds the same numbers in the same order in every plan of a graph for a device.
+
+Not handled: sums of two inputs and of integers, which need nothing. In loops inside of loops, sums that begin
+otherwise in one run of the inner loop than in another; in loops whose number of iterations the step decides, last
+iterations that differ from those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.owners import solely_owned
+from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import control_flow, depends_on_owners
+from tfswap.ir.types import is_rounded
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.common_subexpressions import apply_share
+from tfswap.passes.prepare.split_add_n import split_into_pairs
+from tfswap.simulator.sum_order import simulate_sums
+
+EXACT = 2
+"""A sum of so many inputs has one value, whatever their order."""
+
+
+def apply_ordered_sums(graph: Graph, device: DeviceModel, *, held: Sequence[str] = (), portable: bool = False) -> int:
+    """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many.
+
+    Args:
+        held: names of tensors that the unordered step holds until its end.
+        portable: with TensorFlow's own ops and kernels alone.
+    """
+    parts = {"": graph, **graph.named_bodies()}
+    sums = {name: found for name, part in parts.items() if (found := _sums(part))}
+    first = _first_inputs(graph, device, held) if sums else {}
+    by_iteration = not portable and device.kind == "cpu"
+    for name, found in sums.items():
+        for node in found:
+            begins = first.get((name, node.name), (0,))
+            if len(begins) > 1 and by_iteration:
+                node.attrs = {**node.attrs, FIRST: begins}
+            else:
+                _begin_with(node, begins[len(begins) // 2])  # neither in the first iterations nor in the last
+            if not portable:
+                node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
+        if portable:
+            split_into_pairs(parts[name], found)
+    return sum(map(len, sums.values()))
+
+
+def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int) -> None:
+    """Let sums among `nodes` of `graph`, and in their branches, add as in this iteration of their loop, in place."""
+    for node in nodes:
+        if FIRST in node.attrs:
+            begins = node.attrs[FIRST]
+            assert isinstance(begins, tuple)
+            node.attrs = {key: value for key, value in node.attrs.items() if key != FIRST}
+            _begin_with(node, begins[min(iteration, len(begins) - 1)])
+        flow = control_flow(node.op)
+        if flow is not None and not flow.is_loop:
+            for body in graph.bodies.get(node, ()):
+                fix_iteration(body, body, iteration)
+
+
+def _begin_with(node: Node, k: int) -> None:
+    if k:
+        inputs = list(node.inputs)
+        inputs[0], inputs[k] = inputs[k], inputs[0]
+        node.inputs = tuple(inputs)
+
+
+def _sums(graph: Graph) -> list[Node]:
+    """Those whose bits depend on who else holds their inputs."""
+    return [n for n in graph if depends_on_owners(n.op) and len(n.inputs) > EXACT and is_rounded(n.outputs[0].dtype)]
+
+
+def _first_inputs(graph: Graph, device: DeviceModel, held: Sequence[str]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """What sums begin with in the unordered step, as `simulate_sums` gives it."""
+    step = graph.copy()
+    if step.executed:
+        step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
+    step.fetches += map(step.tensor, held)
+    for part in (step, *step.all_bodies()):
+        apply_share(part)  # as TensorFlow does when it makes a step
+        part.prune()
+    if not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
+        return {}
+    return simulate_sums(step, device, Costs.of(device).seconds)
+
+
+def _is_undecided(part: Graph, device: DeviceModel) -> bool:
+    """Whether a sum may begin with another input than one of the first two."""
+    sums = _sums(part)
+    if not sums:
+        return False
+    alone = solely_owned(part, device)
+    return not all(any(map(alone, node.inputs[:EXACT])) for node in sums)

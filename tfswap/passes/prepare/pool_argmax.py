@@ -1,0 +1,102 @@
+"""Where the maxima of a pooling lie is kept for its gradient, where oneDNN would keep that.
+
+oneDNN's graph pass has MaxPool and MaxPool3D give a second output, a byte for each value that they make, to the
+gradient that reads what was made (mkl_layout_pass.cc, MaxpoolGradRewrite and AddWorkSpaceEdgeIfNeeded). That lies in
+the arena from the one kernel to the other, and the gradient's kernel then pools nothing again. A graph that says so
+itself can be planned: the places are a tensor as others are, and the gradient's kernel stays oneDNN's, with its bits,
+where what it reads was swapped meanwhile. In the bodies of loops and branches TensorFlow's own kernels run
+(`DeviceModel.in_bodies`).
+
+A gradient that is not of the pool's own graph (taken outside, or of another gradient) has no places: its kernel looks
+for the maxima again, and of equal ones may take another. Where the pool runs again right before it, it has to stay so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.device_carriers import unit
+from tfswap.passes.prepare.defer_constants import add_defer
+from tfswap.passes.prepare.onednn_fusion import KERNEL_LABEL
+
+POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
+"""By gradient."""
+ONEDNN = "_MklNative"
+"""What the names of oneDNN's ops begin with."""
+SMALL_WINDOW = 255
+"""Places in larger windows take four bytes each."""
+SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3), b"NDHWC": (1, 2, 3), b"NCDHW": (2, 3, 4)}
+"""By layout, the dimensions that a window may span."""
+
+
+def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
+    """Have the MaxPools of `graph` give places to their gradients, in place; returns how many gradients that were."""
+    if not device.onednn:
+        return 0
+    found = 0
+    for node in graph:
+        plain = POOLS.get(node.op)
+        if plain is None:
+            continue
+        pool, index = node.inputs[1]
+        if (
+            index
+            or pool.op not in (plain, ONEDNN + plain)
+            or unit(pool.device) != unit(node.device)
+            or not _has_places(pool, device)
+        ):
+            continue
+        if pool.op == plain:
+            _keep_places(graph, pool)
+        node.op, node.inputs = ONEDNN + node.op, (*node.inputs, pool.out(1))
+        node.attrs = {**node.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
+        found += 1
+    return found
+
+
+def keep_unpaired(graph: Graph, before: Graph, device: DeviceModel) -> int:
+    """Keep oneDNN's pass from pairing what it does not pair in `before`, the step that `graph` carries out.
+
+    In place; returns how many gradients that were.
+    """
+    if not device.onednn:
+        return 0
+    found = 0
+    for node in list(graph):
+        if node.op in POOLS and _reads_pool(node) and node.name in before and not _reads_pool(before[node.name]):
+            graph.replace_input(node, 1, add_defer(graph, node.inputs[1], node.device))
+            found += 1
+    return found
+
+
+def _reads_pool(gradient: Node) -> bool:
+    return gradient.inputs[1].node.op == POOLS[gradient.op]
+
+
+def _keep_places(graph: Graph, pool: Node) -> None:
+    pooled = pool.outputs[0]
+    each = 1 if math.prod(cast("tuple[int, ...]", pool.attrs["ksize"])) <= SMALL_WINDOW else 4
+    pool.op = ONEDNN + pool.op
+    pool.outputs = (pooled, TensorType("uint8", (each * (pooled.num_elements or 0),), bound=pooled.bound))
+    pool.attrs = {**pool.attrs, "workspace_enabled": True, "_kernel": KERNEL_LABEL}
+    if pool.out(0) in graph.permits:
+        graph.permits[pool.out(1)] = graph.permits[pool.out(0)]
+
+
+def _has_places(pool: Node, device: DeviceModel) -> bool:
+    layout, pooled = pool.attrs.get("data_format", b"NDHWC" if "3D" in pool.op else b"NHWC"), pool.outputs[0]
+    spatial = SPATIAL.get(layout) if isinstance(layout, bytes) else None
+    sizes = pool.attrs.get("ksize"), pool.attrs.get("strides")
+    return (
+        pooled.dtype in device.onednn_dtypes
+        and pooled.num_elements is not None
+        and pool.attrs.get("padding") != b"EXPLICIT"
+        and spatial is not None
+        and all(
+            isinstance(size, tuple) and all(s == 1 for d, s in enumerate(size) if d not in spatial) for size in sizes
+        )
+    )

@@ -1,0 +1,52 @@
+"""Lets what loops and conditionals return lie where it would whichever way the step takes.
+
+How often a loop runs, or which branch, may be for the step to decide. Its results then lie now here and now there, and
+what comes after them finds other chunks: there are as many peaks as ways. The kernels of such nodes relocate their
+results (csrc/core/relocation.h), so that one record of the node (analysis/control_flow.py) is that of any number of
+iterations and of every sequence of branches.
+
+Requires: known sizes. Ensures: nodes with results that their bodies make themselves say which of these are relocated.
+Not handled: nodes that return lists or optionals, whose elements lie where they were made.
+"""
+
+from __future__ import annotations
+
+from tfswap.analysis.dataflow import undetermined_nodes
+from tfswap.ir.custom_ops import RELOCATED
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import control_flow
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+
+OUTSIDE_ARENA = frozenset(("resource", "string"))
+"""Types whose elements are not copied: there is a handle's, or a text's, own memory behind them."""
+
+
+def apply_relocation(graph: Graph, device: DeviceModel) -> None:
+    """Have the results of loops and conditionals relocated, in place, where the step decides how they run."""
+    if not graph.bodies:
+        return
+    bodies = {node: run for part in (graph, *graph.all_bodies()) for node, run in part.bodies.items()}
+    for node in undetermined_nodes(graph, device):
+        kind = control_flow(node.op)
+        assert kind is not None
+        runs = bodies[node][1:] if kind.is_loop else bodies[node]
+        if all(t.type.dtype != "variant" for body in runs for t in body.fetches):
+            node.attrs = {**node.attrs, RELOCATED: _places(node, runs, is_loop=kind.is_loop)}
+
+
+def _places(node: Node, bodies: tuple[Graph, ...], *, is_loop: bool) -> tuple[int, ...]:
+    """Results of which some are made by the bodies: all others are what the node was given, in the same place."""
+    found: list[int] = []
+    for place, kind in enumerate(node.outputs):
+        given = {_argument(body, body.fetches[place]) for body in bodies}
+        same = {place} if is_loop else given - {None}
+        if kind.dtype not in OUTSIDE_ARENA and (given != same or len(given) > 1):
+            found.append(place)
+    return tuple(found)
+
+
+def _argument(body: Graph, tensor: Output) -> int | None:
+    """The argument that a tensor is a view of."""
+    node = origin(tensor).node
+    return body.feeds.index(node) if node in body.feeds else None

@@ -1,0 +1,35 @@
+"""Lets callers keep small results without a chunk in the midst of the arena, where the next step would find it.
+
+A training loop that holds a loss while the next step runs changes that step's arena, and a plan near the floor may
+not fit into what is left. So small results are copied into memory that their kernel has held since it was made:
+then they count among the step's constants, and the arena is the same in each step.
+
+Larger results stay where they are: planning leaves room for them.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dtype, Graph, Output
+
+MOST_BYTES = 4096
+"""A result of up to so many bytes is handed over."""
+
+SLOTS = 8
+"""Results that a caller may keep at no cost; who keeps more gets more room."""
+
+
+def apply_hand_over(graph: Graph) -> int:
+    """Hand over the results of `graph`, in place, unless that has been done; returns how many."""
+    handed: dict[Output, Output] = {}
+    for fetch in graph.fetches:
+        own = fetch.node not in graph.feeds and fetch.node.op not in (custom_ops.HAND_OVER, custom_ops.OUTSIDE)
+        if own and fetch not in handed and 0 < (fetch.type.nbytes or 0) <= MOST_BYTES:
+            attrs = {"T": Dtype(fetch.type.dtype), "elements": fetch.type.num_elements, "slots": SLOTS}
+            name = graph.unique_name(f"tfswap/{fetch.node.name}_{fetch.index}/hand_over")
+            node = graph.add(
+                custom_ops.HAND_OVER, name, (fetch,), attrs=attrs, outputs=(fetch.type,), device=fetch.node.device
+            )
+            handed[fetch] = node.out()
+    graph.fetches = [handed.get(fetch, fetch) for fetch in graph.fetches]
+    return len(handed)

@@ -1,0 +1,71 @@
+"""Lets tensors go one by one: an IdentityN holds all its inputs until the last of them is there.
+
+Optimizers put one around all gradients, which then pile up until the backward pass has ended. Its readers are
+pointed at what it passes on. Values are not touched; an IdentityN that waits for control inputs is kept.
+
+`tf.custom_gradient` puts one around all that a function takes and gives. It says what the gradient is, so its readers
+are not left without: each gets a view that refuses to be differentiated.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import is_view
+
+CUSTOM_GRADIENT = "_gradient_op_type"
+REFUSAL = (
+    "tfswap has rewritten this step, and the custom gradient of {!r} went with it. Take gradients inside of the step, "
+    "or of the function as it was."
+)
+
+
+def apply_split_views(graph: Graph) -> int:
+    """Bypass multi-output views in `graph`, in place; returns how many inputs were changed."""
+    made: dict[Output, Output] = {}
+
+    def source(tensor: Output) -> Output:
+        node = tensor.node
+        while _splits(node):
+            if CUSTOM_GRADIENT in node.attrs:
+                if tensor not in made:
+                    made[tensor] = _view(graph, tensor, source(node.inputs[tensor.index]))
+                return made[tensor]
+            tensor = node.inputs[tensor.index]
+            node = tensor.node
+        return tensor
+
+    changed = 0
+    for node in list(graph):
+        inputs = tuple(source(t) for t in node.inputs)
+        if inputs != node.inputs:
+            changed += sum(a != b for a, b in zip(inputs, node.inputs, strict=True))
+            node.inputs = inputs
+    graph.fetches = [source(f) for f in graph.fetches]
+    followers: dict[Node, list[Node]] = {}
+    for tensor, view in made.items():
+        followers.setdefault(tensor.node, []).append(view.node)
+    graph.move_behind(followers)
+    return changed
+
+
+def _splits(node: Node) -> bool:
+    if not is_view(node.op) or len(node.inputs) != len(node.outputs):
+        return False
+    return CUSTOM_GRADIENT in node.attrs or (len(node.outputs) > 1 and not node.controls)
+
+
+def _view(graph: Graph, tensor: Output, source: Output) -> Output:
+    """What stands for `tensor`, of a node with a gradient of its own."""
+    node = tensor.node
+    attrs = {"T": Dtype(tensor.type.dtype), "message": REFUSAL.format(node.name).encode()}
+    name = graph.unique_name(f"tfswap/{node.name}_{tensor.index}/passed_on")
+    view = graph.add(
+        "PreventGradient",
+        name,
+        (source,),
+        controls=node.controls,
+        attrs=attrs,
+        outputs=(tensor.type,),
+        device=node.device,
+    )
+    return view.out()

@@ -1,0 +1,265 @@
+"""Unrolls loops of few iterations, so that each iteration's kernels are planned as those of the step are.
+
+TensorFlow lowers a loop, and kernels of several iterations run concurrently. A planned loop is one kernel, whose
+iterations run one after the other, and oneDNN's graph pass does not see into its body. Gradients accumulated over a few
+micro-batches are most of a step: unrolled, they have the step's order, swaps, encodings, pairs and kernels.
+
+Ensures: the nodes of an iteration are named "loop/iteration_k/node", where k counts from 0. Effects come in the loop's
+order: where a body writes, or acts otherwise, no node that reads or writes a state runs before all such nodes of the
+iteration before. Values are the loop's.
+
+A loop is unrolled where constants decide how many iterations there are, where these are few, and where several nodes do
+what one of the body does several times (`is_one_node` in ir/op_traits.py): the kernel of a random op keeps its
+generator's state from one iteration to the next. A loop of small kernels stays one: its own kernel runs them in less
+time than the executor, which takes a few microseconds for each kernel of an order.
+
+Not handled: loops with tensor lists among their variables, whose backward loops pop what they push; and loops inside of
+bodies that stay bodies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import analyse_body
+from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import acts, calls_functions, control_flow, is_const, is_one_node, is_pure, is_view
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.prepare.ordered_sums import fix_iteration
+
+MOST_TRIPS = 16
+MOST_KERNELS = 20_000
+"""Kernels that all unrolled loops of a step have together: a transformer of 8,480 took 6 s of CPU time to plan."""
+LEAST_MEAN_S = 50e-6
+"""Of the kernels of a body, on average. Bodies of 5 to 36 us took more CPU time unrolled than as loops, by 1.2 to 2.2
+times, one of 50 us as much, and those of 240 and 590 us less time."""
+COLOCATED = "_class"
+"""Names nodes of a body on whose devices a node is to be: there are none of these names in the step."""
+
+
+def apply_unroll(graph: Graph, device: DeviceModel, *, lowered: bool = False) -> dict[str, str]:
+    """Unroll loops of `graph`, in place; returns by the name of each node that was added its name in the body.
+
+    Args:
+        device: where it runs.
+        lowered: as TensorFlow lowers loops: also those of small kernels, but none whose iterations do not all run
+            concurrently.
+    """
+    if not any(flow.is_loop for node in graph.bodies if (flow := control_flow(node.op))):
+        return {}
+    work = _Unrolling(graph, device, lowered)
+    work.run()
+    return work.named
+
+
+@dataclass
+class _Unrolling:
+    """Loops of one graph on their way.
+
+    Attributes:
+        named: by the name of each node that was added its name in the body.
+    """
+
+    graph: Graph
+    device: DeviceModel
+    lowered: bool
+    named: dict[str, str] = field(default_factory=dict)
+    _room: int = field(default_factory=lambda: MOST_KERNELS)
+    _results: dict[Output, Output] = field(default_factory=dict)  # of unrolled loops, by what the loop gave
+    _ends: dict[Node, Node | None] = field(default_factory=dict)  # what who waited for a loop waits for instead
+    _nodes: dict[Node, list[Node]] = field(default_factory=dict)  # by loop, in order
+
+    def run(self) -> None:
+        graph = self.graph
+        order = graph.topological()
+        known = Integers(graph, order).follow({})
+        pending = deque(node for node in order if node in graph.bodies)
+        while pending:
+            loop = pending.popleft()
+            trips = self._trips(loop, known)
+            if trips is not None:
+                pending.extendleft(reversed(self._unroll(loop, trips, known)))
+        if not self._nodes:
+            return
+        for node in graph:
+            node.inputs = tuple([self._now(tensor) for tensor in node.inputs])
+            if any(control in self._ends for control in node.controls):
+                node.controls = tuple(self._waits(node.controls))
+        graph.fetches = [self._now(tensor) for tensor in graph.fetches]
+        graph.targets = list(self._waits(graph.targets))
+        for loop, nodes in self._nodes.items():
+            graph.move_behind({loop: nodes})
+        graph.prune()
+
+    def _trips(self, loop: Node, known: Known) -> list[list[Values | None]] | None:
+        """The integers of a loop's variables before each iteration and after the last; None where it stays a loop."""
+        flow = control_flow(loop.op)
+        assert flow is not None
+        if not flow.is_loop or any(kind.dtype == "variant" for kind in loop.outputs):
+            return None
+        condition, body = self.graph.bodies[loop]
+        if not _may_be_copied(body) or _has_effects(condition):
+            return None
+        test, change = (Integers(g, g.topological(), asked=g.fetches) for g in (condition, body))
+        given = [known.get(self._now(tensor)) for tensor in loop.inputs]
+        found, certain = Loop(condition, body, test, change).run(given, bound=False, most=MOST_TRIPS)
+        if found is None or not certain:
+            return None
+        trips = len(found) - 1
+        kernels = trips * _kernels(body)
+        if kernels > self._room:
+            return None
+        concurrent = loop.attrs.get("parallel_iterations")
+        if self.lowered and isinstance(concurrent, int) and concurrent < trips:
+            return None
+        if not self.lowered and kernels and trips * self._seconds(body) < kernels * LEAST_MEAN_S:
+            return None
+        self._room -= kernels
+        return found
+
+    def _seconds(self, body: Graph) -> float:
+        """What the kernels of an iteration take one after the other."""
+        flow = analyse_body(body.copy(), self.device)
+        cost_s = Costs.of(self.device).of_step(flow)
+        return sum(s for s, is_kernel in zip(cost_s, flow.is_kernel, strict=True) if is_kernel)
+
+    def _unroll(self, loop: Node, trips: Sequence[Sequence[Values | None]], known: Known) -> list[Node]:
+        """Add the nodes of all iterations; returns loops and conditionals among them."""
+        body = self.graph.bodies[loop][1]
+        live = body.live_nodes().difference(body.feeds)
+        nodes = [node for node in body.topological() if node in live]
+        stateful = {node for node in nodes if not is_pure(node.op)}
+        in_order = any(_acts(body, node) for node in stateful)
+        noticed = [node for node in nodes if node in stateful or node in body.targets]
+        change = Integers(body, nodes)
+        made = self._nodes[loop] = []
+        shared: dict[Node, Node] = {}
+        waits: list[Node] = list(self._waits(loop.controls))
+        values = [self._now(tensor) for tensor in loop.inputs]
+        start, ran = None, list[Node]()
+        for k, integers in enumerate(trips[:-1]):
+            if stateful and (k == 0 or in_order):
+                start = self._barrier(loop, f"iteration_{k}/start", waits if k == 0 else ran)
+                ran = []
+            copies = self._copied(loop, k, nodes, dict(zip(body.feeds, values, strict=True)), shared)
+            fix_iteration(self.graph, copies.values(), k)
+            for node in stateful:
+                if start is not None and stateful.isdisjoint(node.controls):
+                    copies[node].controls = (*copies[node].controls, start)
+            for (node, index), value in change.follow(as_feeds(body, integers)).items():
+                if node in copies:
+                    known[copies[node], index] = value
+            ran += [copies[node] for node in noticed]
+            given = dict(zip(body.feeds, values, strict=True))
+            values = [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in body.fetches]
+        known |= {(loop, index): value for index, value in enumerate(trips[-1]) if value is not None}
+        self._results |= {loop.out(index): value for index, value in enumerate(values)}
+        self._ends[loop] = self._barrier(loop, "end", ran or waits)
+        if in_order and loop not in self.graph.targets:
+            self.graph.targets.append(loop)
+        return [node for node in made if node in self.graph.bodies]
+
+    def _copied(
+        self, loop: Node, k: int, nodes: Sequence[Node], given: Mapping[Node, Output], shared: dict[Node, Node]
+    ) -> dict[Node, Node]:
+        """Add the nodes of the `k`-th iteration; returns them by those of the body.
+
+        Args:
+            nodes: of the body, those that run, in order.
+            given: what the body's feeds stand for.
+            shared: constants, which all iterations share.
+        """
+        graph, body = self.graph, self.graph.bodies[loop][1]
+        copies = dict(shared)
+        awaited = {control for node in nodes for control in node.controls}
+        for node in nodes:
+            if node in shared:
+                continue
+            # What passes a result on waits for the iteration's effects, which have their order anyway.
+            waits = () if is_view(node.op) and node.inputs and node not in awaited else node.controls
+            is_shared = is_const(node.op) and not node.controls
+            scope = loop.name if is_shared else f"{loop.name}/iteration_{k}"
+            copy = copies[node] = graph.add(
+                node.op,
+                graph.unique_name(f"{scope}/{node.name}"),
+                [given[t.node] if t.node in given else copies[t.node].out(t.index) for t in node.inputs],
+                controls=[copies[control] for control in waits if control in copies],
+                attrs=_anywhere(node.attrs),
+                outputs=node.outputs,
+                device=node.device or loop.device,
+            )
+            self._nodes[loop].append(copy)
+            self.named[copy.name] = node.name
+            if is_shared:
+                shared[node] = copy
+            if node in body.small_constants:
+                graph.small_constants[copy] = body.small_constants[node]
+            if node in body.bodies:
+                graph.bodies[copy] = tuple(inner.copy() for inner in body.bodies[node])
+        for tensor, permit in body.permits.items():
+            if tensor.node in copies:
+                graph.restrict(copies[tensor.node].out(tensor.index), permit)
+            elif tensor.node in given:
+                graph.restrict(origin(given[tensor.node]), permit)
+        return copies
+
+    def _barrier(self, loop: Node, name: str, waits: Collection[Node]) -> Node | None:
+        """What waits for all of `waits`, if there are any."""
+        if not waits:
+            return None
+        controls = tuple(dict.fromkeys(waits))
+        node = self.graph.add(
+            "NoOp", self.graph.unique_name(f"{loop.name}/{name}"), controls=controls, device=loop.device
+        )
+        self._nodes[loop].append(node)
+        self.named[node.name] = loop.name
+        return node
+
+    def _now(self, tensor: Output) -> Output:
+        """The tensor that is in the place of `tensor`, once all loops so far are unrolled."""
+        while tensor in self._results:
+            tensor = self._results[tensor]
+        return tensor
+
+    def _waits(self, nodes: Iterable[Node]) -> Iterable[Node]:
+        """`nodes`, with what ends unrolled loops in the place of these."""
+        ends = (self._ends.get(node, node) for node in nodes)
+        return dict.fromkeys(node for node in ends if node is not None)
+
+
+def _anywhere(attrs: Mapping[str, object]) -> Mapping[str, object]:
+    """`attrs` without the names of nodes of the body."""
+    return {key: value for key, value in attrs.items() if key != COLOCATED} if COLOCATED in attrs else attrs
+
+
+def _acts(graph: Graph, node: Node) -> bool:
+    """Whether anybody can notice that a node of `graph` has run."""
+    if node in graph.bodies:
+        return any(map(_has_effects, graph.bodies[node]))
+    return acts(node.op) and bool(node.inputs or node.outputs)
+
+
+def _has_effects(body: Graph) -> bool:
+    """Whether anybody can notice that `body` has run."""
+    return any(_acts(body, node) for node in body.live_nodes().difference(body.feeds))
+
+
+def _may_be_copied(body: Graph) -> bool:
+    """Whether several nodes in the place of each of a body's do what this one does several times."""
+    for node in body.live_nodes().difference(body.feeds):
+        if is_one_node(node.op) or (calls_functions(node.op) and node not in body.bodies):
+            return False
+        if not all(map(_may_be_copied, body.bodies.get(node, ()))):
+            return False
+    return True
+
+
+def _kernels(body: Graph) -> int:
+    """How many kernels one iteration runs, at most."""
+    own = sum(not (is_view(node.op) or is_const(node.op)) for node in body.live_nodes().difference(body.feeds))
+    return own + sum(map(_kernels, body.all_bodies()))

@@ -1,0 +1,77 @@
+"""Lets zeros, and ones, of a tensor's shape hold no more of it than the shape.
+
+A ZerosLike or OnesLike holds the whole tensor until it runs, since its kernel may write over it. Gradients make them of
+feature maps: for an output of which nothing is asked (a split's), for the branch that was not taken (a Select's). Each
+becomes a Fill, which may run when it is needed, of a Shape, which runs at once (planner/ordering.py). The bits are the
+same.
+
+Zeros like a list are one tensor for all elements of a size, where TensorFlow makes one for each: the gradient of each
+loop begins with such zeros, for each list that the loop was given.
+
+Not handled: lists on a GPU; of the others the bodies of loops and conditionals, whose shapes need not be known; what is
+there all along, a variable or what the caller gives; anything but numbers of floating point, which are what gradients
+are made of.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.op_traits import is_const, is_feed, reads_variable
+from tfswap.ir.types import TensorType
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.nodes import add_shape, use_own_kernel
+
+_TENSOR_PROTOS = {
+    "bfloat16": (14, "803f"),
+    "float16": (19, "003c"),
+    "float32": (1, "0000803f"),
+    "float64": (2, "000000000000f03f"),
+}
+"""By type: its number in a TensorProto, and the bytes of a one."""
+_FILLED_WITH_ONES = {"OnesLike": True, "ZerosLike": False}
+
+
+def apply_likes(graph: Graph) -> int:
+    """Replace what is like a tensor that the step makes, in place; returns how many."""
+    count = 0
+    for node in list(graph):
+        ones = _FILLED_WITH_ONES.get(node.op)
+        if ones is None or node.outputs[0].dtype not in _TENSOR_PROTOS or not _is_made(node.inputs[0]):
+            continue
+        dtype = Dtype(node.outputs[0].dtype)
+        node.op = "Fill"
+        shape = add_shape(graph, f"tfswap/{node.name}/shape", node.inputs[0], node.device)
+        node.inputs = (shape.out(), _number(graph, node, ones=ones))
+        node.attrs = {"T": dtype, "index_type": Dtype("int32")}
+        count += 1
+    return count
+
+
+def apply_list_zeros(graph: Graph, device: DeviceModel) -> int:
+    """Let zeros like lists, in bodies too, be made by tfswap's own kernel, in place; returns how many."""
+    return use_own_kernel(graph, device, lambda n: n.op == "ZerosLike" and n.outputs[0].dtype == "variant")
+
+
+def _is_made(tensor: Output) -> bool:
+    """Whether the step makes it."""
+    source = origin(tensor).node
+    return not (is_const(source.op) or is_feed(source.op) or reads_variable(source.op))
+
+
+def _number(graph: Graph, node: Node, *, ones: bool) -> Output:
+    """A one, or a zero, of the node's type."""
+    dtype = node.outputs[0].dtype
+    number, one = _TENSOR_PROTOS[dtype]
+    content = bytes.fromhex(one) if ones else bytes(len(one) // 2)
+    return graph.add(
+        "Const",
+        graph.unique_name(f"tfswap/{node.name}/value"),
+        attrs={
+            "dtype": Dtype(dtype),
+            # dtype (field 1), the shape of a scalar (2), and the content (4).
+            "value": Opaque("tensor", bytes([0x08, number, 0x12, 0, 0x22, len(content)]) + content),
+        },
+        outputs=(TensorType(dtype, ()),),
+        device=node.device,
+    ).out()

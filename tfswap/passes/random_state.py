@@ -1,0 +1,31 @@
+"""Lets the random ops of a step go on, when it is planned again, where those of the plan before have stopped.
+
+Ensures: each op whose kernel keeps a generator's state asks for the kernel that shares it with all plans of the same
+trace (csrc/core/random_ops.cc). Its place tells it from all others of that trace, of bodies too.
+
+Not handled: GPUs, where each plan's random numbers begin anew; and steps that run as they were traced.
+"""
+
+from __future__ import annotations
+
+from tfswap.ir.custom_ops import DRAWS, KERNEL, OWN_KERNEL, STATE_OWNER, STATE_PLACE
+from tfswap.ir.graph import Graph
+
+
+def apply_states(graph: Graph, owner: int, trace: str) -> int:
+    """Mark the random ops of `graph`, in place; returns how many there are.
+
+    Args:
+        owner: of the states, by number: as long as it is there, they are.
+        trace: which of the owner's.
+    """
+    marked = 0
+    for node in graph:
+        place = f"{trace}/{node.name}"
+        if node.op in DRAWS:
+            shared = {KERNEL: OWN_KERNEL.encode(), STATE_OWNER: owner, STATE_PLACE: place.encode()}
+            node.attrs = {**node.attrs, **shared}
+            marked += 1
+        for i, body in enumerate(graph.bodies.get(node, ())):
+            marked += apply_states(body, owner, f"{place}/{i}")
+    return marked

@@ -1,0 +1,79 @@
+"""Gives kernels an encoding in place of a tensor that they need only a part of.
+
+Each keeps its name and its readers and becomes the op that takes the encoding; what encodes is a new node that reads
+the tensor, one for all kernels that take the same. The encoding is then a value like any other: the order says that
+it is made at once (planner/ordering.py) and taken late, and it may be swapped.
+
+Requires: kernels that `find_encodings` lists for this graph. Ensures: they read nothing of the tensor but its
+encoding, whose bits give the same results; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tfswap.analysis.encodings import Encoding
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.passes.nodes import add_shape
+
+
+def shape_of(graph: Graph, tensor: Output, device: str) -> Output:
+    """The shape of what was encoded, for what decodes on `device`: one for all.
+
+    As it is when the step runs: a file's batch may be of another size than was planned for.
+    """
+    name = f"{custom_ops.ENCODED}{tensor.node.name}_{tensor.index}/Shape"
+    there = name in graph and graph[name].device == device
+    return (graph[name] if there else add_shape(graph, name, tensor, device)).out()
+
+
+def apply_encodings(graph: Graph, encodings: Iterable[Encoding]) -> int:
+    """Carry out `encodings` in `graph`, in place; returns how many nodes were added."""
+    before = len(graph)
+    made: dict[tuple[object, ...], Output] = {}  # for all kernels on one device that take the same
+    for encoding in encodings:
+        tensor, codec, device = encoding.tensor, encoding.codec, encoding.kernel.device
+        attrs = encoding_attrs(encoding)
+        key = (codec.encode, tensor, device, *sorted(attrs.items()))
+        if key not in made:
+            made[key] = add_encoding(graph, tensor, encoding, device)
+        take_encoding(graph, encoding, made[key], tensor)
+    return len(graph) - before
+
+
+def encoding_attrs(encoding: Encoding) -> dict[str, object]:
+    """The attributes of what encodes."""
+    attrs = {"T": Dtype(encoding.tensor.type.dtype), **_copied(encoding.kernel, encoding.codec.encode_copied)}
+    if encoding.codec.predicate:
+        attrs["predicate"] = encoding.codec.predicate.encode()
+    return attrs
+
+
+def add_encoding(graph: Graph, tensor: Output, encoding: Encoding, device: str) -> Output:
+    """`tensor` of `graph`, encoded as `encoding` says."""
+    op = encoding.codec.encode
+    name = graph.unique_name(f"{custom_ops.ENCODED}{tensor.node.name}_{tensor.index}/{op.rpartition('>')[2]}")
+    attrs, outputs = encoding_attrs(encoding), (encoding.encoded,)
+    return graph.add(op, name, (tensor,), attrs=attrs, outputs=outputs, device=device).out()
+
+
+def take_encoding(graph: Graph, encoding: Encoding, encoded: Output, like: Output) -> None:
+    """Let the kernel read `encoded`.
+
+    Args:
+        like: a tensor of the shape of what was encoded.
+    """
+    node, codec = encoding.kernel, encoding.codec
+    kept = tuple(node.inputs[position] for position in codec.kept)
+    inputs = (encoded, *kept) if codec.encoding_first else (*kept, encoded)
+    attrs = _copied(node, codec.copied)
+    if codec.wants_shape:
+        inputs += (shape_of(graph, like, node.device),)
+        attrs["Tshape"] = Dtype("int32")
+    node.op, node.inputs, node.attrs = codec.take, inputs, attrs
+
+
+def _copied(node: Node, attributes: tuple[str, ...]) -> dict[str, object]:
+    """Those of the attributes that `node` has."""
+    return {name: node.attrs[name] for name in attributes if name in node.attrs}

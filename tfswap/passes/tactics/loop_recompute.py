@@ -1,0 +1,150 @@
+"""Makes what a loop has saved again in the loop that goes back over it, instead of saving it.
+
+Where the loop pushed a tensor on an accumulator, it does so no more, and the kernels that made the tensor run in the
+loop that goes back, from what that is given all the same (analysis/loop_recompute.py). What is the same in all
+iterations becomes one more argument of it.
+
+Requires: bodies without an order. Ensures: constants of the loop that goes back wait for nothing; lists between
+the two loops that are not named keep the same elements in the same order; the same values. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tfswap.analysis.accumulators import find_accumulators
+from tfswap.analysis.loop_recompute import Passage, find_passages
+from tfswap.errors import InvalidModel
+from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import is_const
+from tfswap.ir.permits import ANYTHING
+from tfswap.ir.views import passed_on
+
+FEED = "Placeholder"
+
+
+def apply_loop_recompute(graph: Graph, names: Collection[str]) -> int:
+    """Make what the accumulators of these names save again, in place; returns how many kernels run again for it.
+
+    Raises InvalidModel where one of them can't be done without.
+    """
+    missing = set(names)
+    count = 0
+    for passage in find_passages(graph, find_accumulators(graph)):
+        named = {s.name for s in passage.saved} & missing
+        if named:
+            count += _Rewrite(passage, named).kernels
+            missing -= named
+    if missing:
+        raise _impossible(min(missing))
+    return count
+
+
+def _impossible(name: str) -> InvalidModel:
+    return InvalidModel(
+        f"this plan makes again what loops save in {name!r}, and this graph has no such list, or can't make again "
+        "what is in it. Plan again for this graph."
+    )
+
+
+class _Rewrite:
+    """One pair of loops on its way.
+
+    Attributes:
+        kernels: how many nodes have been copied.
+    """
+
+    def __init__(self, passage: Passage, names: Collection[str]):
+        self._passage = passage
+        self._there: dict[Output, Output] = {}  # by tensor of the forward body, what it is in the backward one
+        self._copied: set[Node] = set()
+        self.kernels = 0
+        for node in passage.backward:
+            if is_const(node.op):  # the gradient's constants wait for what comes before them, lists' elements for these
+                node.controls = ()
+        dropped = [s for s in passage.saved if s.name in names]
+        for s in passage.saved:
+            if s.name not in names:
+                self._there[passed_on(s.push.pushed)] = s.pop.popped
+        kept = set(self._there)
+        for s in dropped:
+            kernels = passage.remade(s.push.pushed, kept)
+            if kernels is None:
+                raise _impossible(s.name)
+            for node in kernels:
+                self._copy(node)
+            push, pop = s.push.node, s.pop.node
+            passage.backward.replace_uses(s.pop.popped, self._in_backward(s.push.pushed))
+            _bypass(passage.forward, push.out(), push.inputs[0])
+            _bypass(passage.backward, pop.out(0), pop.inputs[0])
+        passage.forward.prune()
+        passage.backward.prune()
+
+    def _copy(self, node: Node) -> None:
+        if node in self._copied:
+            return
+        body = self._passage.backward
+        inputs = [self._in_backward(t) for t in node.inputs]
+        name = body.unique_name(f"tfswap/{node.name}/again")
+        made = body.add(node.op, name, inputs, attrs=node.attrs, outputs=node.outputs, device=node.device)
+        values = self._passage.forward.small_constants.get(node)
+        if values is not None:
+            body.small_constants[made] = values
+        for i in range(len(node.outputs)):
+            self._there.setdefault(node.out(i), made.out(i))
+            body.restrict(made.out(i), self._passage.forward.permits.get(node.out(i), ANYTHING))
+        self._copied.add(node)
+        self.kernels += not is_const(node.op)
+
+    def _in_backward(self, tensor: Output) -> Output:
+        tensor = passed_on(tensor)
+        if tensor not in self._there:
+            is_read = self._passage.reads_invariant(tensor.node)
+            self._there[tensor] = self._argument(self._read(tensor.node) if is_read else self._given(tensor.node))
+        return self._there[tensor]
+
+    def _given(self, feed: Node) -> Output:
+        """What the loop is given that is the same in all iterations."""
+        position = self._passage.invariant(feed)
+        assert position is not None, "what is not the same in all iterations is not recomputed"
+        return passed_on(self._passage.loop.inputs[position])
+
+    def _read(self, node: Node) -> Output:
+        """What `node` reads in all iterations, read before the loop."""
+        graph, loop = self._passage.graph, self._passage.loop
+        name = graph.unique_name(f"tfswap/{loop.name}/{node.name}")
+        handle = self._given(passed_on(node.inputs[0]).node)
+        read = graph.add(
+            node.op, name, (handle,), controls=loop.controls, attrs=node.attrs, outputs=node.outputs, device=node.device
+        )
+        graph.add_control(loop, read)  # so that what is ordered after the loop comes after it
+        return read.out()
+
+    def _argument(self, given: Output) -> Output:
+        """A tensor as an argument of the backward body, the same in all iterations; a new one unless it has it."""
+        back, body = self._passage.back, self._passage.backward
+        for value, own, result in zip(back.inputs, body.feeds, body.fetches, strict=True):
+            if passed_on(value) == given and passed_on(result) == own.out():
+                return own.out()
+        kind = given.type
+        for part in self._passage.graph.bodies[back]:
+            name = part.unique_name(f"tfswap/{given.node.name}/same")
+            part.feeds.append(part.add(FEED, name, attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,)))
+        body.fetches.append(body.feeds[-1].out())
+        back.inputs = (*back.inputs, given)
+        back.outputs = (*back.outputs, kind)
+        dims = None if kind.shape is None else Dims(kind.shape)
+        more = {"T": Dtype(kind.dtype), "output_shapes": dims}
+        back.attrs = {**back.attrs, **{k: (*_items(back.attrs[k]), v) for k, v in more.items() if back.attrs.get(k)}}
+        return body.feeds[-1].out()
+
+
+def _items(value: object) -> tuple[object, ...]:
+    assert isinstance(value, tuple)
+    return value  # pyright: ignore[reportUnknownVariableType] an attribute's type is known by its name alone
+
+
+def _bypass(graph: Graph, old: Output, new: Output) -> None:
+    """Let all that read `old`, the caller too, read `new`."""
+    graph.replace_uses(old, new)
+    graph.fetches = [new if fetch == old else fetch for fetch in graph.fetches]

@@ -1,0 +1,179 @@
+"""A step whose gradients are taken outside: one graph to plan, and two to run.
+
+`apply_outside` fixes what lies on which side of the call in between (`Tfswap>Outside`) whatever the plan says: all that
+the forward pass does besides computing is done before it, all that the backward pass does after it. Where the rest
+goes, what is computed from the forward pass's tensors alone, is the plan's own choice.
+
+`cut` makes two graphs of the one that carries a plan out. Requires: the order is one chain, which the call is a part
+of. Ensures: each kernel is in one of the two, after the same kernels as before; a tensor that the second half reads is
+taken over from the first in a carrier (csrc/core/outside_ops.cc), so that it goes when its last reader there has run.
+What costs nothing is in both: constants, arguments, views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from tfswap.analysis.constants import constant_nodes
+from tfswap.ir.custom_ops import CARRY, DELIVER, OUTSIDE
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import is_pure, is_view, passes_on
+from tfswap.ir.types import TensorType
+from tfswap.passes.nodes import VARIANT, add_gate
+
+
+def outside_of(graph: Graph) -> Node:
+    """The node that stands for what the caller does in between."""
+    return next(node for node in graph if node.op == OUTSIDE)
+
+
+def apply_outside(graph: Graph, results: int, is_backward: Callable[[Node], bool]) -> None:
+    """Fix what comes before the caller's part, and what after it, in place.
+
+    Variables are read before it, unless the backward pass itself reads them: the caller may write them.
+
+    Args:
+        results: so many of the fetches, the first, are the forward pass's.
+        is_backward: whether a node is of the backward pass.
+    """
+    outside = outside_of(graph)
+    done = graph.needed([outside])
+    feeds = set(graph.feeds)
+    acts = [node for node in graph if not (node in feeds or node is outside or is_pure(node.op))]
+    for node in acts:
+        if is_backward(node) and node not in done:
+            graph.add_control(node, outside)
+    later = _behind(graph, outside)
+    for node in acts:
+        if node not in later:
+            graph.add_control(outside, node)
+    for fetch in graph.fetches[:results]:
+        if fetch.node not in feeds:
+            graph.add_control(outside, fetch.node)
+
+
+def _behind(graph: Graph, first: Node) -> set[Node]:
+    """What reads or waits for `first`, directly or not."""
+    found = {first}
+    for node in graph.topological():
+        if not found.isdisjoint((*(t.node for t in node.inputs), *node.controls)):
+            found.add(node)
+    return found
+
+
+def cut(graph: Graph, results: int, kernels: Collection[str], gate: int) -> tuple[Graph, Graph]:
+    """The two halves of a step.
+
+    The first is fed what the step is fed; its fetches are the first `results` of the step's, and then the carriers. The
+    second is fed the carriers, the gradients that the caller gives, and those of the step's feeds that it needs, in
+    this order; its fetches are the rest of the step's, without what the caller himself gave.
+
+    Args:
+        kernels: names of the kernels that have a place in the order.
+        gate: of the second half; the first has the step's own.
+    """
+    forward, backward = graph.copy(), graph.copy()
+    before = {node.name for node in graph.needed([outside_of(graph)])} - {outside_of(graph).name}
+    half = _SecondHalf(backward, before, frozenset(kernels), add_gate(backward, gate))
+    carried = half.finish(results)
+    outside = outside_of(forward)
+    last = forward.add(
+        "NoOp",
+        forward.unique_name("tfswap/forward"),
+        controls=dict.fromkeys(n for n in (*(t.node for t in outside.inputs), *outside.controls) if n in forward),
+    )
+    carriers = [_carry(forward, forward.tensor(name)) for name in carried]
+    forward.fetches = [*forward.fetches[:results], *carriers]
+    forward.targets = [*(t for t in forward.targets if t.name in before), last]
+    forward.prune()
+    return forward, backward
+
+
+def _carry(graph: Graph, tensor: Output) -> Output:
+    return graph.add(
+        CARRY,
+        graph.unique_name(f"tfswap/{tensor.node.name}_{tensor.index}/carry"),
+        (tensor,),
+        attrs={"T": Dtype(tensor.type.dtype)},
+        outputs=(VARIANT,),
+        device=tensor.node.device,
+    ).out()
+
+
+def _add_feed(graph: Graph, stem: str, kind: TensorType) -> Node:
+    return graph.add("Placeholder", graph.unique_name(stem), attrs={"dtype": Dtype(kind.dtype)}, outputs=(kind,))
+
+
+class _SecondHalf:
+    """The half after the caller's part, made of a copy of the whole, in place."""
+
+    def __init__(self, graph: Graph, before: Collection[str], kernels: Collection[str], gate: Node):
+        self.graph = graph
+        self.before = before
+        self.kernels = kernels
+        self.gate = gate
+        self.outside = outside_of(graph)
+        self.feeds = set(graph.feeds)
+        self.constants = constant_nodes(graph, graph.topological()) - {n for n in graph if n.name in kernels}
+        self.carriers: dict[str, Node] = {}
+        self.delivered: dict[Output, Output] = {}
+        self.renewed: set[Node] = set()
+        self.gradients = [_add_feed(graph, f"tfswap/gradient_{i}", kind) for i, kind in enumerate(self.outside.outputs)]
+        for node in self.constants:
+            node.controls = ()
+
+    def finish(self, results: int) -> list[str]:
+        """Let the half stand alone; returns the names of the tensors that it takes over, in order."""
+        graph, outside = self.graph, self.outside
+        own = [n for n in graph if n.name not in self.before and n not in self.feeds and n is not outside]
+        for node in own:
+            waits = outside in node.controls or any(t.node is outside for t in node.inputs)
+            node.inputs = tuple(self.here(t) for t in node.inputs)
+            node.controls = tuple(c for c in node.controls if c is not outside and c.name not in self.before)
+            if waits:
+                graph.add_control(node, self.gate)
+        graph.fetches = [self.here(t) for t in graph.fetches[results:] if t.node is not outside]
+        graph.targets = [t for t in graph.targets if t.name not in self.before and t is not outside] + [self.gate]
+        needed = graph.live_nodes()
+        used = [feed for feed in graph.feeds if feed in needed]
+        graph.feeds = [*self.carriers.values(), *self.gradients, *used]
+        graph.prune()
+        return list(self.carriers)
+
+    def here(self, tensor: Output) -> Output:
+        """`tensor`, as this half has it."""
+        node = tensor.node
+        if node is self.outside:
+            return self.gradients[tensor.index].out()
+        if node in self.feeds or node in self.constants or node.name not in self.before:
+            return tensor
+        if tensor in self.delivered:
+            return self.delivered[tensor]
+        if not is_view(node.op) or self._has_place(node):
+            self.delivered[tensor] = self._deliver(tensor)
+        elif passes_on(node.op):
+            self.delivered[tensor] = self.here(node.inputs[tensor.index])
+        else:
+            if node not in self.renewed:
+                self.renewed.add(node)
+                node.inputs = tuple(self.here(t) for t in node.inputs)
+            self.delivered[tensor] = tensor
+        return self.delivered[tensor]
+
+    def _has_place(self, node: Node) -> bool:
+        """Whether a node runs at one place of the order: once, before the caller's part."""
+        return node.name in self.kernels or bool(node.controls)
+
+    def _deliver(self, tensor: Output) -> Output:
+        stem = f"tfswap/{tensor.node.name}_{tensor.index}"
+        carrier = _add_feed(self.graph, f"{stem}/carrier", VARIANT)
+        self.carriers[tensor.name] = carrier
+        return self.graph.add(
+            DELIVER,
+            self.graph.unique_name(f"{stem}/deliver"),
+            (carrier.out(),),
+            controls=(self.gate,),
+            attrs={"T": Dtype(tensor.type.dtype)},
+            outputs=(tensor.type,),
+            device=tensor.node.device,
+        ).out()

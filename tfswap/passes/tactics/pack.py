@@ -1,0 +1,180 @@
+"""Lets tensors wait in a smaller form between two uses that lie far apart.
+
+What encodes runs when the tensor has been read for the last time before it waits, and what decodes when all else that
+its first reader waits for is there: control edges say so, whatever order is chosen.
+
+Requires: packings of tensors by a form that they have in this graph, for kernels that read them. Ensures: these read
+what is decoded, views between are made anew on it, and nothing else is changed. Raises InvalidModel where the graph has
+no such tensor or reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tfswap.analysis.integer_ranges import Ranges
+from tfswap.analysis.lossless_forms import SPARSE, Form, Packing, form_of
+from tfswap.errors import InvalidModel
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_const, is_feed, is_view, passes_on, reads_metadata_only, reads_variable
+from tfswap.ir.types import TensorType
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.tactics.encode import shape_of
+
+
+def apply_packings(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> int:
+    """Carry out `packings` in `graph`, in place; returns how many nodes were added."""
+    if not packings:
+        return 0
+    before = len(graph)
+    for packing, (tensor, form) in zip(packings, _forms(graph, packings, device), strict=True):
+        readers = readers_of(graph, tensor)
+        late = [name for group in packing.readers for name in group]
+        strange = next((name for name in late if name not in readers), None)
+        if strange is not None or not all(packing.readers):
+            raise InvalidModel(
+                f"this plan lets {strange!r} read {packing.tensor!r} as {packing.form}, and that is no kernel that "
+                "reads it. Plan again for this graph."
+            )
+        encode = encode_after(
+            graph,
+            tensor,
+            form.encode,
+            form.encode_attrs,
+            form.kept,
+            [node for name, node in readers.items() if name not in late],
+            device,
+        )
+        for group in packing.readers:
+            decode_for(
+                graph,
+                tensor,
+                [readers[name] for name in group],
+                form.decode,
+                form.decode_attrs,
+                [encode.out(i) for i in range(len(form.kept))],
+                wants_shape=form.wants_shape,
+                awaits=_runs,
+            )
+    graph.bring_forward(before)
+    return len(graph) - before
+
+
+def _forms(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> list[tuple[Output, Form]]:
+    """What is packed, and how. Raises InvalidModel where the graph's tensors have no such form."""
+    tensors = {t.name: t for node in graph for t in (node.out(i) for i in range(len(node.outputs)))}
+    ranges = Ranges(graph)
+    found: list[tuple[Output, Form]] = []
+    for packing in packings:
+        tensor = tensors.get(packing.tensor)
+        form = None if tensor is None else form_of(packing, tensor, ranges, device)
+        if tensor is None or form is None:
+            numbers = f"from {packing.minimum} on" if packing.form != SPARSE else f"of {packing.capacity} values"
+            raise InvalidModel(
+                f"this plan keeps {packing.tensor!r} as {packing.form} {numbers}, and the graph has no such tensor, or "
+                "one that such a form does not hold. Plan again for this graph."
+            )
+        found.append((tensor, form))
+    return found
+
+
+def readers_of(graph: Graph, tensor: Output) -> dict[str, Node]:
+    """By name, the kernels that read the elements of `tensor`, by itself or through views."""
+    return {
+        node.name: node
+        for node in graph
+        if not is_view(node.op)
+        and not reads_metadata_only(node.op)
+        and any(origin(read) == tensor for read in node.inputs)
+    }
+
+
+def encode_after(
+    graph: Graph,
+    tensor: Output,
+    op: str,
+    attrs: Mapping[str, object],
+    kept: Sequence[TensorType],
+    readers: Iterable[Node],
+    device: DeviceModel,
+) -> Node:
+    """A node that encodes `tensor` once these have read it, but before one of them that could then write over it."""
+    return graph.add(
+        op,
+        graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
+        (tensor,),
+        controls=[node for node in readers if not _may_take_over(node, tensor, device)],
+        attrs=attrs,
+        outputs=tuple(kept),
+        device=tensor.node.device,
+    )
+
+
+def decode_for(
+    graph: Graph,
+    tensor: Output,
+    readers: Sequence[Node],
+    op: str,
+    attrs: Mapping[str, object],
+    kept: Sequence[Output],
+    *,
+    wants_shape: bool,
+    awaits: Callable[[Node], bool],
+) -> None:
+    """Let `readers` read what a new node decodes, when what the first of them reads besides is there.
+
+    Args:
+        kept: what it decodes.
+        wants_shape: whether it reads the tensor's shape as well.
+        awaits: of what makes that, what it waits for.
+    """
+    on = tensor.node.device
+    decode = graph.add(
+        op,
+        graph.unique_name(f"{_stem(tensor)}{op.rpartition('>')[2]}"),
+        (*kept, shape_of(graph, tensor, on)) if wants_shape else tuple(kept),
+        controls=dict.fromkeys(read.node for read in readers[0].inputs if origin(read) != tensor and awaits(read.node)),
+        attrs=attrs,
+        outputs=(tensor.type,),
+        device=on,
+    )
+    views = {tensor: decode.out()}
+    for node in readers:
+        node.inputs = tuple(_on(graph, t, views) if origin(t) == tensor else t for t in node.inputs)
+
+
+def _stem(tensor: Output) -> str:
+    return f"{custom_ops.ENCODED}{tensor.node.name}_{tensor.index}/"
+
+
+def _runs(node: Node) -> bool:
+    """Whether the node has to run first, and is not there from before."""
+    return not (is_const(node.op) or is_feed(node.op) or reads_variable(node.op))
+
+
+def _may_take_over(node: Node, tensor: Output, device: DeviceModel) -> bool:
+    """Whether `node` may write over the tensor where it reads it last: then what encodes must not come after it."""
+    types = [t.type for t in node.inputs]
+    forward = kernel_memory(node.op, node.attrs, types, node.outputs, device).forward
+    return any(origin(node.inputs[position]) == tensor for _, candidates in forward for position in candidates)
+
+
+def _on(graph: Graph, tensor: Output, views: dict[Output, Output]) -> Output:
+    """`tensor`, on the buffer that was decoded.
+
+    Args:
+        views: what is on it so far.
+    """
+    if tensor not in views:
+        view = tensor.node
+        if passes_on(view.op):
+            views[tensor] = _on(graph, view.inputs[tensor.index], views)
+        else:
+            name = graph.unique_name(f"tfswap/{view.name}")
+            inputs = (_on(graph, view.inputs[0], views), *view.inputs[1:])
+            twin = graph.add(view.op, name, inputs, attrs=view.attrs, outputs=view.outputs, device=view.device)
+            views[tensor] = twin.out(tensor.index)
+    return views[tensor]

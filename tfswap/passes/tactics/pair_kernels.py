@@ -1,0 +1,109 @@
+"""Puts kernels that run side by side into one node, which runs them (csrc/core/paired_kernels.cc, group_ops.cc).
+
+Requires: of a step, two kernels that need nothing of each other; of a body, kernels between which there are views at
+most; on one device. Ensures: whatever read or awaited one of them reads the node's outputs, or awaits all. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from tfswap.analysis.control_flow import group_chunks
+from tfswap.analysis.cost import Costs, makers
+from tfswap.analysis.groups import Chunks, with_views
+from tfswap.ir.custom_ops import BESIDE, GROUP
+from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.op_traits import is_view
+from tfswap.kernels.device import DeviceModel
+
+
+def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
+    """Join each kernel of `leads` with the next one of the chain, in place; returns the chain as it is then.
+
+    Args:
+        leads: kernels, and how many allocations each makes.
+    """
+    pairs = [(first, second) for first, second in pairwise(chain) if first in leads]
+    joint = {_add(graph, first, second, leads[first]): (first, second) for first, second in pairs}
+    graph.join(joint)
+    stands_for = {member: node for node, members in joint.items() for member in members}
+    return list(dict.fromkeys(stands_for.get(node, node) for node in chain))
+
+
+def join_in_bodies(graph: Graph, device: DeviceModel) -> None:
+    """Join the kernels of each group of a body, in place."""
+    costs = Costs.of(device)
+    for body in graph.all_bodies():
+        groups = body.groups()
+        if groups:
+            order = body.topological()
+            members = [with_views(group, order) for group in groups]
+            chunks = [group_chunks(body, group, device) for group in members]
+            body.join({_add_group(body, g, c, costs): g for g, c in zip(members, chunks, strict=True)})
+
+
+def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs) -> Node:
+    members = set(group)
+    outputs = [node.out(o) for node in group for o in range(len(node.outputs))]
+    number = {output: -1 - n for n, output in enumerate(outputs)}
+    inputs = list(dict.fromkeys(t for node in group for t in node.inputs if t not in number))
+    number.update({tensor: n for n, tensor in enumerate(inputs)})
+    requests: list[int] = []
+    left_s: dict[Node, float] = {}  # from the start of each to the end of what waits for it
+    for node in reversed(group):
+        own_s = 0.0 if is_view(node.op) else costs.seconds(node)
+        left_s[node] = own_s + left_s.get(node, 0.0)
+        for source in makers(node, members):
+            left_s[source] = max(left_s.get(source, 0.0), left_s[node])
+    for node in group:
+        served = [each.chunk for each in chunks.served[node] if each.over is None]
+        requests += [len(served), *served]
+    kept = {*(t for node in graph if node not in members for t in node.inputs), *graph.fetches}
+    over = {(node, each.over) for node in group for each in chunks.served[node]}
+    ranks = {node: rank for rank, node in enumerate(sorted(group, key=lambda node: -left_s[node]))}
+    return graph.add(
+        GROUP,
+        graph.unique_name(f"tfswap/group/{group[0].name}"),
+        inputs,
+        controls=dict.fromkeys(c for node in group for c in node.controls if c not in members),
+        attrs={
+            "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
+            "Tout": tuple(Dtype(output.type.dtype) for output in outputs),
+            "kernels": tuple(map(_alone, group)),
+            "sources": tuple(number[t] for node in group for t in node.inputs),
+            "chunks": tuple(chunks.sizes),
+            "requests": tuple(requests),
+            "overwrites": tuple(int((node, p) in over) for node in group for p in range(len(node.inputs))),
+            "kept": tuple(int(output in kept) for output in outputs),
+            "ranks": tuple(ranks[node] for node in group),
+        },
+        outputs=[output.type for output in outputs],
+        device=group[0].device,
+    )
+
+
+def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
+    inputs, outputs = (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)
+    return graph.add(
+        BESIDE,
+        graph.unique_name(f"tfswap/beside/{first.name}"),
+        inputs,
+        controls=dict.fromkeys(c for c in (*first.controls, *second.controls) if c not in (first, second)),
+        attrs={
+            "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
+            "Tout": tuple(Dtype(kind.dtype) for kind in outputs),
+            "kernels": (_alone(first), _alone(second)),
+            "allocations": allocations,
+        },
+        outputs=outputs,
+        device=first.device,
+    )
+
+
+def _alone(node: Node) -> Node:
+    """The node as part of another: what it reads it is given in order, whatever that is called, and nothing lies beside
+    it."""
+    attrs = {key: value for key, value in node.attrs.items() if key != "_class"}
+    return Node(node.name, node.op, node.inputs, (), attrs, node.outputs, node.device)

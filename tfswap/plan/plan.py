@@ -1,0 +1,327 @@
+"""The plan: a frozen, deterministic value that says what a rewritten step does. Saved as JSON.
+
+A plan names nodes and tensors of one graph and carries that graph's structural fingerprint, so that it can be
+applied later, on another machine or by another process, and is refused on any other graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import cast
+
+from tfswap.analysis.lossless_forms import Packing
+from tfswap.analysis.reduced_precision import Reduction
+from tfswap.errors import InvalidModel
+from tfswap.ir.graph import Graph, Opaque
+from tfswap.ir.op_traits import control_flow
+from tfswap.ir.python_calls import TOKEN
+from tfswap.kernels.alignment import round_up
+from tfswap.support.files import read_saved, write_whole
+from tfswap.support.json_fields import decode, parse_json
+from tfswap.support.sizes import MAX_BYTES
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Absence:
+    """One stay of a tensor in host memory. Positions count kernels in `Plan.order`.
+
+    Attributes:
+        tensor: the tensor's name ("node:0").
+        nbytes: its bytes.
+        out: kernel after which the copy out starts; None when the host copy is there already.
+        release: kernel before which the copy lets go of the device buffer: one after the last that reads it, or that
+            one itself, which then can take it over.
+        back: kernel before which a buffer is allocated again and the copy in starts.
+        use: kernel before which that copy must have ended: the first that reads the tensor again.
+        disk: whether the copy is on disk instead of in host memory.
+    """
+
+    tensor: str
+    nbytes: int
+    out: int | None
+    release: int
+    back: int
+    use: int
+    disk: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """A request that gets a chunk of its own size where the allocator would give it a larger one.
+
+    Attributes:
+        step: number of the step, in the schedule of the plan's order, absences and pairs, that makes the request.
+        nbytes: what it asks for.
+        at_end: whether that chunk is the end of the largest free one. No other request of the step then has a split.
+    """
+
+    step: int
+    nbytes: int
+    at_end: bool = False
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What is done inside of a body of a loop or a conditional, each time that it runs.
+
+    Attributes:
+        body: the body, as `Graph.named_bodies` calls it.
+        order, absences, splits: as of `Plan`, of the body's own kernels.
+    """
+
+    body: str
+    order: tuple[str, ...]
+    absences: tuple[Absence, ...] = ()
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """None: all of a loop runs on one thread."""
+        return ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.order
+
+    @property
+    def moves(self) -> int:
+        """How much it moves and makes again, in tensors and kernels."""
+        return len(self.absences) + len(self.order) - len(set(self.order))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do to a step so that it fits.
+
+    Attributes:
+        fingerprint: of the graph that the plan was made for.
+        limit_bytes: the limit that it was made under; None when only measured, not limited.
+        order: names of the kernels in the order in which they run, those that run again named again; empty when
+            nothing is changed.
+        absences: what is swapped, and when.
+        beside: positions in the order whose kernels run beside the one before them.
+        planned_peak_bytes: predicted peak under this plan.
+        persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
+        host_bytes: the most host memory that swapped tensors take at once.
+        seconds: predicted time of a step.
+        solver: who made it.
+        accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
+        encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The
+            order and the absences are of the graph with these encodings in it, and with what is reduced.
+        reduced: tensors that wait for the backward pass in fewer bits.
+        packed: tensors that wait in a smaller form that gives back every bit.
+        disk_bytes: the most that swapped tensors take on disk at once.
+        splits: requests that get no larger chunks than they need.
+        remade: lists that loops would save in whose elements are made again instead, by name.
+        prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
+        grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
+        inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
+            all that the other fields say has it.
+    """
+
+    fingerprint: str
+    limit_bytes: int | None
+    order: tuple[str, ...]
+    absences: tuple[Absence, ...]
+    planned_peak_bytes: int
+    persistent_bytes: int
+    host_bytes: int
+    seconds: float
+    solver: str
+    beside: tuple[int, ...] = ()
+    accumulators: tuple[str, ...] = ()
+    encoded: tuple[str, ...] = ()
+    reduced: tuple[Reduction, ...] = ()
+    disk_bytes: int = 0
+    splits: tuple[Split, ...] = ()
+    remade: tuple[str, ...] = ()
+    inside: tuple[Inside, ...] = ()
+    packed: tuple[Packing, ...] = ()
+    prefetched: tuple[str, ...] = ()
+    grouped: bool = False
+
+    @classmethod
+    def unchanged(
+        cls, fingerprint: str, limit_bytes: int | None, peak_bytes: int, persistent_bytes: int, seconds: float
+    ) -> Plan:
+        """The plan that leaves the step as it was traced."""
+        return cls(fingerprint, limit_bytes, (), (), peak_bytes, persistent_bytes, 0, seconds, "none")
+
+    @property
+    def changes_nothing(self) -> bool:
+        return not self.order
+
+    @property
+    def moves(self) -> int:
+        """How much it moves and makes again, in tensors and kernels."""
+        inner = len(self.accumulators) + len(self.remade) + sum(inside.moves for inside in self.inside)
+        return len(self.absences) + inner + len(self.order) - len(set(self.order))
+
+    @property
+    def actions(self) -> tuple[object, ...]:
+        """What it does: two plans with the same actions make the same function."""
+        lists = self.accumulators, self.prefetched, self.remade
+        smaller = self.encoded, self.reduced, self.packed
+        return self.order, self.absences, self.beside, self.grouped, self.splits, *lists, *smaller, self.inside
+
+    @property
+    def saved_disk_bytes(self) -> int:
+        """Of what loops save, the bytes that host memory has no room for: what is on disk besides absences'."""
+        if not self.accumulators:
+            return 0
+        stays: dict[str, tuple[int, int, int]] = {}  # by tensor: after which kernel, before which, and its bytes
+        for absence in self.absences:
+            if absence.disk:
+                first = absence.release if absence.out is None else absence.out
+                begin, end, nbytes = stays.get(absence.tensor, (first, absence.use, round_up(absence.nbytes)))
+                stays[absence.tensor] = min(begin, first), max(end, absence.use), nbytes
+        held = (sum(n for begin, end, n in stays.values() if begin <= at < end) for at, _, _ in stays.values())
+        return max(0, self.disk_bytes - max(held, default=0))
+
+    @property
+    def needs(self) -> str:
+        """The module that a process imports before it loads a graph that carries the plan out."""
+        return "tfswap.ops.codecs" if self.encoded or self.reduced or self.packed else "tfswap.ops"
+
+    @property
+    def keeps_limit(self) -> bool:
+        return self.limit_bytes is None or self.planned_peak_bytes <= self.limit_bytes
+
+    def to_json(self) -> str:
+        """The plan as JSON text, the same for the same plan, byte for byte."""
+        content = {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote. Raises InvalidModel on anything else, naming the field."""
+        try:
+            content = parse_json(text)
+        except InvalidModel as error:
+            raise InvalidModel(f"this is not a plan that tfswap saved: {error}") from error
+        if not isinstance(content, dict) or "format" not in content:
+            raise InvalidModel("this is not a plan that tfswap saved: it names no format")
+        fields = cast("dict[str, object]", content)
+        version = fields.pop("format")
+        if version != FORMAT_VERSION:
+            raise InvalidModel(
+                f"this plan has format {version!r}, and this tfswap reads {FORMAT_VERSION}: make the plan again"
+            )
+        try:
+            plan = decode(cls, fields, "plan")
+            _check_form(plan)
+        except InvalidModel as error:
+            raise InvalidModel(f"this plan is damaged: {error}. Make the plan again.") from error
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`, whole or not at all."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan saved at `path`. Raises InvalidModel when there is none, naming the path."""
+        return read_saved(path, "plan", cls.from_json)
+
+
+def _check_form(plan: Plan) -> None:
+    """Refuse what no plan can be, whatever its graph is."""
+    sizes = ("planned_peak_bytes", "persistent_bytes", "host_bytes", "disk_bytes", "limit_bytes")
+    for name in sizes:
+        value = getattr(plan, name)
+        if value is not None and not 0 <= value <= MAX_BYTES:
+            raise InvalidModel(f"plan.{name} is {value}, and no size is")
+    if plan.seconds < 0:
+        raise InvalidModel(f"plan.seconds is {plan.seconds}, and no time is")
+    _check_moves(plan, "plan")
+    for i, inside in enumerate(plan.inside):
+        if inside.changes_nothing:
+            raise InvalidModel(f"plan.inside[{i}] names no kernels")
+        _check_moves(inside, f"plan.inside[{i}]")
+    if (plan.accumulators or plan.remade or plan.inside or plan.grouped) and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
+    if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
+        raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
+    for before, position in pairwise((-1, *plan.beside)):
+        if not max(1, before + 2) <= position < len(plan.order):
+            raise InvalidModel(
+                f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
+                f"lie among the {len(plan.order)} kernels of plan.order, past the first"
+            )
+
+
+def _check_moves(plan: Plan | Inside, where: str) -> None:
+    """Refuse absences and splits that no order can have.
+
+    Args:
+        where: what the plan is called in messages.
+    """
+    for i, a in enumerate(plan.absences):
+        out = a.release - 1 if a.out is None else a.out
+        if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):
+            raise InvalidModel(
+                f"{where}.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use "
+                f"{a.use}: they must rise in this order, and lie among the {len(plan.order)} kernels of {where}.order"
+            )
+    for before, after in pairwise((Split(0, 1), *plan.splits)):
+        if not before.step <= after.step or not 0 < after.nbytes <= MAX_BYTES:
+            raise InvalidModel(
+                f"{where}.splits has step {after.step} with {after.nbytes} bytes after step {before.step}: steps must "
+                "not fall, and ask for something"
+            )
+        if before.step == after.step and (before.at_end or after.at_end):
+            raise InvalidModel(
+                f"{where}.splits has several for step {after.step}, where one at a chunk's end has to be the only one"
+            )
+
+
+def fingerprint(graph: Graph, functions: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
+    """Structural fingerprint: ops, wiring, types, attributes and devices.
+
+    Names of nodes and tokens of Python functions do not count, nor which of several workers the step is of.
+
+    Args:
+        functions: by name of a function that nodes run and that is no part of the graph, what stands for its content.
+    """
+    name = re.compile(b"|".join(map(re.escape, sorted(functions, reverse=True)))) if functions else None
+
+    def content(attribute: Opaque) -> bytes:
+        return name.sub(lambda found: functions[found[0]], attribute.data) if name else attribute.data
+
+    number: dict[object, int] = {}
+    tokens: dict[object, int] = {}
+    digest = hashlib.sha256()
+    for i, node in enumerate(graph.topological()):
+        number[node] = i
+        runs = kind.functions if (kind := control_flow(node.op)) else ()
+        attrs = ";".join(
+            f"{k}={v.kind}:{hashlib.sha256(content(v)).hexdigest()}" if isinstance(v, Opaque) else f"{k}={v!r}"
+            for k, v in sorted(node.attrs.items())
+            if not k.startswith("_") and k != TOKEN and not (node in graph.bodies and k in runs)
+        )
+        if TOKEN in node.attrs:
+            attrs += f";{TOKEN}={tokens.setdefault(node.attrs[TOKEN], len(tokens))}"
+        inputs = ",".join(f"{number[t.node]}.{t.index}" for t in node.inputs)
+        controls = ",".join(map(str, sorted(number[c] for c in node.controls)))
+        types = ",".join(map(str, node.outputs))
+        digest.update(f"{node.op}({inputs}|{controls}){{{attrs}}}:{types}@{_within(node.device)}\n".encode())
+        for body in graph.bodies.get(node, ()):
+            digest.update(fingerprint(body, functions).encode())
+    digest.update(",".join(str(number[n]) for n in graph.feeds).encode())
+    digest.update(",".join(f"{number[f.node]}.{f.index}" for f in graph.fetches).encode())
+    return digest.hexdigest()
+
+
+def _within(device: str) -> str:
+    """A device without its job and task: "GPU:0" on every worker."""
+    return device.rpartition("/device:")[2]

@@ -1,0 +1,154 @@
+"""A schedule: the one total order in which a planned step's kernels and copies start.
+
+It is what a plan says, what the simulator judges and what the passes turn into nodes and control edges. The
+swap contract is split in two at each end, so that every allocation and release has its place in the order:
+
+    RUN n        kernel n runs
+    LEAD n       kernel n starts, and the next kernel as soon as this one has its output's buffer; they end together
+    RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
+    OUT v        the copy of value v to host memory starts; the copy holds v's buffer
+    RELEASE v    waits until that copy has ended, then lets go of the buffer
+    IN v         allocates a fresh buffer and starts the copy back
+    AWAIT v      waits until that copy has ended; reads of v after this see the fresh buffer
+    SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole
+                 although it is larger, so that it fits; one for each of that step's large requests. With -n the end of
+                 the largest free chunk, for one request of n bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.plan.plan import Inside, Plan, Split
+
+RUN = "run"
+LEAD = "lead"
+RERUN = "rerun"
+OUT = "swap_out"
+RELEASE = "release"
+IN = "swap_in"
+AWAIT = "await"
+SPLIT = "split"
+
+KERNELS = frozenset({RUN, LEAD, RERUN})
+"""What has a kernel for its subject."""
+COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
+"""What has a value for its subject."""
+
+
+class Step(NamedTuple):
+    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT, negative for a chunk's end."""
+
+    kind: str
+    subject: int
+
+
+class Interval(NamedTuple):
+    """One stay of a value in host memory, as positions in the order of kernels.
+
+    The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
+    kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
+    value's first absence has one; later ones, with `out` None, find their copy in host memory already). The kernel
+    that reads it last before may be the one at `release` itself, which then can take the buffer over.
+    All stays of a value are in the same tier: host memory or, with `disk`, the disk.
+    """
+
+    value: int
+    out: int | None
+    release: int
+    back: int
+    use: int
+    disk: bool = False
+
+
+def on_disk(absences: Iterable[Interval]) -> frozenset[int]:
+    """The values that go to disk."""
+    return frozenset(a.value for a in absences if a.disk)
+
+
+def build_schedule(
+    order: Sequence[int],
+    absences: Sequence[Interval],
+    beside: Collection[int] = frozenset(),
+    splits: Sequence[Split] = (),
+) -> list[Step]:
+    """The schedule that runs the kernels in `order` and moves values as `absences` say.
+
+    A kernel that `order` names again runs again. Copies that start at one position start in the order of their
+    deadlines.
+
+    Args:
+        beside: positions whose kernels run beside the one before them. Nothing happens between the two: what would
+            be released or copied out there is so after both, and what would come back comes back before both.
+        splits: of steps of the schedule without them, by rising number, in the order of their requests.
+    """
+    before: dict[int, list[tuple[int, int, int, Step]]] = {}
+
+    def put(position: int, rank: int, deadline: int, kind: str, value: int) -> None:
+        if position in beside:
+            position += 1 if kind in (OUT, RELEASE) else -1
+        before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
+
+    for a in absences:
+        if a.out is not None:
+            put(a.out + 1, 0, a.release, OUT, a.value)
+            put(a.release, 1, a.use, RELEASE, a.value)
+        put(a.back, 2, a.use, IN, a.value)
+        put(a.use, 3, a.use, AWAIT, a.value)
+    steps: list[Step] = []
+    done = 0
+    runs = _runs(order)
+    for position in beside:
+        runs[position - 1] = Step(LEAD, order[position - 1])
+    for position in sorted(before):
+        steps += runs[done:position]
+        steps += [entry[3] for entry in sorted(before[position])]
+        done = position
+    steps += runs[done:]
+    for split in reversed(splits):
+        steps.insert(split.step, Step(SPLIT, -split.nbytes if split.at_end else split.nbytes))
+    return steps
+
+
+def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflow, Sequence[Step]]]:
+    """All extremes of what is known only by a bound: facts, and `steps`, of `flow`, as a schedule of theirs.
+
+    Where a loop takes now this branch and now that, each leaves holes that another's tensors need not fit: so each
+    sequence of branches is an extreme too. Its values have numbers of their own.
+    """
+    yield from ((extreme, steps) for extreme in flow.extremes)
+    for other in flow.sequences:
+        number = {s.subject: other.value_named[flow.values[s.subject].tensor.name] for s in steps if s.kind in COPIES}
+        its = [s._replace(subject=number[s.subject]) if s.kind in COPIES else s for s in steps]
+        yield from ((extreme, its) for extreme in other.extremes)
+
+
+def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
+    """The schedule of a plan that was made for the step, or the body, with these facts."""
+    order = [flow.place[name] for name in plan.order]
+    absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.absences]
+    return build_schedule(order, absences, plan.beside, plan.splits)
+
+
+def _runs(order: Sequence[int]) -> list[Step]:
+    if len(set(order)) == len(order):
+        return list(map(_first, order))
+    ran: set[int] = set()
+    runs: list[Step] = []
+    for node in order:
+        runs.append(_again(node) if node in ran else _first(node))
+        ran.add(node)
+    return runs
+
+
+@cache
+def _first(node: int) -> Step:
+    return Step(RUN, node)
+
+
+@cache
+def _again(node: int) -> Step:
+    return Step(RERUN, node)

@@ -1,0 +1,149 @@
+"""Which requests of a schedule get a chunk of their own size where the allocator would give them a larger one.
+
+The allocator gives a free chunk of less than twice the bytes asked for whole. What is too much of it counts for as long
+as the tensor lives, and a step's peak lies some per cent above its live bytes for that alone, how many being close to
+chance. Before the kernel makes its request, such a chunk can be parted (`SPLIT` in a schedule), so that it fits.
+
+Which requests these are depends on what is live alone: a plan with splits peaks much the same in any arena.
+
+Where the arena may grow no further than the limit, it counts too that what is free lies together. What stays long is
+then put at the end of the largest free chunk, and what comes and goes before it: else a map that waits for the backward
+pass lies where some smaller tensor happened to leave a hole, and parts what a larger one would need whole.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.plan.plan import Split
+from tfswap.plan.schedule import LEAD, Step
+from tfswap.simulator.simulate import Ledger, Replay, Resident, added_bytes, fill
+
+LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
+"""Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""
+MOST_REQUESTS = 64
+"""Of one step: what a loop holds together can be anything."""
+LEAST_STAYS = (4, 32)
+"""Steps of a schedule that a tensor is there for before it is put at a chunk's end."""
+NEAR_PEAK = 0.8
+"""Of the live peak: where less is live, what chunks are too large by does not matter."""
+
+
+def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[int, tuple[Split, ...]]:
+    """Splits for a schedule that has none: for the large requests of the steps near whose tensors the peak is, or would
+    be if one of them were given more than it needs.
+
+    Of a step's requests those that are held together where it holds most of its own.
+
+    Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
+    """
+    ledger, replay, during = _replayed(flow, steps, resident)
+    near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
+    least = min(LEAST_SHARES) * replay.peak
+    large: dict[int, list[int]] = {}  # by step, its requests by number
+    matter: set[int] = set()  # steps
+    for number, (nbytes, made, gone) in enumerate(zip(ledger.nbytes, ledger.made, ledger.gone, strict=True)):
+        if nbytes < least or made < 0 or LEAD in (steps[made].kind, steps[made - 1].kind):
+            continue
+        large.setdefault(made, []).append(number)
+        end = len(steps) if gone is None else gone.step
+        if near[min(end + 1, len(steps))] > near[made] or during[made] + nbytes > replay.peak:
+            matter.add(made)
+    splits = (
+        Split(step, ledger.nbytes[number])
+        for step in sorted(matter)
+        for number in ledger.held_together(large[step])[:MOST_REQUESTS]
+    )
+    return replay.peak, tuple(splits)
+
+
+def choose_ends(
+    flow: Dataflow, steps: Sequence[Step], resident: Resident, splits: Sequence[Split]
+) -> Iterator[tuple[Split, ...]]:
+    """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none:
+    for each of LEAST_STAYS.
+
+    Args:
+        splits: as of `choose_splits`.
+    """
+    ledger, replay, _ = _replayed(flow, steps, resident)
+    least = min(LEAST_SHARES) * replay.peak
+    large: list[tuple[int, int, int]] = []  # for how many steps each stays, in which it is made, and its bytes
+    for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
+        if nbytes >= least and made >= 0 and LEAD not in (steps[made].kind, steps[made - 1].kind):
+            large.append(((len(steps) if gone is None else gone.step) - made, made, nbytes))
+    for least_stay in LEAST_STAYS:
+        stays: dict[int, int] = {}  # by step, the bytes of the largest
+        for stay, made, nbytes in large:
+            if stay >= least_stay:
+                stays[made] = max(nbytes, stays.get(made, 0))
+        ends = [Split(step, nbytes, at_end=True) for step, nbytes in stays.items()]
+        yield tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
+
+
+def _replayed(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[_Lives, Replay, array[int]]:
+    """A schedule without chunks: what it asks for, and the most that is live in each step."""
+    ledger = _Lives()
+    resident.enter(ledger)
+    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident), resident)
+    ledger.replay = replay
+    during = array("q")
+    replay.repeat(array("q"), during)
+    return ledger, replay, during
+
+
+class _End(NamedTuple):
+    """When an allocation was let go.
+
+    Attributes:
+        step: in which step.
+        before: how many allocations had been made by then.
+    """
+
+    step: int
+    before: int
+
+
+class _Lives(Ledger):
+    """Notes, per allocation, its bytes, the step that made it (-1 before the first) and when it was let go."""
+
+    replay: Replay | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes: list[int] = []
+        self.made: list[int] = []
+        self.gone: list[_End | None] = []
+
+    @property
+    def step(self) -> int:
+        return -1 if self.replay is None else self.replay.step
+
+    def allocate(self, size_bytes: int) -> int:
+        address = super().allocate(size_bytes)
+        if address >= 0:
+            self.nbytes.append(size_bytes)
+            self.made.append(self.step)
+            self.gone.append(None)
+        return address
+
+    def free(self, address: int) -> None:
+        super().free(address)
+        if address >= 0:
+            self.gone[address] = _End(self.step, len(self.nbytes))
+
+    def held_together(self, numbers: Sequence[int]) -> list[int]:
+        """Of allocations of one step those that are there when they take most."""
+        held: list[int] = []
+        most, most_bytes = held, 0
+        for number in numbers:
+            held = [n for n in held if (gone := self.gone[n]) is None or gone.before > number]
+            held.append(number)
+            nbytes = sum(self.nbytes[n] for n in held)
+            if nbytes > most_bytes:
+                most, most_bytes = held, nbytes
+        return most

@@ -1,0 +1,103 @@
+"""Which swapped tensors go to disk, where host memory does not hold them all.
+
+Belady's rule once more: going forward through the order, whenever the copies in host memory pass its limit, the one
+that is needed furthest in the future goes to disk instead, from its beginning. A disk is slow, and waits longest for
+what comes back last.
+
+What loops swap inside of their bodies is taken to be in host memory all the time. What of that has no room goes to disk
+from the first element on: the loop that goes back over them needs these last (`Plan.saved_disk_bytes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfswap.kernels.alignment import round_up
+
+if TYPE_CHECKING:
+    from tfswap.planner.problem import Gap
+    from tfswap.simulator.simulate import Memory
+
+STAGING_BYTES = 2 * (4 * (256 << 10) + (512 << 10) + (160 << 10)) + 4096
+"""Host memory through which tensors go to disk and come back (Staging::kBytes in csrc/core/spill_file.h)."""
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """What there is for swapped tensors.
+
+    Attributes:
+        host_bytes: of host memory; None for no limit.
+        disk_bytes: of disk; None for no limit, 0 where nothing may go there.
+        inner_bytes: of what is swapped, what loops do inside of their bodies.
+    """
+
+    host_bytes: int | None = None
+    disk_bytes: int | None = 0
+    inner_bytes: int = 0
+
+    @property
+    def room_bytes(self) -> float:
+        """What can be away at once, beside what loops swap inside of their bodies."""
+        if self.host_bytes is None or self.disk_bytes is None:
+            return math.inf
+        return self.host_bytes + self.disk_bytes - self.inner_bytes
+
+    def chosen(self, gaps: Iterable[Gap]) -> frozenset[int]:
+        """Of the values with these gaps, those that go to disk."""
+        if self.host_bytes is None or self.disk_bytes == 0:
+            return frozenset()
+        begins: dict[int, int] = {}
+        needed: dict[int, int] = {}  # by value, where it is read first after it has gone
+        ends: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        for gap in gaps:
+            v = gap.value
+            begins[v] = min(begins.get(v, gap.made), gap.made)
+            needed[v] = min(needed.get(v, gap.end), gap.end)
+            ends[v] = max(ends.get(v, gap.end), gap.end)
+            sizes[v] = round_up(gap.nbytes)
+        room = self.host_bytes - min(self.inner_bytes, self.host_bytes)
+        there: list[tuple[int, int]] = []  # heaps
+        going: list[tuple[int, int]] = []
+        disk: set[int] = set()
+        for v in sorted(begins, key=lambda v: (begins[v], v)):
+            while going and going[0][0] < begins[v]:
+                _, gone = heapq.heappop(going)
+                room += sizes[gone] if gone not in disk else 0
+            room -= sizes[v]
+            heapq.heappush(there, (-needed[v], v))
+            heapq.heappush(going, (ends[v], v))
+            while room < 0:
+                _, last = heapq.heappop(there)
+                if ends[last] >= begins[v]:  # else it has left by itself
+                    disk.add(last)
+                    room += sizes[last]
+        return frozenset(disk)
+
+    def told(self, memory: Memory) -> Memory:
+        """`memory`, with what loops will find no room for in host memory on disk."""
+        if self.host_bytes is None or self.disk_bytes == 0:
+            return memory
+        over = min(self.inner_bytes, max(0, memory.host_peak_bytes - self.host_bytes))
+        if not over:
+            return memory
+        return dataclasses.replace(
+            memory,
+            host_peak_bytes=memory.host_peak_bytes - over,
+            disk_peak_bytes=memory.disk_peak_bytes + over,
+        )
+
+    def fit(self, memory: Memory) -> bool:
+        """Whether there is room for all that is swapped."""
+        if self.host_bytes is not None and memory.host_peak_bytes > self.host_bytes:
+            return False
+        return self.disk_bytes is None or memory.disk_peak_bytes <= self.disk_bytes
+
+
+ANYTHING = Tiers()

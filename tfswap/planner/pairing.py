@@ -1,0 +1,407 @@
+"""Which kernels run side by side: a kernel that one core is enough for leaves the others idle.
+
+A planned order runs kernel after kernel, so that the allocator is asked in one order. Two may overlap all the same
+where that order is kept (csrc/core/paired_kernels.cc says how): the first has asked for all its memory before the
+second starts, and what the two read, and their temporaries, are let go when both have ended. Meng et al. and the other
+papers order GPU kernels, which run one after another anyway: this is for CPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
+
+from tfswap.analysis.cost import LOOPED_S, beside_seconds, spread_over
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.custom_ops import KERNEL
+from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import depends_on_owners, is_pure, uses_tensor_list
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.hardware import Rates
+from tfswap.plan.plan import Absence
+from tfswap.plan.schedule import LEAD, Interval, build_schedule
+from tfswap.planner.ordering import PEAK_TIE
+from tfswap.planner.problem import Choice
+from tfswap.simulator.simulate import Memory, simulate_memory
+
+LEAST_GAIN_S = 150e-6
+"""What two kernels side by side must save: three more nodes and a change of threads take a third of it."""
+GOOD_SHARES = (1.8, 0.6)
+"""And so much of the time for which either leaves cores idle alone: it may meet a better partner, and those that match
+are paired first."""
+LEAST_LOOPED_GAIN_S = 30e-6
+"""What two of these must save: the threads of a loop are awake."""
+MOST_AHEAD = 4
+"""So many kernels may come sooner for what a partner reads, each of which takes less than a pair must save."""
+WINDOW = 32
+"""So many kernels ahead a partner is looked for: one from further away would hold its output for long."""
+ROOM_SHARES, ROOM_WINDOW = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0), 96
+"""Live bytes of orders with room, over those of kernels one by one, and how far ahead a partner is looked for."""
+ORDERS_TRIED = 12
+"""Of those whose pairs hold more some are taken apart in each."""
+
+
+def runs_beside(device: DeviceModel) -> bool:
+    """Whether there are threads for two, and kernels that the node of two can run."""
+    return device.inter_op_threads > 1 and not device.onednn
+
+
+def keep_apart(body: Graph, flow: Dataflow) -> None:
+    """Leave those of a body's kernels one after another, in place, that would raise its peak side by side.
+
+    Args:
+        flow: the facts of the body, which has an order.
+    """
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    nodes = [flow.nodes[i] for i in order]
+    at = tuple(p for p, (first, second) in enumerate(pairwise(nodes), 1) if body.beside.get(first) is second)
+    apart, together = (simulate_memory(flow, build_schedule(order, (), leads), live=True) for leads in ((), at))
+    kept = kept_beside(Choice(order, [], at), together, apart.peak_bytes)
+    body.beside = {nodes[p - 1]: nodes[p] for p in kept}
+
+
+def kept_beside(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
+    """Those side by side that hold no more than `most_bytes` so.
+
+    Args:
+        memory: of `choice`.
+    """
+    return tuple(p for p, held in zip(choice.beside, _held(choice, memory), strict=True) if held <= most_bytes)
+
+
+def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -> list[tuple[int, ...]]:
+    """Those side by side without the ones that hold most, then without more, until all others hold `least_bytes`.
+
+    Args:
+        memory: of `choice`.
+        count: so many sets at most, evenly spread.
+    """
+    held = _held(choice, memory)
+    levels = sorted({h for h in held if h > least_bytes}, reverse=True)[1:]  # up to the highest, all are kept
+    levels = [levels[len(levels) * n // count] for n in range(count)] if len(levels) > count else levels
+    return [kept_beside(choice, memory, level) for level in levels]
+
+
+def _held(choice: Choice, memory: Memory) -> list[int]:
+    """Bytes in use while each two run side by side."""
+    return [int(max(memory.during_bytes[n : n + 2])) for n in _leads(choice)]
+
+
+def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
+    """Those side by side without the last so many that come before a step of the schedule."""
+    before = sum(n < step for n in _leads(choice))
+    return (*choice.beside[: max(0, before - count)], *choice.beside[before:]) if before else ()
+
+
+def _leads(choice: Choice) -> list[int]:
+    """The steps of the schedule at which kernels side by side begin."""
+    return [n for n, step in enumerate(build_schedule(*choice)) if step.kind == LEAD]
+
+
+def brought_together(
+    flow: Dataflow,
+    order: list[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    whole: Dataflow | None = None,
+    *,
+    looped: bool = False,
+) -> list[int]:
+    """`order`, with kernels next to each other that gain side by side, but for those by which it holds more.
+
+    Args:
+        whole: of the same nodes, what memory is told of; by default `flow`.
+        looped: as of `gains`.
+    """
+
+    def live(made: list[int], _: Collection[int] = ()) -> Memory:
+        return simulate_memory(whole or flow, build_schedule(made, ()), live=True)
+
+    return _within(flow, order, cost_s, rates, live, live(order).peak_bytes * PEAK_TIE, looped=looped)
+
+
+def orders_with_room(flow: Dataflow, order: list[int], cost_s: Sequence[float], rates: Rates) -> list[list[int]]:
+    """Orders in which more kernels gain side by side, and which hold ever more while they do.
+
+    Where two hold more than a limit allows, each of them has another partner in one of these orders.
+    """
+
+    def live(made: list[int], at: Collection[int] = ()) -> Memory:
+        return simulate_memory(flow, build_schedule(made, (), at), live=True)
+
+    lowest_bytes = live(order).peak_bytes
+    found: list[list[int]] = []
+    for share in ROOM_SHARES:
+        made = _within(flow, order, cost_s, rates, live, lowest_bytes * share, ROOM_WINDOW)
+        if made != order and made not in found:
+            found.append(made)
+    return found
+
+
+def _within(
+    flow: Dataflow,
+    order: list[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    live: Callable[[list[int], Collection[int]], Memory],
+    most_bytes: float,
+    window: int = WINDOW,
+    *,
+    looped: bool = False,
+) -> list[int]:
+    """`order`, with kernels next to each other that gain side by side, but for those by which too much is live.
+
+    Args:
+        live: what an order holds, given the positions of those that have been brought together.
+        looped: as of `gains`.
+    """
+    place = {i: position for position, i in enumerate(order)}
+    apart: set[tuple[int, int]] = set()
+    for _ in range(ORDERS_TRIED):
+        made, pairs = bring_together(flow, order, cost_s, rates, apart, window, looped=looped)
+        if made == order:
+            break
+        at = {i: position for position, i in enumerate(made)}
+        memory = live(made, [max(at[i] for i in pair) for pair in pairs])
+        if memory.peak_bytes <= most_bytes:
+            return made
+        # What one of two holds longer now, or the other sooner, it holds while those run that were between them.
+        high = [place[i] for i, held in zip(made, memory.during_bytes, strict=True) if held > most_bytes]
+        spans = ((pair, sorted(place[i] for i in pair)) for pair in pairs)
+        parted = {pair for pair, (first, last) in spans if any(first <= h <= last for h in high)}
+        if not parted:
+            break
+        apart |= parted
+    return order
+
+
+def bring_together(
+    flow: Dataflow,
+    order: Sequence[int],
+    cost_s: Sequence[float],
+    rates: Rates,
+    apart: Collection[tuple[int, int]] = (),
+    window: int = WINDOW,
+    *,
+    looped: bool = False,
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """`order`, with kernels that gain side by side next to each other: one comes sooner, or the other later.
+
+    Args:
+        apart: those that stay where they are.
+        looped: as of `gains`.
+
+    Returns:
+        The order, and who is next to whom; the one that came first first.
+    """
+
+    made = list(order)
+    pairs: list[tuple[int, int]] = []
+    for share in GOOD_SHARES:
+        gain = gains(flow, cost_s, rates, share, looped=looped)
+
+        def gain_if_free(first: int, second: int, gain: Callable[[int, int], float] = gain) -> float:
+            return 0.0 if (first, second) in apart else gain(first, second)
+
+        made = _paired(flow, made, cost_s, gain_if_free, pairs, least_gain_s(looped), window)
+    return made, pairs
+
+
+def _paired(
+    flow: Dataflow,
+    order: Sequence[int],
+    cost_s: Sequence[float],
+    gain: Callable[[int, int], float],
+    pairs: list[tuple[int, int]],
+    least_s: float,
+    window: int,
+) -> list[int]:
+    """`order`, with more kernels next to each other, which join `pairs`."""
+    paired = {i for pair in pairs for i in pair}
+    made: list[int] = []
+    ran: set[int] = set()
+    waiting: set[int] = set()
+    later: dict[int, list[int]] = {}  # by kernel, the one that waits to run with it, and those that wait for that one
+    place = {i: position for position, i in enumerate(order)}
+
+    def ahead(second: int) -> list[int] | None:
+        """What has to run before `second`, if that may run at once: a few small kernels."""
+        found: dict[int, None] = {}
+        pending = [k for k in flow.kernels_before(second) if k not in ran]
+        while pending:
+            k = pending.pop()
+            fixed = k in waiting or k in later or k in paired
+            if fixed or cost_s[k] > least_s or len(found) == MOST_AHEAD:
+                return None
+            if k not in found:
+                found[k] = None
+                pending += [d for d in flow.kernels_before(k) if d not in ran]
+        return sorted(found, key=place.__getitem__)
+
+    for position, first in enumerate(order):
+        if first in ran or first in waiting:
+            continue
+        if first in later:
+            lead, *behind = later[first]
+            together = (lead, first, *behind)
+            made += together
+            ran.update(together)
+            waiting.difference_update(together)
+            continue
+        best, gain_s = -1, 0.0
+        before: list[int] | None = []
+        held_up = [first]  # with the kernels that have to wait where it does
+        count = 1
+        if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
+            for second in order[position + 1 : position + 1 + window]:
+                if second in ran:
+                    continue
+                needs = flow.kernels_before(second)
+                if not needs.isdisjoint(held_up):
+                    if second in paired or second in waiting:
+                        break  # it can't wait longer
+                    held_up.append(second)
+                elif (
+                    cost_s[second] > least_s
+                    and second not in paired
+                    and second not in waiting
+                    and needs.isdisjoint(waiting)
+                    and (saved_s := gain(first, second)) > gain_s
+                    and _stands_alone(flow, second)
+                    and _share_device(flow, first, second)
+                ):
+                    best, gain_s, before, count = second, saved_s, ahead(second), len(held_up)
+        if best >= 0:
+            paired.update((first, best))
+            pairs.append((first, best))
+        if before is None:
+            later[best] = held_up[:count]
+            waiting.update(held_up[:count])
+            continue
+        together = (first,) if best < 0 else (*before, first, best)
+        made += together
+        ran.update(together)
+    return made
+
+
+def side_by_side(
+    flow: Dataflow,
+    choice: Choice,
+    cost_s: Sequence[float],
+    gain: Callable[[int, int], float],
+    *,
+    looped: bool = False,
+) -> tuple[int, ...]:
+    """Positions in the choice's order whose kernels can run beside the one before, and gain by it.
+
+    Args:
+        looped: as of `gains`.
+    """
+    least_s = least_gain_s(looped)
+    can_overlap = overlaps(flow, choice.order, choice.intervals)
+    found: list[int] = []
+    for position, (first, second) in enumerate(pairwise(choice.order), 1):
+        if (
+            cost_s[first] > least_s < cost_s[second]  # what rules out most comes first
+            and (not found or found[-1] < position - 1)
+            and gain(first, second)
+            and can_overlap(position)
+        ):
+            found.append(position)
+    return tuple(found)
+
+
+def overlaps(flow: Dataflow, order: Sequence[int], absences: Iterable[Interval | Absence]) -> Callable[[int], bool]:
+    """Whether the kernel at a position may run beside the one before it, in this order with these absences.
+
+    Both run once, neither needs the other, and nothing is away for no longer than from the one to the other.
+    """
+    runs = Counter(order)
+    back_at_once = {a.release for a in absences if a.release in (a.back, a.use)}
+
+    def can_overlap(position: int) -> bool:
+        first, second = order[position - 1], order[position]
+        once = runs[first] == runs[second] == 1
+        return once and position not in back_at_once and can_run_beside(flow, first, second)
+
+    return can_overlap
+
+
+def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
+    """Whether one op can run both, the second starting when the first has asked for all of its memory."""
+    return (
+        first != second
+        and _stands_alone(flow, first)
+        and _stands_alone(flow, second)
+        and _share_device(flow, first, second)
+        and first not in flow.kernels_before(second)
+    )
+
+
+def allocations(flow: Dataflow, i: int) -> int:
+    """How many allocations a kernel makes that takes nothing over."""
+    return sum(bool(request.nbytes) for request in flow.requests[i])
+
+
+def _stands_alone(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
+
+    What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded. It is not fetched,
+    which is done by name.
+    """
+    return (
+        is_pure(flow.nodes[i].op)
+        and not uses_tensor_list(flow.nodes[i].op)  # which change a list in place where nobody else holds it
+        and not flow.updates[i]
+        and i not in flow.inexact_kernels
+        and i not in flow.runs
+        and has_one_result(flow, i)
+        and all(event in ("out", "temp") for event, _ in flow.events[i])
+        and allocations(flow, i) > 0
+        and flow.fetched.isdisjoint(v for _, v in flow.makes[i])
+    )
+
+
+def has_one_result(flow: Dataflow, i: int) -> bool:
+    """Whether a kernel's bits are the same whoever else holds its inputs.
+
+    TensorFlow's sums of three terms or more begin with one that they can write over, and tfswap's own do not
+    (passes/prepare/ordered_sums.py).
+    """
+    node = flow.nodes[i]
+    return KERNEL in node.attrs or not depends_on_owners(node.op) or len(node.inputs) <= 2
+
+
+def _share_device(flow: Dataflow, first: int, second: int) -> bool:
+    return flow.nodes[first].device == flow.nodes[second].device
+
+
+def gains(
+    flow: Dataflow, cost_s: Sequence[float], rates: Rates, share: float = GOOD_SHARES[-1], *, looped: bool = False
+) -> Callable[[int, int], float]:
+    """How many seconds two kernels save; 0 where a kernel on one core would be given away for little.
+
+    Args:
+        looped: whether they are of a loop's body or a branch.
+    """
+
+    @functools.cache
+    def gain(first: int, second: int) -> float:
+        if looped and first != second and max(cost_s[first], cost_s[second]) <= LOOPED_S:
+            shorter_s, longer_s = sorted(cost_s[i] * spread_over(flow.nodes[i], rates) for i in (first, second))
+            return shorter_s if shorter_s > max(LEAST_LOOPED_GAIN_S, share * (longer_s - shorter_s)) else 0.0
+        idle_s = max(cost_s[i] * (1 - spread_over(flow.nodes[i], rates) / rates.cores) for i in (first, second))
+        if first == second or not idle_s:
+            return 0.0
+        pair = [(flow.nodes[i], cost_s[i]) for i in (first, second)]
+        saved_s = cost_s[first] + cost_s[second] - beside_seconds(pair, rates)
+        return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
+
+    return gain
+
+
+def least_gain_s(looped: bool) -> float:
+    """What two kernels must save, and each take, to be a pair. `looped` as of `gains`."""
+    return LEAST_LOOPED_GAIN_S if looped else LEAST_GAIN_S

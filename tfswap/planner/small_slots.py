@@ -1,0 +1,103 @@
+"""Places for what is small, so that it does not lie between what is large.
+
+Where an arena may grow no further than the limit, as a GPU's, what counts is not only how much is free but that it lies
+together. The allocator gives each request the smallest free chunk that it fits: where there is none of about its size,
+the statistics of a batch norm are cut off beside the feature map that has just been made, and lie there until the
+backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
+
+A niche is a free chunk of the size of a small tensor between two that are in use. There are as many of each size as a
+step holds tensors of it at once; what parts them takes 256 bytes each. They come from the smallest free chunks, so that
+the largest stays as it is.
+
+Others' tensors have places in the same way. What a data pipeline makes in the step's arena comes at any time. Where it
+is cut off from what the step has just let go of, a feature map finds no place of its size there any more, and is given
+some other chunk whole, of up to twice its size.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.ir.op_traits import is_const
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.plan.schedule import Step
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.simulate import Ledger, Replay, Resident, added_bytes, fill
+
+LARGEST_BYTES = 64 << 10
+"""Of a niche, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
+
+
+def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+    """The bytes of each niche that a schedule has a use for.
+
+    Constants that are made with the step take some of them, also those that only make other constants.
+
+    Args:
+        beside: bytes of each tensor that others make while the step runs. Those of the step that are no larger have
+            places too, or they would take these.
+    """
+    ledger = _Counts(max((LARGEST_BYTES, *map(round_up, beside))))
+    resident.enter(ledger)
+    there = fill(ledger, added_bytes(flow, resident), resident)
+    Replay(flow, steps, ledger, there, resident).repeat(array("q"), array("q"))
+    ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
+    ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
+    return sorted(ledger.most.elements())
+
+
+def cut(niches: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
+    """The requests by which niches come about, in order: bytes, and whether what is given stays.
+
+    What parts two stays. The rest goes when all are met, and leaves niches, and what is free besides.
+
+    Args:
+        niches: bytes of each.
+        arena: in which they are met on the way.
+    """
+    made: list[tuple[int, bool]] = []
+
+    def take(nbytes: int, stays: bool = False) -> None:
+        arena.allocate(nbytes)
+        made.append((nbytes, stays))
+
+    left = sorted(niches)
+    while left:
+        room = arena.smallest_bytes
+        fitting = bisect_right(left, room) if room else len(left)  # where nothing is free, the arena grows
+        if room and left[fitting - 1] != room:  # one that is as large as the chunk needs nothing beside it
+            fitting = bisect_right(left, room // 2)  # of less than twice a request, a chunk is handed out whole
+        if not fitting:
+            take(room)  # held meanwhile, or requests would get it that are to come from beside a niche
+            continue
+        size = left.pop(fitting - 1)
+        take(size)
+        if size != room:
+            take(ALIGNMENT_BYTES, stays=True)
+    return made
+
+
+class _Counts(Ledger):
+    """Notes of how many small tensors of each size there have been at once."""
+
+    def __init__(self, largest_bytes: int) -> None:
+        super().__init__()
+        self._largest_bytes = largest_bytes
+        self.most: Counter[int] = Counter()
+        self._now: Counter[int] = Counter()
+
+    def allocate(self, size_bytes: int) -> int:
+        size = round_up(size_bytes)
+        if 0 < size <= self._largest_bytes:
+            self._now[size] += 1
+            self.most[size] = max(self.most[size], self._now[size])
+        return super().allocate(size_bytes)
+
+    def free(self, address: int) -> None:
+        super().free(address)
+        if address >= 0:
+            self._now[self._sizes[address]] -= 1

@@ -1,0 +1,126 @@
+"""The default solver: swap what is needed furthest in the future, and only when memory runs short.
+
+Belady's rule over the order: going forward, whenever the live bytes pass the target, the value whose next use
+is furthest away leaves until that use. A second pass spends what the target leaves over on the copies: a
+buffer is released as late as memory allows and the copy out needs, and brought back as early as memory allows
+and the copy in needs, so that copies hide behind kernels.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from tfswap.plan.schedule import Interval
+from tfswap.planner.problem import Choice, Gap, Problem, live_without
+
+PREFETCH_SLACK = 1.5
+"""Copies are given this many times the time that they should take: a model of time is only a model."""
+
+
+def solve(problem: Problem, target_bytes: int) -> Choice | None:
+    """What must be absent, and when, for at most `target_bytes` to be live; None when that can't be had."""
+    return _solve(problem, target_bytes, target_bytes)
+
+
+def solve_tight(problem: Problem, target_bytes: int) -> Choice | None:
+    """As `solve`, but nothing is kept longer or fetched sooner than it must: slower, and less in the arena."""
+    return _solve(problem, target_bytes, 0)
+
+
+def _solve(problem: Problem, target_bytes: int, copies_bytes: int) -> Choice | None:
+    chosen = _evict(problem, target_bytes)
+    if chosen is None:
+        return None
+    return Choice(problem.order, place_copies(problem, trim(problem, chosen, target_bytes), copies_bytes))
+
+
+def _evict(problem: Problem, target_bytes: int) -> list[Gap] | None:
+    over = problem.live_bytes - target_bytes
+    gaps = problem.uses.gaps
+    ends = [0] * len(over)  # bytes that come back at each position
+    waiting: list[tuple[int, int, int]] = []
+    opened = absent = 0
+    chosen: list[Gap] = []
+    for position in range(len(over)):
+        absent -= ends[position]
+        while opened < len(gaps) and gaps[opened].start < position:
+            gap = gaps[opened]
+            heapq.heappush(waiting, (-gap.end, -gap.nbytes, opened))
+            opened += 1
+        while over[position] - absent > 0:
+            if not waiting:
+                return None
+            gap = gaps[heapq.heappop(waiting)[2]]
+            if gap.end <= position:
+                return None  # the furthest next use is now: nothing else can leave
+            chosen.append(gap)
+            absent += gap.nbytes
+            ends[gap.end] += gap.nbytes
+    return chosen
+
+
+def trim(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Gap]:
+    """Give back what later choices made needless, the costliest first."""
+    live = live_without(problem, chosen)
+    kept: list[Gap] = []
+    for gap in sorted(chosen, key=lambda g: (-g.nbytes, g.start, g.value)):
+        inside = live[gap.start + 1 : gap.end]
+        if inside.max() + gap.nbytes <= target_bytes:
+            inside += gap.nbytes
+        else:
+            kept.append(gap)
+    return kept
+
+
+def place_copies(problem: Problem, chosen: list[Gap], target_bytes: int) -> list[Interval]:
+    """Say when each copy starts and when its buffer goes, within `target_bytes`."""
+    slack = target_bytes - live_without(problem, chosen)
+    starts, rates = problem.starts_s, problem.rates
+    disk = problem.tiers.chosen(chosen)
+    release: dict[Gap, int] = {}
+    lanes = [0.0, 0.0]  # to host memory, to disk
+    first_gap: dict[tuple[int, int], Gap] = {}  # by value and buffer: the first that is copied out
+    for gap in sorted(chosen, key=lambda g: (g.start, g.end, g.value)):
+        first_gap.setdefault((gap.value, gap.made), gap)
+    outgoing = sorted(first_gap.values(), key=lambda g: (g.made, g.end, g.value))
+    for gap in outgoing:
+        tier = gap.value in disk
+        seconds = PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.out_bytes_per_s)
+        lanes[tier] = max(lanes[tier], starts[gap.made + 1]) + seconds
+        first, last = gap.start + 1, min(gap.end, int(np.searchsorted(starts, lanes[tier])))
+        tight = np.flatnonzero(slack[first:last] < gap.nbytes)
+        stop = first + int(tight[0]) if len(tight) else max(first, last)
+        slack[first:stop] -= gap.nbytes
+        release[gap] = stop
+    placed: list[tuple[Gap, int, int]] = []
+    lanes = [float("inf")] * 2
+    for gap in sorted(chosen, key=lambda g: (-g.end, -g.start, g.value)):
+        first = release.get(gap, gap.start + 1)
+        tier = gap.value in disk
+        finish = min(lanes[tier], starts[gap.end])
+        lane = finish - PREFETCH_SLACK * gap.nbytes / (rates.disk_bytes_per_s if tier else rates.in_bytes_per_s)
+        wanted = max(first, int(np.searchsorted(starts, lane, side="right")) - 1)
+        tight = np.flatnonzero(slack[wanted : gap.end] < gap.nbytes)
+        back = wanted + int(tight[-1]) + 1 if len(tight) else wanted
+        back = min(back, gap.end)
+        slack[back : gap.end] -= gap.nbytes
+        lanes[tier] = min(lane, starts[back])
+        if back > first:
+            placed.append((gap, first, back))
+    return _intervals(placed, release, disk)
+
+
+def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], disk: frozenset[int]) -> list[Interval]:
+    """Each gap's buffer goes and comes at these positions; the first of a buffer's gaps copies it out."""
+    result: list[Interval] = []
+    copied: set[tuple[int, int]] = set()
+    for gap, gone, back in sorted(placed, key=lambda p: (p[0].end, p[0].value)):
+        out = None
+        if (gap.value, gap.made) not in copied:
+            # Where a buffer's first absence fell away (it could stay after all), the copy comes with the next.
+            out = gap.made if gap in release else gone - 1
+        copied.add((gap.value, gap.made))
+        result.append(Interval(gap.value, out, gone, back, gap.end, gap.value in disk))
+    return result

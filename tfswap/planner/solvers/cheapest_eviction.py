@@ -1,0 +1,462 @@
+"""Swap or recompute what costs least for the memory and the time that it frees.
+
+Goes forward through the order, as the step will run. When memory is short, a value that is not needed now leaves:
+the one with the lowest cost per byte and second of its absence, whether it comes back by a copy or by running
+again the kernels that made it. When a kernel needs a value that was dropped, these run just before it, from what is
+still there, and what they make on the way stays if it is needed again and there is room. That is Dynamic Tensor
+Rematerialization (Kirisame et al., ICLR 2021) with two differences: the uses to come are known, so that Belady's
+distance stands in for staleness, and a copy is another way back. Checkpoints every sqrt(n) layers (Chen et al.
+2016), and SuperNeurons' choice segment by segment between keeping and running again (section 3.4), fall out of
+costs: each value that is dropped makes its neighbours dearer, and what was made again leaves when memory is short.
+
+Where host memory has a limit, what finds no room there is not swapped: what runs again is then chosen among the rest.
+
+What a kernel reads and something later needs again may leave for that very kernel, if it writes its result into the
+buffer of an input that nobody else holds: that is what gets a step down to the working set of its largest kernel.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Uses, Wait
+from tfswap.planner.solvers.belady import place_copies, trim
+
+MAX_RERUN_SHARE = 3.0
+"""Reruns that take more than this many times the step's own time mean that the target is out of reach."""
+
+MAX_SWEEPS = 6
+"""A sweep that can't make again what it dropped, for want of memory, is followed by one that does not drop that."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a solver takes swaps and reruns to cost.
+
+    Attributes:
+        copy: seconds of a copy that count as cost. Copies overlap kernels: below 1, and the more so the freer the
+            lanes are. The planner tries several and lets the simulation say.
+        distance: exponent of the time of absence by which a cost is divided.
+        draw: number of a random draw of factors on all costs; 0 for none. What leaves first settles what is cheap
+            later, which no price foresees: where there is time for it, several draws find what one order of prices
+            misses (greedy randomised search, Feo and Resende 1995).
+    """
+
+    copy: float
+    distance: float = 0.5
+    draw: int = 0
+
+
+class _Offer(NamedTuple):
+    """A value at one of its uses, and how it may leave then.
+
+    Attributes:
+        wait: until its next use; None after its last.
+        copy_s: what a copy out and back counts as cost.
+        score: at which it may leave, while nothing that it is made from was dropped.
+    """
+
+    value: int
+    slot: int
+    wait: Wait | None
+    copy_s: float
+    score: float
+
+
+def solver(prices: Prices):
+    """A solver that works with these prices."""
+    offers_of: WeakKeyDictionary[Uses, dict[int, list[_Offer]]] = WeakKeyDictionary()
+
+    def solve(problem: Problem, target_bytes: int) -> Choice | None:
+        undroppable: set[tuple[int, int]] = set()
+        if problem.uses not in offers_of:
+            offers_of[problem.uses] = _offers(problem, prices)
+        for _ in range(MAX_SWEEPS):
+            sweep = _Sweep(problem, target_bytes, prices, offers_of[problem.uses], undroppable)
+            choice = sweep.choice()
+            if choice is not None or not sweep.stuck:
+                return choice
+            undroppable |= sweep.stuck
+        return None
+
+    return solve
+
+
+def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
+    """By position, the values that are used there: the same for every target."""
+    uses = problem.uses
+    copy_s = prices.copy / problem.rates.in_bytes_per_s + prices.copy / problem.rates.out_bytes_per_s
+
+    def offer(v: int, position: int) -> _Offer:
+        wait, slot = uses.after.get((v, position)), uses.slot[v]
+        if wait is None:
+            return _Offer(v, slot, None, NEVER, NEVER)
+        cost_s = _copy_s(problem, v, copy_s)
+        score = _score(uses, wait, uses.starts[position], min(wait.rerun_s, cost_s), prices)
+        return _Offer(v, slot, wait, cost_s, score)
+
+    return {
+        position: [offer(v, position) for v in (*reads, *uses.watched_makes[position])]
+        for position, reads in uses.watched_reads.items()
+    }
+
+
+def _copy_s(problem: Problem, v: int, byte_s: float) -> float:
+    """What copies of a value count as cost that take so long for a byte."""
+    return problem.uses.nbytes[v] * byte_s if problem.flow.may(v, "swap") else NEVER
+
+
+def _score(uses: Uses, wait: Wait, start_s: float, cost_s: float, prices: Prices) -> float:
+    """Cost per byte and (root of) second of an absence that begins at `start_s`."""
+    factor = uses.factors(prices.draw).get((wait.value, wait.end), 1.0) if prices.draw else 1.0
+    absent_s = max(wait.end_s - start_s, 1e-9)
+    return (cost_s + 1e-12) * factor / (uses.nbytes[wait.value] * absent_s**prices.distance)
+
+
+class _Sweep:
+    """One way through the order, under one target.
+
+    Positions in the order that is made count the reruns too: `self.at` is where the next kernel comes.
+
+    Attributes:
+        undroppable: waits, as (value, position of the use that ends it), over which a value is not dropped.
+        stuck: those over which this sweep dropped what there was then no room to make again.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        target_bytes: int,
+        prices: Prices,
+        offers: Mapping[int, Sequence[_Offer]],
+        undroppable: set[tuple[int, int]],
+    ):
+        self.problem = problem
+        self.target = target_bytes
+        self.prices = prices
+        self.offers = offers
+        self.undroppable = undroppable
+        self.stuck: set[tuple[int, int]] = set()
+        self.uses = uses = problem.uses
+        self.moved = 0  # bytes of what is not there and the problem's live bytes count, less what is there besides
+        self.changes: list[tuple[int, int]] = []  # (position, change of `moved` from there on)
+        self.gone = bytearray(len(uses.nbytes))  # dropped, to be made again
+        self.away = bytearray(len(uses.nbytes))  # in host memory
+        self.room = problem.tiers.room_bytes  # for what is swapped besides
+        self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
+        self.extra: set[int] = set()  # there although nothing in the problem's order reads them any more
+        self.pins: dict[int, int] = {}
+        self.takeovers: list[
+            tuple[int, ...]
+        ] = []  # groups of pinned values, of which the next kernel can take one over
+        self.reruns: list[tuple[int, int]] = []  # (position in the problem's order that they come before, kernel)
+        self.needs: list[int] = []  # bytes that each of them allocates
+        self.swapped: list[Gap] = []
+        self.made = [-1] * len(uses.nbytes)
+        self.last_use = [-1] * len(uses.nbytes)
+        self.rerun_s = 0.0
+        self.limit_s = MAX_RERUN_SHARE * float(problem.starts_s[-1])
+        self.position = 0
+        slots = len(uses.candidates)
+        self.copy_cost = [NEVER] * slots
+        self.waiting: list[Wait | None] = [None] * slots
+        self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of what may leave
+        self.entry = [0] * slots  # the one that counts; 0 for none
+        self.entries = 0
+        rates = problem.rates
+        self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
+
+    def choice(self) -> Choice | None:
+        if not self._run():
+            return None
+        problem = self.problem
+        extended = problem.extended(self.reruns, self._live()) if self.reruns else problem
+        chosen = self._until_read(extended.order) if self.reruns else trim(extended, self.swapped, self.target)
+        return Choice(extended.order, place_copies(extended, chosen, self.target))
+
+    def _run(self) -> bool:
+        uses, made, gone, away = self.uses, self.made, self.gone, self.away
+        for begin, position, most in uses.stretches:
+            if most - self.moved > self.target:
+                for self.position in range(begin, position):
+                    if not self._make_room(uses.live[self.position]):
+                        return False
+            self.position = position
+            if position == len(uses.live):
+                return True
+            reads, makes = uses.watched_reads[position], uses.watched_makes[position]
+            missing = [v for v in reads if gone[v] or away[v]]
+            if missing or uses.live[position] - self.moved > self.target:
+                self.pins = dict.fromkeys(reads, 1)
+                if not all(self._bring(v) for v in missing):
+                    return False
+                for v in self._begin_takeovers(uses.takeovers(position)):
+                    self._offer(uses.after[v, position])
+                if not self._make_room(uses.live[position]):
+                    return False
+                self.pins, self.takeovers = {}, []
+            at = self.at
+            for v in makes:
+                made[v] = at
+            for v, slot, wait, copy_s, score in self.offers[position]:
+                if gone[v] or away[v]:
+                    continue  # its buffer was taken over
+                self.last_use[v] = at
+                if wait is None:
+                    self.waiting[slot] = None
+                    self.entry[slot] = 0
+                elif (v, made[v]) in self.copied:
+                    self._offer(wait)
+                else:
+                    self.waiting[slot] = wait
+                    self.copy_cost[slot] = copy_s
+                    self._enter(slot, score)
+        return True
+
+    @property
+    def at(self) -> int:
+        return self.position + len(self.reruns)
+
+    def _until_read(self, order: Sequence[int]) -> list[Gap]:
+        """What was swapped, each until it is really read: kernels may run again between its return and that."""
+        flow = self.problem.flow
+        gaps: list[Gap] = []
+        for gap in self.swapped:
+            producer, end = flow.values[gap.value].producer, gap.end
+            while gap.value not in flow.reads[order[end]] and order[end] != producer:
+                end += 1
+            if order[end] != producer:  # else it was made again before anything read what came back
+                gaps.append(gap._replace(end=end))
+        return gaps
+
+    def _live(self) -> np.ndarray:
+        """Live bytes per position of the new order, with what was swapped still there."""
+        problem, uses = self.problem, self.uses
+        order_length = len(problem.order) + len(self.reruns)
+        live = np.empty(order_length + 1, dtype=np.int64)
+        first = np.array([p for p, _ in self.reruns], dtype=np.int64)
+        again = first + np.arange(len(first))
+        kept = np.ones(order_length, dtype=bool)
+        kept[again] = False
+        live[:-1][kept] = problem.live_bytes
+        live[again] = problem.before_bytes[first] + np.array(self.needs, dtype=np.int64)
+        change = np.zeros(order_length + 1, dtype=np.int64)
+        for position, nbytes in self.changes:
+            change[position] += nbytes
+        for gap in self.swapped:
+            nbytes = uses.nbytes[gap.value]
+            change[gap.start + 1] -= nbytes
+            change[gap.end] += nbytes
+        return (live - np.cumsum(change))[:-1]
+
+    def _move(self, nbytes: int, position: int) -> None:
+        self.moved += nbytes
+        self.changes.append((position, nbytes))
+
+    def _offer(self, wait: Wait) -> None:
+        """A value is there, and may leave until its next use."""
+        slot, v = wait.slot, wait.value
+        copied = (v, self.made[v]) in self.copied
+        self.waiting[slot] = wait
+        self.copy_cost[slot] = _copy_s(self.problem, v, self.in_s if copied else self.in_s + self.out_s)
+        self._reenter(wait)
+
+    def _rerun_cost(self, wait: Wait) -> float:
+        """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
+        if (wait.value, wait.end) in self.undroppable:
+            return NEVER
+        cost = wait.rerun_s
+        seen = {wait.value}
+        pending = [wait]
+        while pending:
+            for v in pending.pop().sources:
+                if self.gone[v] and v not in seen:
+                    seen.add(v)
+                    below = self.waiting[self.uses.slot[v]]
+                    assert below is not None, "what was dropped will be needed"
+                    cost += below.rerun_s
+                    pending.append(below)
+            if cost >= self._copy_cost(wait) or len(seen) > MAX_CHAIN:
+                return NEVER
+        return cost
+
+    def _copy_cost(self, wait: Wait) -> float:
+        """What a copy counts as cost now; there may be no room for what it would take out."""
+        return self.copy_cost[wait.slot] if self.uses.nbytes[wait.value] <= self.room else NEVER
+
+    def _reenter(self, wait: Wait) -> None:
+        """It may leave, at a score that is right if nothing that it is made from was dropped, and else too low."""
+        self._enter(wait.slot, self._score(wait, min(wait.rerun_s, self.copy_cost[wait.slot])))
+
+    def _enter(self, slot: int, score: float) -> None:
+        self.entries += 1
+        self.entry[slot] = self.entries
+        heapq.heappush(self.leaving, (score, self.entries, slot))
+
+    def _score(self, wait: Wait, cost_s: float) -> float:
+        """Of a value that leaves now."""
+        return _score(self.uses, wait, self.uses.starts[self.position], cost_s, self.prices)
+
+    def _make_room(self, live_bytes: int) -> bool:
+        """Let values leave until `live_bytes`, counted with nothing moved, meets the target.
+
+        Scores in the heap are of when they were entered. They rise, as uses come near and what a value is made from
+        is dropped; so the first whose score still stands is the lowest.
+        """
+        pinned: list[tuple[float, int, int]] = []
+        while live_bytes - self.moved > self.target and self.leaving:
+            score, entry, slot = heapq.heappop(self.leaving)
+            if self.entry[slot] != entry:
+                continue
+            wait = self.waiting[slot]
+            assert wait is not None, "what may leave has a next use"
+            if wait.value in self.pins and not any(wait.value in group for group in self.takeovers):
+                pinned.append((score, entry, slot))
+                continue
+            rerun_s, copy_s = self._rerun_cost(wait), self._copy_cost(wait)
+            score = self._score(wait, min(rerun_s, copy_s))
+            if self.leaving and score > self.leaving[0][0]:
+                if score < NEVER:
+                    heapq.heappush(self.leaving, (score, entry, slot))
+            elif score < NEVER:
+                self._evict(wait, rerun_s < copy_s)
+        for item in pinned:
+            heapq.heappush(self.leaving, item)
+        return live_bytes - self.moved <= self.target
+
+    def _evict(self, wait: Wait, drop: bool) -> None:
+        v = wait.value
+        self.entry[wait.slot] = 0
+        if v in self.pins:
+            self.takeovers = [group for group in self.takeovers if v not in group]
+            self.last_use[v] = self.at - 1
+        self._move(self.uses.nbytes[v], self.last_use[v] + 1)
+        if drop:
+            self.gone[v] = True
+        else:
+            self.away[v] = True
+            self.room -= self.uses.nbytes[v]
+
+    def _bring(self, wanted: int) -> bool:
+        """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
+        uses = self.uses
+        before = uses.before[self.position]
+        entered: set[int] = set()
+        stack = [wanted]
+        while stack:
+            v = stack[-1]
+            if self._is_there(v):
+                stack.pop()
+            elif self.away[v]:
+                if not self._make_room(before + uses.nbytes[v]):
+                    self._note_stuck(stack)
+                    return False
+                self._return(v)
+                stack.pop()
+            else:
+                kernel = self.problem.flow.values[v].producer
+                reads = uses.reads[kernel]
+                if v not in entered:
+                    entered.add(v)
+                    for u in reads:
+                        self.pins[u] = self.pins.get(u, 0) + 1
+                missing = [u for u in reads if not self._is_there(u)]
+                if missing:
+                    stack += missing
+                    continue
+                needs = self._needs(kernel)
+                if not self._make_room(before + needs):
+                    self._note_stuck(stack)
+                    return False
+                self._rerun(kernel, needs)
+                entered.discard(v)
+                stack.pop()
+                if self.rerun_s > self.limit_s:
+                    return False
+        return True
+
+    def _note_stuck(self, wanted: list[int]) -> None:
+        """The first of `wanted` was dropped and can't be made; what it is made from may well be, for something else."""
+        waits = (self.waiting[self.uses.slot[v]] for v in wanted if self.gone[v])
+        wait = next(filter(None, waits), None)
+        self.stuck = set() if wait is None else {(wait.value, wait.end)}
+
+    def _is_there(self, v: int) -> bool:
+        if self.gone[v] or self.away[v]:
+            return False
+        return v in self.extra or not self.uses.is_dead(v, self.position)
+
+    def _begin_takeovers(self, groups: Sequence[tuple[int, ...]]) -> list[int]:
+        """A kernel may take over one of each group; returns them all. A value that two groups have counts once."""
+        self.takeovers = []
+        found: list[int] = []
+        for group in groups:
+            own = tuple(v for v in group if v in self.uses.slot and v not in found)
+            found += own
+            self.takeovers.append(own)
+        return found
+
+    def _return(self, v: int) -> None:
+        """A copy comes back."""
+        self.away[v] = False
+        self.room += self.uses.nbytes[v]
+        self.copied.add((v, self.made[v]))
+        self._move(-self.uses.nbytes[v], self.at)
+        self.swapped.append(Gap(v, self.problem.flow.values[v].nbytes, self.made[v], self.last_use[v], self.at))
+        self._again(v)
+
+    def _needs(self, kernel: int) -> int:
+        """The most that a kernel allocates that runs again now; notes what it may take over besides."""
+        uses = self.uses
+        needs, groups = uses.needs[kernel], list[tuple[int, ...]]()
+        for group in uses.takeable[kernel]:
+            own = [v for v in group if self.pins[v] == 1]  # that nothing else waits for
+            dying = next((v for v in own if v in self.extra), None)
+            if dying is None:
+                groups.append(tuple(v for v in own if not uses.is_dead(v, self.position)))
+            else:
+                needs -= uses.nbytes[dying]
+        self._begin_takeovers(groups)
+        return needs
+
+    def _rerun(self, kernel: int, needs: int) -> None:
+        uses, at = self.uses, self.at
+        self.reruns.append((self.position, kernel))
+        self.needs.append(needs)
+        self.takeovers = []
+        self.rerun_s += self.problem.cost_s[kernel]
+        for v in uses.reads[kernel]:
+            if not (self.gone[v] or self.away[v]):
+                self.last_use[v] = at
+            self.pins[v] -= 1
+            if not self.pins[v]:
+                del self.pins[v]
+                if v in self.extra:
+                    self.extra.discard(v)
+                    self._move(uses.nbytes[v], at + 1)
+        for v in uses.makes[kernel]:
+            self.made[v] = self.last_use[v] = at
+            if self.gone[v] or self.away[v]:
+                if self.gone[v]:
+                    for wait in uses.dependents.get(v, ()):
+                        if self.waiting[wait.slot] is wait and not (self.gone[wait.value] or self.away[wait.value]):
+                            self._reenter(wait)
+                self.room += uses.nbytes[v] if self.away[v] else 0
+                self.gone[v] = self.away[v] = False
+                self._move(-uses.nbytes[v], at + 1)
+                self._again(v)
+            elif v in self.pins and uses.is_dead(v, self.position):
+                self.extra.add(v)
+                self._move(-uses.nbytes[v], at + 1)
+
+    def _again(self, v: int) -> None:
+        """`v` is back before its next use, which may be later than now: it can leave once more."""
+        wait = self.waiting[self.uses.slot[v]]
+        assert wait is not None, "what is not used any more does not come back"
+        self._offer(wait)

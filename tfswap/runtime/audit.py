@@ -1,0 +1,211 @@
+"""Did TensorFlow run what was planned? Checked in the functions that its executor was given.
+
+TensorFlow may prune, merge, inline and reorder; a plan that fits on paper is worth nothing if its nodes or edges are
+gone. The gate of a rewritten step (ops/csrc/core/gate_ops.cc) hands over what TensorFlow made the step from, after
+all of its passes and cut up by device: whoever called it, as often as TensorFlow makes it anew, and with no look at the
+graphs that a user's own program collects. Every planned kernel is looked up there, with its op, and every edge between
+two planned nodes, in the bodies of loops and conditionals too.
+
+Not seen: what TensorFlow does once more when it makes an executor of such a function. It folds constants, which is
+planned with (analysis/constants.py), and merges equal nodes, of which an order leaves none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfswap.importers.library import functions_in
+from tfswap.ir.custom_ops import GATE
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import calls_functions, control_flow, is_const, is_view
+from tfswap.passes.verify import VerificationError
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework import function_pb2
+
+ONEDNN = ("_Mkl", "_MklNative")
+"""How oneDNN's forms of ops begin (mkl_graph_util.h). They are planned with, as what they stand in for."""
+
+REMEDY = "The limit would not hold. Please report this, with your TensorFlow's version."
+
+
+class Audit:
+    """One rewritten step, held against what TensorFlow makes of it.
+
+    Args:
+        graph: the step as it was planned.
+        gate: the number of its gate.
+    """
+
+    def __init__(self, graph: Graph, gate: int):
+        import tfswap.ops
+
+        self._executed = tfswap.ops.executed
+        self._planned = Expected.of(graph)
+        self._gate = gate
+        self._told = b""  # of a step that not all of its devices have told of yet
+        self._failure: str | None = None  # the error itself would keep, by its traceback, all that the step holds
+
+    def check(self) -> None:
+        """Look at what has been executed since the last time, if anything.
+
+        Raises:
+            VerificationError: it is not what was planned. From then on every time.
+        """
+        if executed := b"".join(map(self._executed, self._planned.gates)):  # messages one after the other merge
+            from tensorflow.core.framework import function_pb2
+
+            told = self._told + executed
+            library = function_pb2.FunctionDefLibrary.FromString(told)
+            try:
+                self._told = b"" if audit(self._planned, library, self._gate) else told
+            except VerificationError as error:
+                self._failure = str(error)
+        if self._failure is not None:
+            raise VerificationError(self._failure)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What has to be found again of a planned graph.
+
+    Attributes:
+        sources: by node, the nodes that it reads or waits for. Without what is fed.
+        kernels: the nodes that have to be there. Without a view or a constant nothing is lost; calls are inlined.
+        ops: by node, what it computes. Without the calls that are inlined.
+        bodies: what loops and conditionals run, by node.
+        gates: numbers of the gates, one on each device.
+    """
+
+    sources: Mapping[str, frozenset[str]]
+    kernels: frozenset[str]
+    ops: Mapping[str, str]
+    bodies: Mapping[str, tuple[Expected, ...]]
+    gates: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(graph: Graph) -> Expected:
+        feeds = set(graph.feeds)
+        nodes = [node for node in graph if node not in feeds]
+
+        def sources(node: Node) -> frozenset[str]:
+            return frozenset(n.name for n in (*(t.node for t in node.inputs), *node.controls) if n not in feeds)
+
+        there = [node for node in nodes if node in graph.bodies or not calls_functions(node.op)]
+        return Expected(
+            {node.name: sources(node) for node in nodes},
+            frozenset(node.name for node in there if not (is_view(node.op) or is_const(node.op))),
+            {node.name: node.op for node in there},
+            {node.name: tuple(map(Expected.of, bodies)) for node, bodies in graph.bodies.items()},
+            gates_of(graph),
+        )
+
+
+def audit(planned: Expected, library: function_pb2.FunctionDefLibrary, gate: int) -> int:
+    """Compare a planned step with its functions as they were executed; returns the number of edges found, 0 where some
+    of its devices are still to tell.
+
+    Args:
+        library: the step's function on each device, and what they call.
+
+    Raises:
+        VerificationError: a kernel or an edge did not survive, or a node computes something else.
+    """
+    functions = {f.signature.name: f for f in library.function}
+    edges = 0
+    for made in _made(functions, gate, planned.gates):
+        if sum(any(map(_is_gate(planned.gates), f.node_def)) for f in made) >= len(planned.gates):
+            edges += _compare(planned, Found(made), functions, "")
+    return edges
+
+
+def gates_of(graph: Graph) -> tuple[int, ...]:
+    """The numbers of a graph's gates."""
+    return tuple(number for node in graph if node.op == GATE and isinstance(number := node.attrs["gate"], int))
+
+
+def _made(functions: Mapping[str, Any], gate: int, gates: Sequence[int]) -> Iterator[list[Any]]:
+    """The step's function on each device, for each time that TensorFlow has made it: those with gates, and those that
+    differ from them in their number only.
+    """
+    families = {n.rstrip("0123456789") for n, f in functions.items() if any(map(_is_gate(gates), f.node_def))}
+    if not families:
+        raise VerificationError(f"TensorFlow runs a step without its gate {gate}, which holds it in order. {REMEDY}")
+    for family in sorted(families):
+        member = re.compile(re.escape(family) + r"\d+")
+        yield [f for n, f in functions.items() if member.fullmatch(n)]
+
+
+def _is_gate(gates: Sequence[int]) -> Callable[[Any], bool]:
+    return lambda node: node.op == GATE and node.attr["gate"].i in gates
+
+
+class Found:
+    """Nodes of executed functions, and what they come after."""
+
+    def __init__(self, functions: Iterable[Any]):
+        self.nodes: dict[str, Any] = {node.name: node for f in functions for node in f.node_def}
+        self._sends = {n.attr["tensor_name"].s: n.name for n in self.nodes.values() if n.op in ("_Send", "_HostSend")}
+        self._memory: dict[str, frozenset[str]] = {}
+
+    def sources(self, name: str) -> set[str]:
+        """What a node reads or waits for; on a device that it hears from, what is sent."""
+        node = self.nodes[name]
+        names = {i.removeprefix("^").partition(":")[0] for i in node.input} & self.nodes.keys()
+        if node.op in ("_Recv", "_HostRecv") and (send := self._sends.get(node.attr["tensor_name"].s)) is not None:
+            names.add(send)
+        return names
+
+    def behind(self, name: str, planned: Mapping[str, object]) -> set[str]:
+        """The planned nodes that `name` comes right after: with no planned node, but any others, in between."""
+        found: set[str] = set()
+        seen: set[str] = set()
+        pending = list(self.sources(name))
+        while pending:
+            source = pending.pop()
+            if source in planned:
+                found.add(source)
+            elif source not in seen:
+                seen.add(source)
+                pending += self.sources(source)
+        return found
+
+    def comes_after(self, name: str, first: str) -> bool:
+        """Whether a path leads from `first` to `name`."""
+        return first in self.behind(name, {first: None})
+
+
+def _compare(planned: Expected, found: Found, functions: Mapping[str, Any], where: str) -> int:
+    edges = 0
+    for name, sources in planned.sources.items():
+        if name not in found.nodes:
+            if name in planned.kernels:
+                raise VerificationError(f"TensorFlow removed the planned node {name!r}{where}. {REMEDY}")
+            continue
+        _compare_op(name, planned.ops.get(name), found.nodes[name].op, where)
+        behind = found.behind(name, planned.sources)
+        for source in sources & found.nodes.keys():
+            if source not in behind and not found.comes_after(name, source):
+                raise VerificationError(f"TensorFlow removed the planned edge {source!r} -> {name!r}{where}. {REMEDY}")
+            edges += 1
+        if name in planned.bodies:
+            edges += _compare_bodies(name, planned, found.nodes[name], functions)
+    return edges
+
+
+def _compare_op(name: str, planned: str | None, found: str, where: str) -> None:
+    if planned is not None and found not in (planned, *(prefix + planned.removeprefix("_") for prefix in ONEDNN)):
+        raise VerificationError(f"TensorFlow made {found} of the planned {planned} node {name!r}{where}. {REMEDY}")
+
+
+def _compare_bodies(name: str, planned: Expected, node: Any, functions: Mapping[str, Any]) -> int:
+    kind = control_flow(node.op)
+    assert kind is not None  # its op is the planned one
+    called = [f.name for attribute in kind.functions for f in functions_in(node.attr[attribute])]
+    edges = 0
+    for function, body in zip(called, planned.bodies[name], strict=True):
+        edges += _compare(body, Found([functions[function]]), functions, f" in {function!r}, which {name!r} runs")
+    return edges

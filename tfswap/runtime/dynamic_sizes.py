@@ -1,0 +1,254 @@
+"""Sizes that depend on what a step's arguments hold, told before it runs.
+
+How long the rows of a ragged batch are when they are padded (`ragged.to_tensor()`), how far `tf.range(n)` goes or a
+mask of lengths: shapes do not say it. Where such a size follows from arguments alone it is computed before each call,
+by those few nodes of the step, and planned for as the arguments' own sizes are.
+
+What is computed to tell a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
+made to tell how large it is where a rule tells it (size_rules.py).
+
+Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
+taken outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known
+for is made to tell its size, before the step and whatever the limit is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfswap.compiler.preconditions import made_at, sizeless
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.exporters.graph_def import export_graph_def
+from tfswap.importers.function import import_function
+from tfswap.importers.size_bounds import decides_sizes
+from tfswap.importers.source_lines import SourceLines
+from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.op_traits import is_const, is_pure
+from tfswap.ir.types import TensorType
+from tfswap.runtime.captures import deferred, without_asking
+from tfswap.runtime.output_sizes import SizeRule, size_rule
+from tfswap.support.sizes import format_bytes
+
+MOST_ROUNDS = 4
+"""What has been told tells what else is open: from one to the next at most so often."""
+MOST_ELEMENTS = 1 << 63
+"""No tensor has so many."""
+
+Sizes = tuple[tuple[int, ...], ...]
+
+UnderLimit = Callable[[Any], Callable[..., Any]]
+"""From a `tf.function` to what calls it within the step's limit."""
+
+
+class Round(NamedTuple):
+    """Sizes that are told together.
+
+    Attributes:
+        told: the tensors.
+        compute: from the trace's arguments, captures included, to their shapes.
+    """
+
+    told: Sequence[Output]
+    compute: Callable[[Sequence[Any]], Sizes]
+
+
+class ToldSizes:
+    """Tells the sizes of some tensors of a trace from its arguments.
+
+    Args:
+        rounds: what is told, in order.
+    """
+
+    def __init__(self, rounds: Sequence[Round]):
+        self.rounds = tuple(rounds)
+
+    def sizes(self, concrete: Any, inputs: Sequence[Any]) -> Sizes:
+        """The shapes of these tensors in a call with these arguments, which have values."""
+        given = [*inputs, *without_asking(concrete)]
+        return tuple(shape for each in self.rounds for shape in each.compute(given))
+
+    def types(self, sizes: Sizes) -> dict[str, TensorType]:
+        """What a plan for these sizes supposes of the tensors, by their names."""
+        tensors = [tensor for each in self.rounds for tensor in each.told]
+        return {t.name: TensorType(t.type.dtype, shape) for t, shape in zip(tensors, sizes, strict=True)}
+
+
+def find_told_sizes(
+    concrete: Any, inputs: Sequence[Any], under_limit: UnderLimit, known: ToldSizes | None = None
+) -> ToldSizes | None:
+    """What tells all sizes of a trace that its arguments' shapes leave open, and as many as it can of those that are
+    known by a bound only (`tf.unique`); None where that is not all, or no more than is known.
+
+    Args:
+        inputs: the arguments of a call, with values.
+        under_limit: what tells them is called by.
+        known: what tells some of them already.
+    """
+    told = known = known or ToldSizes(())
+    for _ in range(MOST_ROUNDS):
+        types = told.types(told.sizes(concrete, inputs))
+        graph = import_function(concrete, inputs, types)
+        open_ones = (t for t in (*_first_unknown(graph), *_bounded(graph)) if t.name not in types)
+        asked = {t: rule for t in open_ones if (rule := _rule(graph, t, concrete)) is not None}
+        if not asked:
+            return None if sizeless(graph) or told is known else told
+        told = ToldSizes((*told.rounds, Round([*asked], _computing(graph, asked, concrete, under_limit))))
+    return None
+
+
+def follow_from_arguments(concrete: Any, inputs: Sequence[Any]) -> bool:
+    """Whether sizes that a trace leaves open follow from what its arguments hold: where these have values, such sizes
+    are computed.
+    """
+    graph = import_function(concrete, inputs)
+    return any(_rule(graph, tensor, concrete) is not None for tensor in _first_unknown(graph))
+
+
+def _first_unknown(graph: Graph) -> list[Output]:
+    """Of the tensors of unknown size those that are computed from others of known size, and are in no body."""
+    unknown = dict.fromkeys(sizeless(graph))
+    return [t for t in unknown if _is_own(graph, t) and unknown.keys().isdisjoint(t.node.inputs)]
+
+
+def _bounded(graph: Graph) -> list[Output]:
+    """Tensors of the step itself whose sizes it decides by values, and of which the most is known."""
+    every = (node.out(i) for node in graph if decides_sizes(node.op) for i in range(len(node.outputs)))
+    return [tensor for tensor in every if tensor.type.bound]
+
+
+def _is_own(graph: Graph, tensor: Output) -> bool:
+    """Whether a tensor is of the step itself, and of no body."""
+    return tensor.node.name in graph and graph[tensor.node.name] is tensor.node
+
+
+def _rule(graph: Graph, tensor: Output, concrete: Any) -> SizeRule | None:
+    """What tells a tensor's size from the arguments alone; at worst the tensor itself."""
+    rule = size_rule(tensor)
+    if rule is None:
+        return SizeRule((), lambda shape: shape, tensor) if _follows(graph, (tensor,), concrete) else None
+    if rule.of is not None and (shape := _traced_shape(concrete, rule.of)) is not None:
+        rule = SizeRule(rule.asked, functools.partial(_with_shape, rule.shape, shape))
+    return rule if _follows(graph, _computed(rule), concrete) else None
+
+
+def _with_shape(of: Callable[..., Any], shape: Sequence[int], *asked: Any) -> Any:
+    import tensorflow as tf
+
+    return of(tf.constant(shape, tf.int64), *asked)
+
+
+def _computed(rule: SizeRule) -> list[Output]:
+    return [*rule.asked] if rule.of is None else [rule.of, *rule.asked]
+
+
+def _traced_shape(concrete: Any, tensor: Output) -> tuple[int, ...] | None:
+    """A tensor's shape where it is the same for all arguments that the trace takes."""
+    try:
+        shape = concrete.graph.get_tensor_by_name(tensor.name).shape
+    except KeyError:  # of a function that is called
+        return None
+    return tuple(shape) if shape.is_fully_defined() else None
+
+
+def _follows(graph: Graph, tensors: Sequence[Output], concrete: Any) -> bool:
+    """Whether tensors follow from the step's arguments alone."""
+    unknown = deferred(concrete)
+    feeds = {
+        feed
+        for feed, late in zip(graph.feeds, unknown, strict=True)
+        if not late and all(kind.dtype != "resource" for kind in feed.outputs)
+    }
+    pending, seen = [tensor.node for tensor in tensors], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node in seen or node in feeds:
+            continue
+        seen.add(node)
+        if not (is_pure(node.op) or is_const(node.op)) or node in graph.bodies:
+            return False
+        pending += (source for source, _ in node.inputs)
+    return True
+
+
+def _computing(
+    graph: Graph, rules: Mapping[Output, SizeRule], concrete: Any, under_limit: UnderLimit
+) -> Callable[[Sequence[Any]], Sizes]:
+    """A function from a trace's arguments to the shapes of tensors that follow from them."""
+    import tensorflow as tf
+    from tensorflow.python.framework import errors
+
+    locate = SourceLines(concrete)
+    part = graph.copy()
+    for node in part:
+        node.controls = ()  # checks, which the step makes itself
+    part.targets = []
+    names = [t.name for rule in rules.values() for t in _computed(rule)]
+    part.fetches = list(map(part.tensor, names))
+    feeds = [feed.name for feed in graph.feeds]
+    part.feeds = []
+    part.prune()
+    used = [position for position, name in enumerate(feeds) if name in part]
+    graph_def = export_graph_def(part)
+
+    def sizes(*given: Any) -> Any:
+        fed = {f"{feeds[position]}:0": value for position, value in zip(used, given, strict=True)}
+        made = iter(tf.graph_util.import_graph_def(graph_def, input_map=fed, return_elements=names, name=""))
+        shapes = []
+        for rule in rules.values():
+            of = [] if rule.of is None else [tf.shape(next(made), tf.int64)]
+            shapes.append(tf.cast(rule.shape(*of, *(next(made) for _ in rule.asked)), tf.int64))
+        return shapes
+
+    specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
+    compute = tf.function(sizes, input_signature=specs, autograph=False)
+    if not any(rule.of == tensor for tensor, rule in rules.items()):  # whose sizes are open
+        compute = under_limit(compute)
+
+    def run(given: Sequence[Any]) -> Sizes:
+        try:
+            shapes = compute(*(given[p] for p in used))
+        except errors.OpError as error:
+            raise _located(error, locate) from None
+        except InfeasibleMemoryLimit as error:
+            raise _refusal(error, [*rules], locate) from None
+        found = tuple(tuple(shape.numpy().tolist()) for shape in shapes)
+        for tensor, shape in zip(rules, found, strict=True):
+            if math.prod(shape) >= MOST_ELEMENTS:
+                told = f"{tensor.name!r}{made_at(tensor.node.name, locate)} would have the shape {list(shape)}"
+                raise errors.InvalidArgumentError(None, None, f"{told}, of more than 2**63 - 1 elements.")
+        return found
+
+    return run
+
+
+def _located(error: Any, locate: SourceLines) -> Exception:
+    """What TensorFlow says of a node that sizes are told by, and which line of the user's own made it."""
+    line = next(filter(None, map(locate, re.findall(r"\{\{node ([^}]+)\}\}", error.message))), None)
+    said = error.message.rpartition("<stack traces unavailable>\n")[2].strip()
+    where = f" It is made at {line}." if line else ""
+    return type(error)(None, None, f"{said}\nA size in the step depends on it.{where}")
+
+
+def _refusal(error: InfeasibleMemoryLimit, told: Sequence[Output], locate: SourceLines) -> InfeasibleMemoryLimit:
+    """What tells sizes does not fit by itself."""
+    others = f", and of {len(told) - 1} others" if len(told) > 1 else ""
+    return InfeasibleMemoryLimit(
+        f"memory_limit is {error.limit_bytes} bytes ({format_bytes(error.limit_bytes)}), and to compute the size of "
+        f"{told[0].name!r}{made_at(told[0].node.name, locate)}{others}, before the step runs takes at least "
+        f"{error.floor_bytes} ({format_bytes(error.floor_bytes)}), since it depends on what the arguments hold. "
+        f"Say the size at that line (tf.ensure_shape), ask for memory_limit={error.floor_bytes} or more, "
+        "or make the batch smaller.",
+        floor_bytes=error.floor_bytes,
+        limit_bytes=error.limit_bytes,
+    )
+
+
+def have_values(inputs: Sequence[Any]) -> bool:
+    """Whether these arguments have values, by which sizes can be told."""
+    from tensorflow.python.framework import ops
+
+    return all(isinstance(each, ops.EagerTensor) for each in inputs)

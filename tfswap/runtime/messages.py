@@ -1,0 +1,125 @@
+"""Messages on a limit that can't be kept, or was exceeded: by how much, the cause, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.support.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from tfswap.report.report import ConvolutionRow
+
+
+BESIDE_OTHERS = (
+    "another optimized step ran at the same time, and each is planned as if it were alone: one of them calls Python, "
+    "waits for a queue or an iterator, or takes part in a collective, and may have waited for the other. Call them one "
+    "after another."
+)
+"""The cause where a step did not run alone."""
+
+
+def refused_by_another(step: str, rank: int, floor_bytes: int) -> str:
+    """Of a step that fits here, and not in another worker's arena."""
+    return (
+        f"{step}: worker {rank} needs at least {floor_bytes} bytes ({format_bytes(floor_bytes)}) in its arena, more "
+        "than its memory_limit, and no worker trains without the others. Ask for "
+        f"memory_limit={floor_bytes} or more, or make the batch smaller."
+    )
+
+
+def refused_by_the_arena(refusal: InfeasibleMemoryLimit, device: str, arena_bytes: int, regions: int) -> str:
+    """`refusal`, of a step to which no limit helps since the arena may not have as much, or not in one piece."""
+    told = f"{refusal} {device}'s allocator may have {arena_bytes} bytes ({format_bytes(arena_bytes)}) in all"
+    if refusal.floor_bytes > arena_bytes:
+        told += (
+            f", in {regions} regions so far, and tensors do not fit across regions. One region holds more: allocate "
+            "one tensor of about that size when the program starts, and free it"
+        )
+    return f"{told}."
+
+
+def exceeded(step: str, peak_bytes: int, limit_bytes: int, cause: str, *, again: bool) -> str:
+    """Of a step that ran.
+
+    Args:
+        cause: a sentence.
+        again: whether the next call is planned with room for it.
+    """
+    told = f"{step} peaked at {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - limit_bytes)} over its limit: "
+    told += cause
+    return f"{told} The next call is planned again with room for that." if again else told
+
+
+def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
+    """Of a step that has not run yet."""
+    return (
+        f"{step} peaked at {format_bytes(peak_bytes)} while TensorFlow made it, "
+        f"{format_bytes(peak_bytes - limit_bytes)} over its limit. TensorFlow evaluates constant subgraphs while it "
+        "builds the step. Move large constants outside the function."
+    )
+
+
+def what_came(nbytes: int, held: str) -> str:
+    """The cause where bytes that others allocated during the step are still in use.
+
+    Args:
+        held: as of `Holders.of_what_came`.
+    """
+    return f"others allocated {format_bytes(nbytes)} during the step and still hold them{held}."
+
+
+def what_may_have_taken_it(tightest: ConvolutionRow | None, unmodelled: Sequence[str]) -> str:
+    """The cause where all such bytes have been freed.
+
+    Args:
+        tightest: the convolution to whose workspace the plan leaves least, where cuDNN chooses that.
+        unmodelled: kernels whose memory is known by a bound only, worst first.
+    """
+    suspect = ""
+    if tightest is not None:
+        suspect = (
+            f", such as cuDNN's workspace for {tightest.name}, to which the plan leaves "
+            f"{format_bytes(tightest.free_bytes)} (limit_workspaces=True keeps all of them within what is left)"
+        )
+    elif unmodelled:
+        suspect = f", such as {unmodelled[0]}"
+    return (
+        "something else took memory of the device while it ran, and has freed it again, or a kernel took more than "
+        f"is modelled{suspect}."
+    )
+
+
+def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
+    """Of a step that has no plan in the arena that it finds, and runs with the one that it has.
+
+    Args:
+        copied_bytes: of variables whose buffers tensors hold too.
+    """
+    told = f"{step}: the limit can no longer be kept: {refusal}"
+    if not copied_bytes:
+        return told
+    return (
+        f"{told} {format_bytes(copied_bytes)} of its variables share their buffers with tensors that are still held "
+        "(tf.identity(w), w.read_value(), another variable that w was assigned to), and an update takes as much again: "
+        "delete those before the step, or keep w.numpy(), which lies in host memory."
+    )
+
+
+def refused_with_batches(refusal: InfeasibleMemoryLimit, batches: int, batch_bytes: int) -> str:
+    """`refusal`, of a step that takes its batches from pipelines.
+
+    Args:
+        batches: so many of each of them have room in the plan.
+        batch_bytes: of what each of them gives once.
+    """
+    return (
+        f"{refusal} {format_bytes(batches * batch_bytes)} of that are room for the next {batches} batches, which the "
+        "pipeline makes while the step runs. Where the step is given each batch, step(next(iterator)), it needs less."
+    )
+
+
+def no_room(step: str, enough_bytes: int) -> str:
+    """Of a step that exceeded its limit, and will again if others allocate as much again."""
+    return f"{step}: no plan leaves room for that; if it happens again, memory_limit={enough_bytes} is enough."

@@ -1,0 +1,80 @@
+"""An optimized step that another `tf.function` calls: when that runs, Python runs the step like one called directly.
+
+So it is planned for the arena that it finds, has its turn from the first look at the arena to the end, and is watched.
+What stands in the outer function is one node (csrc/core/inside_ops.cc). It names what Python runs by a number, and a
+function that carries out the plan that was made while the outer one was traced, which runs where a file is loaded.
+
+Invariant: the outer function holds what its node runs.
+
+Not handled: GPUs; steps on several devices; collectives, whose keys are taken when the outer function is called; and
+steps that read tensors of the outer function without being given them. Those run the plan that was made while the outer
+function was traced.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfswap.runtime.captures import deferred
+
+
+def can_run(concrete: Any) -> bool:
+    """Whether Python can run a trace that another function calls: it captures nothing but what is there already."""
+    import tensorflow as tf
+
+    return not any(deferred(concrete)) and not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))
+
+
+def inside_function(planned: Any, original: Any, run: Callable[..., Sequence[Any]], *, waits: bool) -> Any:
+    """A ConcreteFunction that is called in the place of a trace where another function is traced.
+
+    Args:
+        planned: the ConcreteFunction that carries out a plan where Python does not know the step.
+        original: the trace.
+        run: from all inputs of the trace, captures included, to its flat results. On a thread of its own, in the
+            step's turn.
+        waits: whether kernels of the step may wait for others.
+    """
+    from tensorflow.core.framework import attr_value_pb2
+    from tensorflow.python.framework import func_graph as func_graph_module
+
+    import tfswap.ops
+    from tfswap.exporters.function import call_attributes, called_as, placeholders_like
+    from tfswap.importers.function import own_outputs
+
+    source, results = original.graph, own_outputs(original)
+    made = func_graph_module.FuncGraph(f"{source.name}_tfswap_inside")
+    token, made._tfswap_run = _python_name(run, source.inputs, results)
+    step = tfswap.ops.new_step(token)
+    weakref.finalize(made, tfswap.ops.forget_step, step).atexit = False
+    planned.add_to_graph(made)
+    name = planned._inference_function.name.decode()
+    options = call_attributes()
+    with made.as_default():
+        made.inputs = placeholders_like(source.inputs, [tensor.op.name for tensor in source.inputs])
+        tfswap.ops.load().ops.tfswap_inside(
+            args=made.inputs,
+            Tout=[tensor.dtype for tensor in results],
+            f=attr_value_pb2.NameAttrList(name=name),
+            step=step,
+            waits=waits,
+            **dict(zip(options[::2], options[1::2], strict=True)),
+        )
+    node = next(operation for operation in made.get_operations() if operation.type == tfswap.ops.names.INSIDE)
+    for output, result in zip(node.outputs, results, strict=True):
+        output.set_shape(result.shape)
+    made.outputs, made.control_outputs = list(node.outputs), [node]
+    return called_as(original, made, is_step=False)
+
+
+def _python_name(run: Callable[..., Sequence[Any]], inputs: Sequence[Any], results: Sequence[Any]) -> tuple[str, Any]:
+    """What TensorFlow's kernels call a Python function by, and what keeps it there."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        given = [tf.compat.v1.placeholder(tensor.dtype) for tensor in inputs]
+        tf.py_function(run, given, [tensor.dtype for tensor in results])
+    node = next(operation for operation in graph.get_operations() if operation.type == "EagerPyFunc")
+    return node.get_attr("token").decode(), graph

@@ -1,0 +1,200 @@
+"""A trace whose gradients its caller takes outside, under its limit: planned as one graph, run as two functions.
+
+The first runs when the trace is called, and its results are recorded on the caller's tape with a backward function that
+runs the second. In between the caller computes a loss, and whatever he likes; what crosses is held in carriers and in
+host memory until then, and goes with the tape where the second half never runs.
+
+Not handled: asking for the gradients in ways that TensorFlow answers by tracing the backward function
+(`tape.jacobian`), or by differentiating it. Both raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tfswap.device.placement import refuse_several
+from tfswap.errors import TfswapError
+from tfswap.ir.graph import Graph
+from tfswap.kernels.alignment import round_up
+from tfswap.passes.prepare.result_slots import MOST_BYTES
+from tfswap.passes.tactics.outer_gradients import cut, outside_of
+from tfswap.plan.plan import Plan
+from tfswap.runtime.captures import without_asking
+from tfswap.runtime.joint_trace import Joint, saved
+from tfswap.runtime.step import Step
+
+if TYPE_CHECKING:
+    from tfswap.exporters.flat_function import Half
+    from tfswap.native.load import CLook
+
+REMEDY = "Create the tape with persistent=True: the call then runs as it was traced, without its memory limit."
+
+
+class Halves(NamedTuple):
+    """What carries a plan out.
+
+    Attributes:
+        forward: gives the results, and then the carriers.
+        backward: takes the carriers, the gradients, and some of the step's arguments.
+        used: positions of those among all of the step's arguments.
+    """
+
+    forward: Half
+    backward: Half
+    used: tuple[int, ...]
+
+    @property
+    def graph(self) -> Any:
+        """What is there for as long as the halves are."""
+        return self.forward.graph
+
+
+class _Begun(NamedTuple):
+    """A call whose backward pass may come.
+
+    Attributes:
+        results: what the trace returns, flat.
+        carriers: what crosses.
+        arguments: the trace's, with what it captures.
+    """
+
+    halves: Halves
+    results: list[Any]
+    carriers: list[Any]
+    arguments: list[Any]
+
+
+class OutsideStep(Step):
+    """As Step, of a trace and its gradients.
+
+    Args:
+        joint: both.
+        turns: held by whoever runs a step of the same function.
+    """
+
+    def __init__(self, name: str, joint: Joint, *args: Any, turns: threading.RLock, **options: Any):
+        super().__init__(name, joint.trace, *args, **options)
+        self._joint = joint
+        self._turns = turns
+
+    def __call__(self, inputs: Sequence[Any], plain: bool = False) -> Any:
+        made = super().__call__(inputs, plain)
+        if not isinstance(made, _Begun):
+            return made  # it ran as it was traced, and TensorFlow has recorded it
+        self._record(made)
+        return self._concrete.function_type.pack_output(made.results)
+
+    def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
+        arguments = [*inputs, *(self._concrete.captured_inputs if asked is None else asked)]
+        if self._gate is None:
+            return self._concrete._call_flat(list(inputs), arguments[len(inputs) :])
+        made = self.function.forward(arguments)
+        count = self._joint.results
+        return _Begun(self.function, made[:count], made[count:], arguments)
+
+    def _record(self, begun: _Begun) -> None:
+        """Let the tape know by what the results are differentiated."""
+        from tensorflow.python.eager import record
+
+        halves, carriers = begun.halves, begun.carriers
+        results = begun.results[: self._joint.differentiable[-1] + 1]
+        shapes = [result.shape for result in results]
+        used = [begun.arguments[i] for i in halves.used]
+
+        def backward(*gradients: Any) -> Any:
+            given = self._given(gradients, shapes)
+            with self._turns:
+                made = self._run_part(lambda: halves.backward([*carriers, *given, *used]))
+            return self._joint.backward.function_type.pack_output(made)
+
+        record.record_operation(self._joint.backward.name, results, begun.arguments, backward)
+
+    def _given(self, gradients: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+        """Of what a tape gives, the gradients of those results that have any, as tensors.
+
+        Raises TfswapError where more is wanted of the backward pass than to run once.
+        """
+        import tensorflow as tf
+        from tensorflow.python.ops import gradients_util
+
+        if not tf.executing_eagerly():
+            raise TfswapError(
+                f"{self.name}: its backward pass is asked for inside of a function that TensorFlow traces, as "
+                f"tape.jacobian does, and what has run can't become a part of that. {REMEDY}"
+            )
+        results = self._concrete.outputs
+        given = [
+            tf.zeros(shapes[i], results[i].dtype) if gradients[i] is None else tf.convert_to_tensor(gradients[i])
+            for i in self._joint.differentiable
+        ]
+        if gradients_util.PossibleTapeGradientTypes(given) != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE:
+            raise TfswapError(
+                f"{self.name}: its backward pass is asked for under another tape, or in forward mode, and can't be "
+                f"differentiated again. {REMEDY}"
+            )
+        return given
+
+    def _fits(self, now: CLook) -> bool:
+        limit = self.limit_bytes
+        left_alone = self._live and self._gate is None and not self._measured_bytes
+        if left_alone and limit is not None and now.peak_bytes > limit >= self._seen_bytes > 0:
+            # TensorFlow's own backward pass is not looked at; its peak is seen when the step comes again.
+            self._exceeded(now.peak_bytes, limit, "", alone=True, hopeless=False)
+        return super()._fits(now)
+
+    # --- planning -----------------------------------------------------------------------------------------
+
+    def _plan(self, inputs: Sequence[Any], **options: Any) -> None:
+        from tensorflow.python.eager import record
+
+        with record.stop_recording():
+            super()._plan(inputs, **options)
+
+    def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
+        graph = self._joint.import_graph(arguments)
+        refuse_several(self.name, graph)
+        # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
+        # size whole, or take one that something else of the second half was planned to have.
+        large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
+        self._margin_bytes += sum(2 * round_up(nbytes or 0) for nbytes in large)
+        return graph, saved(graph)
+
+    def _export(self, graph: Graph, plan: Plan, gate: int) -> Any:
+        import tensorflow as tf
+
+        import tfswap.ops
+        from tfswap.exporters.flat_function import Half
+
+        trace = self._concrete
+        second = tfswap.ops.new_gate()
+        forward, backward = cut(graph, self._joint.results, plan.order, second)
+        place = {feed.name: position for position, feed in enumerate(graph.feeds)}
+        used = tuple(place[feed.name] for feed in backward.feeds if feed.name in place)
+        carriers = len(forward.fetches) - self._joint.results
+        given = [
+            *[tf.TensorSpec([], tf.variant)] * carriers,
+            *(trace.outputs[i] for i in self._joint.differentiable),
+            *(trace.graph.inputs[i] for i in used),
+        ]
+        halves = Halves(
+            Half(forward, f"{trace.graph.name}_tfswap_forward", trace.graph.inputs, trace),
+            Half(backward, f"{trace.graph.name}_tfswap_backward", given, trace),
+            used,
+        )
+        self._watch(forward, gate, halves.forward.graph)
+        self._watch(backward, second, halves.backward.graph)
+        return halves
+
+    def _make_kernels(self, function: Halves, inputs: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        arguments = [*inputs, *without_asking(self._concrete)]
+        function.forward(arguments)
+        nothing = tf.raw_ops.OptionalNone()
+        given = [
+            nothing if kind.dtype == tf.variant else tf.zeros([0], kind.dtype)
+            for kind in function.backward.graph.inputs[: -len(function.used) or None]
+        ]
+        function.backward([*given, *(arguments[i] for i in function.used)])

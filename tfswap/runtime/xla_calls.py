@@ -1,0 +1,182 @@
+"""Functions that XLA compiles inside of a step: left as they are, each call a kernel that is planned around.
+
+What such a call holds while it runs is XLA's own affair and told nowhere. So it is measured before the step is planned:
+the call runs alone, on zeros, in the arena that it will run in, which has room for that wherever a plan has room for
+the call. Its node is told, and kernels/kernel_memory.py reads it there. How long it takes is estimated from the body as
+it was traced, so that the same step has the same plan in every process.
+
+Not handled: calls that write variables, or do what must happen once; calls in the bodies of loops and conditionals;
+steps that are not planned in the process that runs them, or whose variables that process does not know yet, since they
+are traced into another function. These are refused like all else that runs out of sight.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfswap.analysis.cost import Costs
+from tfswap.device import machine
+from tfswap.device.live import peak_kept
+from tfswap.errors import InvalidModel, UnsupportedGraph
+from tfswap.exporters.flat_function import Half
+from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
+from tfswap.importers.inline import CALLS
+from tfswap.importers.library import reachable
+from tfswap.importers.library_function import import_library_function
+from tfswap.importers.opaque_calls import functions_beside, functions_of
+from tfswap.importers.shapes import HANDLES
+from tfswap.ir.custom_ops import BODY_SECONDS, TEMPORARY_BYTES
+from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
+from tfswap.ir.op_traits import calls_functions, is_const, is_feed, is_pure, is_random, is_view, reads_variable
+from tfswap.ir.views import origin
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
+
+PAGE_BYTES = 4096
+"""Temporaries are counted in these: what is let go of late, from the run before, hides up to a few small chunks."""
+
+
+def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: str, model: DeviceModel) -> None:
+    """Tell each call of a function that XLA compiles, in place, what it takes besides its results, and how long.
+
+    Args:
+        concrete: the trace.
+        given: what the step is given, feed by feed; of tensors the types count alone.
+        device: in whose arena the step runs ("CPU:0"). Without an arena nothing is measured.
+    """
+    if machine.memory_info(device) is None or not any(node.op in CALLS for node in graph):
+        return
+    library = functions_beside(graph)
+    handles = zip(graph.feeds, given, strict=True)
+    known: dict[Output, Any] = {feed.out(): value for feed, value in handles if _is_handle(feed.out())}
+    known |= {node.out(): value for node, value in graph.small_constants.items()}
+    measured: dict[object, tuple[dict[str, object], list[Any]]] = {}
+    for node in graph.topological():
+        if node.op not in CALLS or not _may_run_alone(name := functions_of(node)[0], library):
+            continue
+        decides = [known.get(origin(t)) for t in node.inputs]
+        if not all(map(_can_be_given, node.inputs, decides)):
+            continue
+        key = _content(library[name]), tuple(t.type for t in node.inputs), repr(decides)
+        if key not in measured:
+            measured[key] = _measured(node, graph, concrete, decides, device, model)
+            if (seconds := _body_seconds(node, name, library, model)) is not None:
+                measured[key][0][BODY_SECONDS] = seconds
+        facts, results = measured[key]
+        node.attrs = {**node.attrs, **facts}
+        known |= {node.out(i): value for i, value in enumerate(results) if value is not None}
+
+
+def _may_run_alone(name: str, library: Mapping[str, Any]) -> bool:
+    """Whether XLA compiles the function, and nobody notices that it has run once more."""
+    if name not in library or compiled_by(library[name].attr) is None:
+        return False
+    ops = {node.op for f in _run_by(name, library) for node in library[f].node_def}
+    rules = is_pure, is_const, is_feed, is_random, is_view, reads_variable, calls_functions
+    return all(op == "NoOp" or any(rule(op) for rule in rules) for op in ops)
+
+
+def _run_by(name: str, library: Mapping[str, Any]) -> list[str]:
+    """Names of the functions that run when this one is called, itself first."""
+    return [name, *reachable(library[name].node_def, library)]
+
+
+def _content(fdef: Any) -> bytes:
+    """What a function does, by whatever name."""
+    unnamed = copy.deepcopy(fdef)
+    unnamed.signature.name = ""
+    return unnamed.SerializeToString(deterministic=True)
+
+
+def _measured(
+    node: Node, graph: Graph, concrete: Any, decides: Sequence[Any], device: str, model: DeviceModel
+) -> tuple[dict[str, object], list[Any]]:
+    """What the arena holds besides the results while the call runs; and those results by which others are compiled."""
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device(device):
+        given = [_argument(t, value) for t, value in zip(node.inputs, decides, strict=True)]
+        call = Half(_alone(node, graph), f"{concrete.graph.name}_compiled", given, concrete)
+        try:
+            results = [_small_integers(result) for result in call(given)]  # XLA compiles it, once
+            risen = _risen_bytes(lambda: call(given), device)
+        except tf.errors.ResourceExhaustedError as error:
+            raise UnsupportedGraph(
+                f"{node.name!r} is compiled by XLA, and what it holds can't be measured: by itself, on zeros, it does "
+                f"not fit into what is free of {device}'s arena. Free some of it, or call it outside of the step."
+            ) from error
+    nothing_besides = {**node.attrs, TEMPORARY_BYTES: 0}
+    known = kernel_memory(node.op, nothing_besides, [t.type for t in node.inputs], node.outputs, model)
+    sizes = (node.outputs[k].nbytes or 0 if event == "out" else k for event, k in known.events)
+    pages = -(-(risen - sum(map(round_up, sizes))) // PAGE_BYTES)
+    return {TEMPORARY_BYTES: max(0, pages * PAGE_BYTES)}, results
+
+
+def _is_handle(tensor: Output) -> bool:
+    return tensor.type.dtype in HANDLES
+
+
+def _can_be_given(tensor: Output, value: Any) -> bool:
+    """Whether a call can be given it outside of the step: a variable that is there, or a tensor of known size."""
+    import tensorflow as tf
+
+    if _is_handle(tensor):
+        return isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)
+    return tensor.type.nbytes is not None
+
+
+def _argument(tensor: Output, value: Any) -> Any:
+    import tensorflow as tf
+
+    if _is_handle(tensor):
+        return value
+    shape: Any = tensor.type.shape
+    dtype = tensor.type.dtype
+    return tf.zeros(shape, dtype) if value is None else tf.reshape(tf.constant(value, dtype), shape)
+
+
+def _small_integers(result: Any) -> Any:
+    """A permutation or a shape, say, that XLA has to know when it compiles what reads it."""
+    small = result.dtype.is_integer and result.shape.num_elements() <= SMALL_INTEGERS
+    return result.numpy().tolist() if small else None
+
+
+def _alone(node: Node, graph: Graph) -> Graph:
+    """The call and nothing else, between what it is given and what it gives."""
+    made = Graph()
+    made.library = graph.library
+    for i, tensor in enumerate(node.inputs):
+        attrs = {"dtype": Dtype(tensor.type.dtype)}
+        made.feeds.append(made.add("Placeholder", f"input_{i}", attrs=attrs, outputs=(tensor.type,)))
+    inputs = [feed.out() for feed in made.feeds]
+    call = made.add(node.op, "call", inputs, attrs=node.attrs, outputs=node.outputs)
+    made.fetches = [call.out(i) for i in range(len(call.outputs))]
+    return made
+
+
+def _risen_bytes(call: Callable[[], Any], device: str) -> int:
+    """How far the arena's peak lies above what is in use before, during `call`. The user's peak is as it was."""
+    with peak_kept(device):
+        before = machine.memory_info(device)
+        call()
+        risen = machine.memory_info(device)
+    assert before is not None and risen is not None
+    return risen.peak_bytes - before.current_bytes
+
+
+def _body_seconds(node: Node, name: str, library: Mapping[str, Any], model: DeviceModel) -> float | None:
+    """What the body takes as it was traced, kernel by kernel: more than fused. None where that can't be told."""
+    plain = {function: copy.deepcopy(library[function]) for function in _run_by(name, library)}
+    for function in plain.values():
+        for attribute in XLA_ATTRIBUTES:
+            function.attr.pop(attribute, None)
+    arguments = library[name].signature.input_arg
+    shapes = {a.name: t.type.shape for a, t in zip(arguments, node.inputs, strict=True)}
+    try:
+        body = import_library_function(plain, name, shapes)
+    except (UnsupportedGraph, InvalidModel):
+        return None
+    return Costs.of(model).body_seconds(body)

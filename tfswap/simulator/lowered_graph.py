@@ -1,0 +1,368 @@
+"""A step as TensorFlow's executor gets it: loops and conditionals are nodes of the executor's own, Enter to Exit.
+
+Follows tensorflow/core/common_runtime/lower_while_op.cc, lower_if_op.cc, lower_case_op.cc, inline_function_utils.cc
+(what a body's arguments, constants and results become), graph_constructor.cc (nodes and edges come in topological
+order, the smallest number first) and graph/optimizer_cse.cc. simulator/propagator.py runs it.
+
+Not handled: loops and conditionals that TensorFlow is told not to lower.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tfswap.analysis.constants import constant_nodes
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import control_flow, is_pure
+
+ARGUMENT = "argument"
+CALL = "call"
+CONTROL = "control"
+ENTER = "enter"
+EXIT = "exit"
+IDENTITY = "identity"
+KERNEL = "kernel"
+LOOP_CONDITION = "loop condition"
+MERGE = "merge"
+NEXT = "next iteration"
+RESULT = "result"
+SWITCH = "switch"
+_STRUCTURE = frozenset((ENTER, EXIT, LOOP_CONDITION, MERGE, NEXT, RESULT, SWITCH))
+"""Kinds of nodes that TensorFlow never prunes."""
+
+Source = tuple[int, int]
+"""A node's number, and which of its outputs."""
+
+
+class Scope(NamedTuple):
+    """A graph that is inlined: the step itself, a condition, a body or a branch.
+
+    Attributes:
+        name: as in `Graph.named_bodies`; "" of the step.
+        node: what runs it, in `outer`; None of the step.
+        number: which of its bodies it is.
+        loop: the number of the innermost loop that it is in; -1 outside of loops.
+    """
+
+    name: str
+    graph: Graph
+    node: Node | None
+    number: int
+    outer: Scope | None
+    loop: int
+
+
+@dataclass
+class Item:
+    """A node of the executor's.
+
+    Attributes:
+        node: of the graph, where the item is a kernel.
+        scope: where it comes from.
+        loop: in whose frame it runs; that it enters where it is an Enter.
+        constant: of a kernel, whether TensorFlow has folded it, so that it reads nothing; of an Enter, whether all
+            iterations get what it enters with.
+        choice: of a Switch, the conditional that it is of; None of a loop's.
+    """
+
+    kind: str
+    inputs: list[Source]
+    controls: list[int]
+    scope: Scope
+    loop: int
+    node: Node | None = None
+    constant: bool = False
+    choice: Node | None = None
+    callee: Scope | None = None
+    removed: bool = False
+
+
+class LoweredLoop(NamedTuple):
+    """A loop's node, where it is, and how many of its iterations run concurrently."""
+
+    node: Node
+    scope: Scope
+    parallel: int
+
+
+@dataclass
+class Lowered:
+    """Items in the executor's order, and the edges between them.
+
+    Attributes:
+        data: per item, (reader, which output, which input), in order.
+        control: per item, what waits for it.
+        loops: by number.
+        enters: per loop, how many values enter it.
+        decides: whether there are conditionals.
+    """
+
+    items: list[Item]
+    data: list[list[tuple[int, int, int]]]
+    control: list[list[int]]
+    loops: list[LoweredLoop]
+    enters: list[int]
+    decides: bool
+
+
+def lower(graph: Graph) -> Lowered:
+    """Lower a step. Its nodes must be in the order in which TensorFlow gets them, and equal ones merged."""
+    work = _Lowering()
+    work.step(graph)
+    return _built(work.items, work.loops)
+
+
+@dataclass
+class _Lowering:
+    items: list[Item] = field(default_factory=list[Item])
+    loops: list[LoweredLoop] = field(default_factory=list[LoweredLoop])
+    _instead: dict[Source, Source] = field(default_factory=dict[Source, Source])  # of items that were replaced
+    _waits: dict[int, int] = field(default_factory=dict[int, int])  # what is waited for in their place
+
+    def step(self, graph: Graph) -> None:
+        scope = Scope("", graph, None, 0, None, -1)
+        arguments = {node: (self._add(ARGUMENT, scope, node=node), 0) for node in graph.feeds}
+        results, _ = self._inline(scope, arguments, None)
+        for source in results:
+            self._add(RESULT, scope, [source])
+        number = 0
+        while number < len(self.items):
+            item = self.items[number]
+            if item.callee is not None:
+                self._call(number, item, item.callee)
+            elif item.node is not None and item.node in item.scope.graph.bodies:
+                flow = control_flow(item.node.op)
+                assert flow is not None
+                (self._loop if flow.is_loop else self._conditional)(number, item)
+            number += 1
+        for item in self.items:
+            item.inputs = [self._now(source) for source in item.inputs]
+            item.controls = list(dict.fromkeys(map(self._waited, item.controls)))
+
+    def _now(self, source: Source) -> Source:
+        while source in self._instead:
+            source = self._instead[source]
+        return source
+
+    def _waited(self, number: int) -> int:
+        while number in self._waits:
+            number = self._waits[number]
+        return number
+
+    def _add(
+        self,
+        kind: str,
+        scope: Scope,
+        inputs: Sequence[Source] = (),
+        controls: Sequence[int] = (),
+        *,
+        loop: int | None = None,
+        node: Node | None = None,
+    ) -> int:
+        self.items.append(Item(kind, list(inputs), list(controls), scope, scope.loop if loop is None else loop, node))
+        return len(self.items) - 1
+
+    def _inline(self, scope: Scope, arguments: dict[Node, Source], start: int | None) -> tuple[list[Source], list[int]]:
+        """Add a graph's nodes; returns its results, and the items that must run.
+
+        Args:
+            start: what the nodes wait for that wait for nothing else.
+        """
+        graph = scope.graph
+        order = graph.topological()
+        constants = constant_nodes(graph, order)
+        made: dict[Node, int] = {node: source[0] for node, source in arguments.items()}
+        at = {node: self._add(KERNEL, scope, node=node) for node in order if node not in made}
+        made |= at
+        for node, number in at.items():
+            item = self.items[number]
+            item.constant = node in constants
+            if not item.constant:
+                item.inputs = [arguments.get(t.node) or (made[t.node], t.index) for t in node.inputs]
+            item.controls = [made[control] for control in node.controls]
+            if start is not None and not item.inputs and not item.controls:
+                item.controls = [start]
+        results = [arguments.get(t.node) or (made[t.node], t.index) for t in graph.fetches]
+        return results, [made[node] for node in graph.targets]
+
+    def _call(self, number: int, call: Item, scope: Scope) -> None:
+        """Put a function's nodes in the place of its call."""
+        start = self._add(CONTROL, scope, controls=call.controls) if call.controls else None
+        waits = [] if start is None else [start]
+        arguments = {
+            feed: (self._add(IDENTITY, scope, [source], waits), 0)
+            for feed, source in zip(scope.graph.feeds, call.inputs, strict=True)
+        }
+        results, targets = self._inline(scope, arguments, start)
+        for i, source in enumerate(results):
+            self._instead[number, i] = (self._add(IDENTITY, scope, [source]), 0)
+        self._waits[number] = self._add(CONTROL, scope, controls=targets or waits)
+        call.removed = True
+
+    def _callee(self, item: Item, number: int, loop: int) -> Scope:
+        node, outer = item.node, item.scope
+        assert node is not None
+        name = f"{outer.name}{'/' if outer.name else ''}{node.name}[{number}]"
+        return Scope(name, outer.graph.bodies[node][number], node, number, outer, loop)
+
+    def _called(self, callee: Scope, inputs: Sequence[Source], controls: Sequence[int]) -> int:
+        number = self._add(CALL, callee, inputs, controls)
+        self.items[number].callee = callee
+        return number
+
+    def _loop(self, number: int, item: Item) -> None:
+        node, scope, loop = item.node, item.scope, len(self.loops)
+        assert node is not None
+        parallel = node.attrs.get("parallel_iterations")
+        self.loops.append(LoweredLoop(node, scope, parallel if isinstance(parallel, int) else 10))
+        inner = scope._replace(loop=loop)
+        handles = [kind.dtype == "resource" for kind in node.outputs]
+        enters = [self._add(ENTER, scope, [source]) for source in item.inputs]
+        for enter, is_handle in zip(enters, handles, strict=True):
+            self.items[enter].constant = is_handle
+            self.items[enter].loop = loop
+        if item.controls:
+            start = self._add(CONTROL, scope, controls=item.controls)
+            for enter in enters:
+                self.items[enter].controls = [start]
+        carried = [i for i, is_handle in enumerate(handles) if not is_handle]
+        merges = {i: self._add(MERGE, inner, [(enters[i], 0), (enters[i], 0)]) for i in carried}
+        around = [(enter, 0) for enter in enters]
+        asked = [(merges[i], 0) if i in merges else around[i] for i in range(len(enters))]
+        condition = self._called(self._callee(item, 0, loop), asked, [merges[carried[0]]])
+        decision = self._add(LOOP_CONDITION, inner, [(condition, 0)])
+        switches = {i: self._add(SWITCH, inner, [(merges[i], 0), (decision, 0)]) for i in carried}
+        given = [(switches[i], 1) if i in switches else around[i] for i in range(len(enters))]
+        body = self._called(self._callee(item, 1, loop), given, [])
+        self.items[body].controls = [self._add(IDENTITY, inner, [(switches[carried[0]], 1)])]
+        exits = {i: self._add(EXIT, inner, [(switches[i], 0)]) for i in carried}
+        self._waits[number] = self._add(CONTROL, scope, controls=list(exits.values()))
+        for i in carried:
+            following = self._add(NEXT, inner, [(body, i)], [body])
+            self.items[merges[i]].inputs[1] = (following, 0)
+        for i, source in enumerate(item.inputs):
+            self._instead[number, i] = (exits[i], 0) if i in exits else source
+        item.removed = True
+
+    def _conditional(self, number: int, item: Item) -> None:
+        node, scope = item.node, item.scope
+        assert node is not None
+        flow = control_flow(node.op)
+        assert flow is not None
+        decides, *given = item.inputs
+        branches = len(scope.graph.bodies[node])
+        switch = self._switch(item, decides, item.controls)
+        # Outputs count as `Graph.bodies` does; of an If, what is pivoted on comes the other way round.
+        numbers = range(branches) if flow.functions == ("branches",) else reversed(range(branches))
+        pivots = {branch: self._add(IDENTITY, scope, [(switch, branch)]) for branch in numbers}
+        switches = [self._switch(item, source, ()) for source in given]
+        calls = [
+            self._called(self._callee(item, branch, scope.loop), [(s, branch) for s in switches], [pivots[branch]])
+            for branch in range(branches)
+        ]
+        for i in range(len(node.outputs)):
+            self._instead[number, i] = (self._add(MERGE, scope, [(call, i) for call in calls]), 0)
+        done = [(pivots[branch], 0) for branch in range(branches)]
+        self._waits[number] = self._add(MERGE, scope, done, calls)
+        item.removed = True
+
+    def _switch(self, item: Item, source: Source, controls: Sequence[int]) -> int:
+        number = self._add(SWITCH, item.scope, [source, item.inputs[0]], controls)
+        self.items[number].choice = item.node
+        return number
+
+
+def _built(items: Sequence[Item], loops: list[LoweredLoop]) -> Lowered:
+    """What is left of `items` in topological order, with its edges."""
+    order = _ordered(items, _live(items))
+    order = _merged(items, order)
+    place = {number: i for i, number in enumerate(order)}
+    kept = [items[number] for number in order]
+    data: list[list[tuple[int, int, int]]] = [[] for _ in kept]
+    control: list[list[int]] = [[] for _ in kept]
+    for i, item in enumerate(kept):
+        item.inputs = [(place[source], output) for source, output in item.inputs]
+        item.controls = [place[source] for source in item.controls]
+        for position, (source, output) in enumerate(item.inputs):
+            data[source].append((i, output, position))
+        for source in item.controls:
+            control[source].append(i)
+    enters = [0] * len(loops)
+    for item in kept:
+        if item.kind == ENTER:
+            enters[item.loop] += 1
+    return Lowered(kept, data, control, loops, enters, any(item.choice is not None for item in kept))
+
+
+def _live(items: Sequence[Item]) -> set[int]:
+    """What TensorFlow does not prune."""
+    live: set[int] = set()
+    targets = {(item.scope.name, node) for item in items for node in item.scope.graph.targets}
+    pending = [
+        number
+        for number, item in enumerate(items)
+        if not item.removed
+        and (
+            item.kind in _STRUCTURE
+            or (item.node is not None and ((item.scope.name, item.node) in targets or not is_pure(item.node.op)))
+        )
+    ]
+    while pending:
+        number = pending.pop()
+        if number not in live:
+            live.add(number)
+            pending += (source for source, _ in items[number].inputs)
+            pending += items[number].controls
+    return live
+
+
+def _ordered(items: Sequence[Item], live: set[int]) -> list[int]:
+    """`live` in topological order, of those that are ready the one with the smallest number first."""
+    readers: dict[int, list[int]] = {}
+    waiting: dict[int, int] = {}
+    for number in live:
+        sources = list(_before(items, number))
+        waiting[number] = len(sources)
+        for source in sources:
+            readers.setdefault(source, []).append(number)
+    ready = sorted(number for number, count in waiting.items() if not count)
+    order: list[int] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for reader in readers.get(number, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    assert len(order) == len(live), "loops go back by their Merges alone"
+    return order
+
+
+def _before(items: Sequence[Item], number: int) -> Iterator[int]:
+    item = items[number]
+    for source, _ in item.inputs:
+        if not (item.kind == MERGE and items[source].kind == NEXT):
+            yield source
+    yield from item.controls
+
+
+def _merged(items: Sequence[Item], order: Sequence[int]) -> list[int]:
+    """Without what is the same as another: Enters, Switches and Identities too."""
+    first: dict[object, int] = {}
+    instead: dict[int, int] = {}
+    kept: list[int] = []
+    for number in order:
+        item = items[number]
+        item.inputs = [(instead.get(source, source), output) for source, output in item.inputs]
+        item.controls = list(dict.fromkeys(instead.get(source, source) for source in item.controls))
+        if item.kind in (ENTER, SWITCH, IDENTITY, CONTROL, NEXT) and (item.inputs or item.controls):
+            key = item.kind, item.loop, item.constant, tuple(item.inputs), frozenset(item.controls)
+            same = first.setdefault(key, number)
+            if same != number:
+                instead[number] = same
+                continue
+        kept.append(number)
+    return kept

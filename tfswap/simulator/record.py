@@ -1,0 +1,281 @@
+"""Who holds which bytes of the arena, and from when to when: a simulated step, written down for people to look at.
+
+A planned step is replayed as `simulate_memory` does it, an unoptimised one as `simulate_baseline` does it, on an
+allocator that takes notes. States of the arena are numbered: state n is what it holds after n requests and releases.
+
+Invariant: in every state what is held and `others_bytes` add up to the simulated allocator's bytes in use, chunks
+counted whole, and the most of all states is the peak that `judge_memory` finds.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.hardware import Rates
+from tfswap.plan.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
+from tfswap.simulator.simulate import (
+    MAX_REPEATS,
+    Allocator,
+    Buffer,
+    Replay,
+    Resident,
+    Span,
+    Timing,
+    filled,
+    simulate_time,
+)
+
+NOBODY = -1
+
+
+class Hold(NamedTuple):
+    """One stay of something in the arena.
+
+    Attributes:
+        value: whose buffer it is; NOBODY for what a kernel needs only while it runs.
+        kernel: which kernel needs it, for those; NOBODY for the rest of a chunk that a split keeps back.
+        nbytes: of the chunk; of what was there before the step, of the request.
+        first, last: the states in which it is there, the last one excluded.
+    """
+
+    value: int
+    kernel: int
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of a step.
+
+    Attributes:
+        flow: the facts that it was replayed with.
+        holds: what was in the arena, by the state in which it came.
+        in_use_bytes: by state, the allocator's bytes in use.
+        began_s: by state, when it began, in seconds from the step's start. They never fall.
+        total_s: when the last kernel ended.
+    """
+
+    flow: Dataflow
+    holds: tuple[Hold, ...]
+    in_use_bytes: array[int]
+    began_s: array[float]
+    total_s: float
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.in_use_bytes)
+
+    @property
+    def peak_state(self) -> int:
+        return self.in_use_bytes.index(self.peak_bytes)
+
+
+@dataclass(frozen=True)
+class PlannedRecord(Record):
+    """One run of a planned step.
+
+    Attributes:
+        steps: its schedule.
+        spans: when each step of it runs.
+        timing: of the whole.
+    """
+
+    steps: tuple[Step, ...]
+    spans: tuple[Span, ...]
+    timing: Timing
+
+
+class Recorder:
+    """An allocator that takes notes of what another one does.
+
+    Args:
+        there: what notes begin with: value, address (-1 where unknown) and bytes.
+        clock: what the time is.
+
+    Attributes:
+        kernel: whose what comes next is, unless it is `give`n to a value.
+        used, began_s: as `Record` has them.
+    """
+
+    def __init__(self, arena: Allocator, there: Collection[tuple[int, int, int]], clock: Callable[[], float]):
+        self._arena = arena
+        self._clock = clock
+        self.kernel = NOBODY
+        self._closed: list[Hold] = []
+        self._unplaced = [Hold(value, NOBODY, nbytes, 0, 0) for value, address, nbytes in there if address < 0]
+        self._open = {a: Hold(value, NOBODY, nbytes, 0, 0) for value, a, nbytes in there if a >= 0}
+        self.used = array("q", [arena.in_use_bytes])
+        self.began_s = array("d", [0.0])
+
+    @property
+    def in_use_bytes(self) -> int:
+        return self._arena.in_use_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._arena.peak_bytes
+
+    @peak_bytes.setter
+    def peak_bytes(self, peak_bytes: int) -> None:
+        self._arena.peak_bytes = peak_bytes
+
+    def allocate(self, size_bytes: int) -> int:
+        return self._came(self._arena.allocate(size_bytes))
+
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        kernel, self.kernel = self.kernel, NOBODY
+        addresses = [self._came(address) for address in self._arena.split(sizes)]
+        self.kernel = kernel
+        return addresses
+
+    def free(self, address: int) -> None:
+        self._arena.free(address)
+        if address >= 0:
+            self._next_state()
+            if (hold := self._open.pop(address, None)) is not None:
+                self._close(hold)
+
+    def give(self, address: int, value: int) -> None:
+        """What is at `address` is `value`'s: from its beginning where it was a kernel's, else from now on."""
+        hold = self._open.get(address)
+        if hold is None or hold.value == value:
+            return
+        if hold.value == NOBODY:
+            self._open[address] = hold._replace(value=value, kernel=NOBODY)
+            return
+        self._close(hold)
+        self._open[address] = hold._replace(value=value, first=len(self.used) - 1)
+
+    def finished(self) -> list[Hold]:
+        """All holds of a step that has ended."""
+        last = len(self.used)
+        still = (*self._unplaced, *self._open.values())
+        return sorted(
+            (*self._closed, *(hold._replace(last=last) for hold in still)), key=lambda h: (h.first, -h.nbytes)
+        )
+
+    def stamp(self, since: int) -> None:
+        """What has happened since there were so many states happened now."""
+        for state in range(since, len(self.began_s)):
+            self.began_s[state] = self._clock()
+
+    def _came(self, address: int) -> int:
+        if address >= 0:
+            nbytes = self._arena.in_use_bytes - self.used[-1]
+            self._next_state()
+            self._open[address] = Hold(NOBODY, self.kernel, nbytes, len(self.used) - 1, 0)
+        return address
+
+    def _next_state(self) -> None:
+        self.used.append(self._arena.in_use_bytes)
+        self.began_s.append(max(self._clock(), self.began_s[-1]))
+
+    def _close(self, hold: Hold) -> None:
+        state = len(self.used) - 1
+        if hold.first < state:
+            self._closed.append(hold._replace(last=state))
+
+
+class Watched(Replay):
+    """A replay whose allocator is told whose each buffer is.
+
+    Args:
+        spans: of its schedule, where it has one.
+
+    Attributes:
+        notes: of the step that is replayed.
+        now_s: the time, where there is no schedule to tell it.
+    """
+
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident, spans: Sequence[Span] = ()):
+        self._inner, addresses = filled(flow, resident)
+        super().__init__(flow, steps, self._inner, addresses, resident)
+        self.now_s = 0.0
+        self._spans = spans
+        self._ending = False
+        self.take_notes()
+
+    def take_notes(self) -> None:
+        """Of the step that starts now."""
+        there = [(v, b.address, round_up(self.flow.values[v].nbytes)) for v, b in self.persistent.items()]
+        self.arena = self.notes = Recorder(self._inner, there, self._now)
+
+    def bring_back(self, value: int) -> Buffer:
+        buffer = super().bring_back(value)
+        self.notes.give(buffer.address, value)
+        return buffer
+
+    def begin(self, i: int, buffers: dict[int, Buffer], *, takes_over: bool = True) -> list[int]:
+        self._ending = False
+        self.notes.kernel = i
+        temporaries = super().begin(i, buffers, takes_over=takes_over)
+        copied = (update.new for update in self.flow.updates[i] if update.adopted is None and update.new in buffers)
+        for v in (*(v for _, v in self.flow.makes[i]), *copied):
+            self.notes.give(buffers[v].address, v)
+        return temporaries
+
+    def finish(self, i: int, buffers: dict[int, Buffer], temps: list[int]) -> None:
+        self._ending = True
+        super().finish(i, buffers, temps)
+        for update in self.flow.updates[i]:
+            if update.adopted is not None:
+                self.notes.give(buffers[update.new].address, update.new)
+
+    def _now(self) -> float:
+        if not self._spans:
+            return self.now_s
+        span = self._spans[self.step]
+        return span.end_s if self._ending else span.start_s
+
+
+def record_planned(
+    flow: Dataflow,
+    steps: Sequence[Step],
+    cost_s: Sequence[float],
+    rates: Rates,
+    *,
+    resident: Resident,
+    disk: Collection[int] = (),
+) -> PlannedRecord:
+    """The run of `steps` that `judge_memory` judges them by: at the worse extreme, and in the highest repeat."""
+    spans: list[Span] = []
+    timing = simulate_time(flow, steps, cost_s, rates, disk, spans)
+    on_lane = _on_compute_lane(steps, spans)
+    best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
+    for extreme, its in at_extremes(flow, steps):
+        replay = Watched(extreme, its, resident, on_lane)
+        for _ in range(MAX_REPEATS):
+            replay.repeat()
+            if best is None or max(replay.notes.used) > max(best[2].used):
+                best = extreme, its, replay.notes
+            if not replay.changed:
+                break
+            replay.take_notes()
+    assert best is not None, "a step has facts"
+    extreme, its, notes = best
+    total_s = max((span.end_s for span in on_lane), default=0.0)
+    return PlannedRecord(
+        extreme, tuple(notes.finished()), notes.used, notes.began_s, total_s, tuple(its), tuple(spans), timing
+    )
+
+
+def _on_compute_lane(steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]:
+    """When each step is begun and done with by who goes through the schedule, which no copy holds up."""
+    now = 0.0
+    found: list[Span] = []
+    for (kind, _), span in zip(steps, spans, strict=True):
+        if kind in KERNELS:
+            found.append(span)
+        else:
+            if kind in (RELEASE, AWAIT):
+                now = max(now, span.end_s)
+            found.append(Span(now, now))
+        now = max(now, found[-1].end_s)
+    return found

@@ -1,0 +1,120 @@
+"""What a planned step asks of the allocator, in order: enough to tell its peak in any arena, without its graph.
+
+An order fixes the sequence of requests and releases; only where the chunks lie differs from one arena to the next.
+So the sequence is recorded once, and replayed for each layout that the arena is found in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.plan.schedule import Step, at_extremes
+from tfswap.simulator.bfc_allocator import Arena
+from tfswap.simulator.simulate import Replay, Resident, added_bytes, fill, simulate_memory
+
+FREE_REST: Final = 0
+SPLIT_ABOVE: Final = 1 << 52
+"""No request asks for as much: events above it are splits."""
+END_ABOVE: Final = 1 << 53
+"""And those above this one are splits at the end of a chunk."""
+_REST: Final = -2
+"""Stands for the address of what a split takes."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A step's requests and releases.
+
+    Attributes:
+        extremes: of each of `at_extremes` the events: a request's bytes; or, negative, `-1 - n` for the
+            release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
+            get chunks of their own size, or END_ABOVE and the bytes of one that is to lie at the end of a chunk;
+            SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
+            parts the latest of those that are parted.
+        resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
+    """
+
+    extremes: tuple[tuple[int, ...], ...]
+    resident_bytes: int
+
+    def peak_bytes(self, resident: Resident) -> int:
+        """The step's peak in an arena with this content; its constants are taken to be there."""
+        more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
+        return more_bytes + max(_replay(events, resident.arena()) for events in self.extremes)
+
+
+def _replay(events: Sequence[int], arena: Arena) -> int:
+    allocate, free = arena.allocate, arena.free
+    addresses: list[int] = []
+    rests: list[list[int]] = []  # a loop that has splits has some in it too
+    parted: list[int] = []
+    for event in events:
+        if event < 0:
+            free(addresses[-1 - event])
+        elif FREE_REST < event < SPLIT_ABOVE:
+            addresses.append(allocate(event))
+        elif event == FREE_REST:
+            for rest in rests.pop():
+                free(rest)
+        elif event == SPLIT_ABOVE:
+            rests.append(arena.split(parted))
+            parted = []
+        else:
+            parted.append(event - SPLIT_ABOVE if event < END_ABOVE else END_ABOVE - event)
+    return arena.peak_bytes
+
+
+class _Recorder:
+    """An allocator that only takes notes."""
+
+    def __init__(self, in_use_bytes: int):
+        self.in_use_bytes = self.peak_bytes = in_use_bytes
+        self.events: list[int] = []
+        self._count = 0
+
+    def allocate(self, size_bytes: int) -> int:
+        if size_bytes <= 0:
+            return -1
+        self.in_use_bytes += round_up(size_bytes)
+        self.events.append(size_bytes)
+        self._count += 1
+        return self._count - 1
+
+    def split(self, sizes: Sequence[int]) -> list[int]:
+        self.events += [*(SPLIT_ABOVE + size if size > 0 else END_ABOVE - size for size in sizes), SPLIT_ABOVE]
+        return [_REST]
+
+    def free(self, address: int) -> None:
+        if address >= 0:
+            self.events.append(-1 - address)
+        elif address == _REST:
+            self.events.append(FREE_REST)
+
+
+def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
+    """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
+    there_bytes = resident.total_bytes if resident.chunks else 0
+    recorded: list[_Recorder] = []
+    for extreme, its in at_extremes(flow, steps):
+        recorder = _Recorder(there_bytes)
+        simulate_memory(extreme, its, resident=resident, arena=recorder)
+        recorded.append(recorder)
+    return Requests(tuple(tuple(r.events) for r in recorded), resident.total_bytes - there_bytes)
+
+
+IN_PLACE: Final = Resident(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
+"""Stands for any arena that has all of a step's variables, arguments and constants in it."""
+
+
+def requests_of_one(flow: Dataflow, steps: Sequence[Step]) -> tuple[tuple[int, ...], ...]:
+    """What `steps` ask for once, where all that is there before the step is in the arena; as `Requests.extremes`."""
+    recorded: list[_Recorder] = []
+    for extreme, its in at_extremes(flow, steps):
+        recorder = _Recorder(IN_PLACE.total_bytes)
+        Replay(extreme, its, recorder, fill(recorder, added_bytes(extreme, IN_PLACE), IN_PLACE), IN_PLACE).repeat()
+        recorded.append(recorder)
+    return tuple(tuple(recorder.events) for recorder in recorded)

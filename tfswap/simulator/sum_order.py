@@ -1,0 +1,239 @@
+"""What sums begin with where TensorFlow runs a step: who holds which buffer when each of them runs, in each iteration.
+
+The runs are those of simulator/propagator.py. A buffer is held by each edge that has it, by each list that keeps it,
+and by variables, arguments and results for good. What kernels share and write over is that of kernels/kernel_memory.py.
+
+A loop whose number of iterations is not known, or large, runs a few; which branch is taken is by chance where integers
+do not decide it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import (
+    depends_on_owners,
+    passes_on,
+    pops_list,
+    pushes_list,
+    reads_variable,
+    unwraps,
+    uses_tensor_list,
+    wraps,
+    writes_variable,
+)
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.simulator.body_integers import Numbers
+from tfswap.simulator.lowered_graph import ARGUMENT, KERNEL, LOOP_CONDITION, MERGE, RESULT, SWITCH, Item, Scope
+from tfswap.simulator.propagator import Buffer, Frame, Iteration, LoweredProgram, Propagator
+
+MOST_RUNS = 25
+FEW_RUNS = 9
+"""Where one thread runs everything, and only the order of many readers of one node is by chance, or what is decided."""
+MOST_ITEMS = 200_000
+"""Fewer runs of large steps: so many items are run in all, or each once."""
+EITHER = 2
+"""Inputs of which it makes no difference with which one a sum begins: a + b is b + a."""
+MOST_TRIPS = 24
+UNKNOWN_TRIPS = 12
+INNER_TRIPS = 6
+"""Iterations of a loop that are run: at most, where how many there are is not known, and inside of another loop."""
+MOST_KNOWN_TRIPS = 4096
+"""Of a loop with more, the last iterations are taken to be as those before."""
+
+
+def _of_iterations(counts: Sequence[Counter[int]], ran: int, trips: int | None) -> tuple[int, ...]:
+    """What a sum begins with most often, by iteration; the last holds for all that follow.
+
+    Args:
+        counts: by iteration that was run, how often it began with which input, 0 for one of the first two.
+        ran: how many iterations were run.
+        trips: how many there are; None where that is not known.
+    """
+    usual = _most(sum(counts, Counter[int]()))
+    found = [_most(each) if each else usual for each in counts]  # in a branch that is not taken it runs not at all
+    found += [usual] * (ran - len(found))
+    half = len(found) // 2
+    if trips is None or trips > MOST_KNOWN_TRIPS:
+        found = found[: half + 1]
+    elif trips > len(found):
+        found = found[:half] + [found[half]] * (trips - len(found)) + found[half:]
+    while len(found) > 1 and found[-1] == found[-2]:
+        del found[-1]
+    return tuple(found)
+
+
+def simulate_sums(
+    graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Which input the sums of a step and of its bodies are most likely to begin with, by their part's name and their
+    own: by iteration of the loop that they are in; the last holds for all that follow. 0 stands for the first two.
+
+    Args:
+        graph: in the order in which TensorFlow gets it, with equal nodes merged.
+        seconds: what a node's kernel takes.
+    """
+    step = _Step(graph, device, seconds)
+    found: dict[tuple[str, str], list[Counter[int]]] = {}
+    runs, seed = step.most_runs, 0
+    while seed < runs:
+        run = _Run(step, random.Random(seed))
+        run.run()
+        runs = min(runs, max(1, MOST_ITEMS // max(1, len(run.ran))))
+        for name, iteration, position in run.begun:
+            counts = found.setdefault(name, [])
+            counts += (Counter() for _ in range(iteration + 1 - len(counts)))
+            counts[iteration][position if position >= EITHER else 0] += 1
+        seed += 1
+    return {name: _of_iterations(counts, *step.trips_around(name[0])) for name, counts in found.items()}
+
+
+def _most(counts: Counter[int]) -> int:
+    return max(counts, key=lambda k: (counts[k], -k))
+
+
+class _Step(LoweredProgram):
+    """A step whose sums are asked for."""
+
+    def __init__(self, graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]):
+        super().__init__(graph, device, seconds)
+        races = self.threads > 1 and device.kind != "gpu"
+        self.most_runs = MOST_RUNS if races else FEW_RUNS if self.wide or self.lowered.decides else 1
+        self.numbers = Numbers()
+        self._scopes: dict[str, Scope] = {item.scope.name: item.scope for item in self.lowered.items}
+
+    def trips_around(self, name: str) -> tuple[int, int | None]:
+        """As `trips_of`, for the innermost loop around a part; one outside of loops."""
+        loop = self._scopes[name].loop
+        return (1, 1) if loop < 0 else self.trips_of(loop, (0,) * self._loops_around(loop))
+
+    def _loops_around(self, loop: int) -> int:
+        outer = self.lowered.loops[loop].scope.loop
+        return 0 if outer < 0 else 1 + self._loops_around(outer)
+
+    def trips_of(self, loop: int, iterations: Sequence[int]) -> tuple[int, int | None]:
+        """How many iterations of a loop are run, and how many there are, in these iterations of the loops around."""
+        node, scope, _ = self.lowered.loops[loop]
+        integers = self.numbers.trips(scope, node, iterations)
+        trips = None if integers is None else len(integers) - 1
+        most = MOST_TRIPS if scope.loop < 0 else INNER_TRIPS
+        return min(most, UNKNOWN_TRIPS if trips is None else trips), trips
+
+
+class _Run(Propagator):
+    """One run.
+
+    Attributes:
+        begun: of sums: part and name, iteration of the loop around, which input.
+    """
+
+    def __init__(self, step: _Step, chance: random.Random):
+        super().__init__(step, chance)
+        self._sums = step
+        self.begun: list[tuple[tuple[str, str], int, int]] = []
+
+    def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
+        return self._sums.trips_of(loop, iterations)[0]
+
+    def compute(self, number: int, frame: Frame, iteration: Iteration) -> dict[int, Buffer]:
+        """The outputs of an item that is not dead."""
+        item = self.lowered.items[number]
+        reads = [iteration.entries.get((number, position)) for position in range(len(item.inputs))]
+        if item.kind == SWITCH:
+            data, decides = reads
+            assert data is not None and decides is not None
+            if item.choice is None:  # a loop goes on at its second output
+                return {decides.decision or 0: data}
+            if decides.decision is None:
+                taken = self._sums.numbers.branch(item.scope, item.choice, frame.numbers(iteration))
+                branches = len(item.scope.graph.bodies[item.choice])
+                decides.decision = self.chance.randrange(branches) if taken is None else taken
+            return {decides.decision: data}
+        if item.kind == LOOP_CONDITION:
+            decision = Buffer()
+            decision.decision = int(iteration.number < frame.trips)
+            return {0: decision}
+        if item.kind == ARGUMENT:
+            return {0: Buffer(pins=1)}
+        if item.kind == RESULT:
+            for value in reads:
+                if value is not None:
+                    value.pins += 1
+            return {}
+        if item.kind == MERGE:
+            return {0: next(value for value in reads if value is not None)}
+        if item.kind != KERNEL:
+            return {0: reads[0]} if reads and reads[0] is not None else {}
+        assert item.node is not None
+        return self._kernel(item, item.node, reads, frame, iteration)
+
+    def _kernel(
+        self, item: Item, node: Node, reads: list[Buffer | None], frame: Frame, iteration: Iteration
+    ) -> dict[int, Buffer]:
+        handle = reads[0] if reads else None
+        if not item.inputs:  # constants, and what TensorFlow has folded; handles
+            return {index: Buffer(pins=1) for index in range(len(node.outputs))}
+        if handle is not None and reads_variable(node.op) and not writes_variable(node.op) and len(reads) == 1:
+            if handle.variable is None:
+                handle.variable = Buffer(pins=1)
+            return {0: handle.variable}
+        if wraps(node.op):
+            return {0: Buffer(elements=[value for value in reads if value is not None])}
+        if unwraps(node.op) and handle is not None and len(handle.elements) == len(node.outputs):
+            return dict(enumerate(handle.elements))
+        if uses_tensor_list(node.op):
+            return self._list(node, reads)
+        if depends_on_owners(node.op) and len(reads) > 1:
+            name = item.scope.name, node.name
+            alone = (p for p, value in enumerate(reads) if value is not None and value.is_alone)
+            self.begun.append((name, iteration.number if item.scope.loop >= 0 else 0, next(alone, 0)))
+        memory = kernel_memory(node.op, node.attrs, [t.type for t in node.inputs], node.outputs, self._sums.device, {})
+        for position in memory.retains:
+            value = reads[position]
+            if value is not None and handle is not None:
+                value.pins += 1
+                old, handle.variable = handle.variable, value
+                if old is not None:
+                    old.pins -= 1
+        made: dict[int, Buffer] = {}
+        alias = dict(memory.alias)
+        forward = dict(memory.forward)
+        for index in range(len(node.outputs)):
+            source = alias.get(index)
+            value = None if source is None else reads[source]
+            if value is None:
+                taken = (reads[p] for p in forward.get(index, ()))
+                value = next((v for v in taken if v is not None and v.is_alone and v not in made.values()), None)
+            made[index] = Buffer() if value is None else value
+        return made
+
+    def _list(self, node: Node, reads: list[Buffer | None]) -> dict[int, Buffer]:
+        held = reads[0]
+        if pushes_list(node.op) and held is not None and reads[1] is not None:
+            made = held if held.is_alone else Buffer(elements=held.elements)
+            made.elements.append(reads[1])
+            reads[1].references += 1
+            return {0: made}
+        if pops_list(node.op) and held is not None:
+            element = held.elements[-1] if held.elements else Buffer(pins=1)
+            if held.is_alone:
+                made = held
+                if held.elements:
+                    held.elements.pop()
+                    element.references -= 1
+            else:
+                made = Buffer(elements=held.elements[:-1])
+            return {0: made, 1: element}
+        variant = any(kind.dtype == "variant" for kind in node.outputs)
+        for value in reads[1:] if variant else ():
+            if value is not None:
+                value.pins += 1  # the list keeps it
+        if passes_on(node.op):
+            return {index: value for index, value in enumerate(reads) if value is not None}
+        elements = [e for value in reads if value is not None for e in value.elements] if variant else []
+        pins = int(not variant and any(t.type.dtype == "variant" for t in node.inputs))  # what a list may hold too
+        return {index: Buffer(pins, elements) for index in range(len(node.outputs))}

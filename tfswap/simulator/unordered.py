@@ -1,0 +1,185 @@
+"""The unoptimised step's peak: TensorFlow's executor and its thread pool, replayed without an order.
+
+analysis/executor.py is the executor. TensorFlow lowers loops and conditionals to nodes of the executor's own: nobody
+holds what they are given but they themselves, as long as they need it, and the kernels of their bodies have no order
+either (analysis/control_flow.py).
+
+Which thread is first is a race, and the real peak varies from run to run; and the model of the kernels' times, which
+decides most races, is true to a factor only. So a few runs are replayed, each with other kernel times, and the
+median of their peaks is what is predicted.
+
+Not handled: iterations of one loop that run side by side (`parallel_iterations`), where one need not wait for all of
+another.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from statistics import median_low
+from typing import NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.executor import Executor, Program
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import RUN, Step
+from tfswap.simulator.record import Record, Recorder, Watched
+from tfswap.simulator.simulate import NOTHING_KNOWN, Buffer, Replay, Resident, filled
+from tfswap.support import progress
+
+MOST_RUNS = 25
+MOST_KERNELS = 50_000
+"""Fewer runs of large steps: this many kernels in all. The peaks of large steps vary less."""
+EVENTS = 8
+"""Of a loop so many of its dealings with the allocator count as a kernel."""
+MOST_THREADS = 64
+"""Of a run in which a thread is free for each kernel: about as many as iterations and branches of one can use."""
+STEPS = 4
+"""Steps per run: updates move variables, so that each step finds another arena. The peak is that of all of them."""
+
+
+class Baseline(NamedTuple):
+    """What is predicted of the unoptimised step: its peak, and its time."""
+
+    peak_bytes: int
+    seconds: float
+
+    def time_ratio(self, seconds: float) -> float:
+        """The time of a step over that of the unoptimised one."""
+        return round(seconds / self.seconds, 6) if self.seconds else 1.0
+
+
+def simulate_baseline(
+    flow: Dataflow,
+    cost_s: Sequence[float],
+    device: DeviceModel,
+    *,
+    resident: Resident = NOTHING_KNOWN,
+) -> int:
+    """Peak bytes that a run of the unordered step on `device` is likely to have.
+
+    Args:
+        cost_s: seconds that each node's kernel takes.
+    """
+    return median_low(_peaks(_Program(flow, cost_s, device), resident))
+
+
+def simulate_concurrent(
+    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident = NOTHING_KNOWN
+) -> int:
+    """Peak bytes of a run of the unordered step in which a thread is free for each kernel that can run.
+
+    On a busy machine threads are held up, and iterations of a loop that need not wait for one another overlap more than
+    they would with as many threads as `device` has.
+    """
+    most = sum(flow.is_kernel)
+    program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
+    return _Run(program, resident, random.Random(0)).peak_bytes()
+
+
+def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident) -> Record:
+    """The run whose peak `simulate_baseline` predicts: of its steps the one that peaks, whatever its kernels cost."""
+    program = _Program(flow, cost_s, device)
+    peaks = _peaks(program, resident)
+    return _RecordedRun(program, resident, random.Random(peaks.index(median_low(peaks)))).record()
+
+
+def _peaks(program: _Program, resident: Resident) -> list[int]:
+    """Of each run, by the seed of its chances."""
+    seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
+    return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in seeds]
+
+
+def _runs_of(flow: Dataflow, steps: int) -> int:
+    """How many runs of so many steps are replayed: an odd number, so that there is a middle one."""
+    kernels = sum(max(1, len(flow.events[i]) // EVENTS) for i, kernel in enumerate(flow.is_kernel) if kernel)
+    runs = max(1, min(MOST_RUNS, MOST_KERNELS // (steps * max(1, kernels))))
+    return runs - (1 - runs % 2)
+
+
+class _Program(Program):
+    """A step's nodes, as the executor sees them."""
+
+    def __init__(self, flow: Dataflow, cost_s: Sequence[float], device: DeviceModel):
+        ran = [cost if kernel else 0.0 for cost, kernel in zip(cost_s, flow.is_kernel, strict=True)]
+        super().__init__(flow.nodes, ran, device, constants=flow.constants)
+        self.flow = flow
+
+
+class _Run(Executor):
+    """One process: an arena, a thread pool, and steps one after another."""
+
+    def __init__(self, program: _Program, resident: Resident, chance: random.Random):
+        super().__init__(program, chance)
+        flow = program.flow
+        self.flow = flow
+        steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+        self.replay = self._replay(flow, steps, resident)
+        _locate(self.replay, resident)
+        self.buffers: dict[int, Buffer] = {}
+
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
+        return Replay(flow, steps, *filled(flow, resident), resident)
+
+    def peak_bytes(self) -> int:
+        for _ in range(STEPS):
+            self._step()
+        return self.replay.arena.peak_bytes
+
+    def _step(self) -> None:
+        self.buffers = self.replay.start()
+        self.run()
+        self.replay.end(self.buffers)
+
+    def begin(self, i: int) -> list[int]:
+        return self.replay.begin(i, self.buffers) if self.flow.is_kernel[i] else []
+
+    def finish(self, i: int, temporaries: list[int]) -> None:
+        if self.flow.is_kernel[i]:
+            self.replay.finish(i, self.buffers, temporaries)
+
+
+class _RecordedRun(_Run):
+    """A run of which notes are taken."""
+
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
+        self._watched = Watched(flow, steps, resident)
+        self._stamped = 0
+        return self._watched
+
+    def record(self) -> Record:
+        """Of the step in which the most is in use."""
+        best: Recorder | None = None
+        for _ in range(STEPS):
+            self._watched.take_notes()
+            self._watched.now_s, self._stamped = 0.0, 0
+            self._step()
+            notes = self._watched.notes
+            notes.stamp(self._stamped)
+            if best is None or max(notes.used) > max(best.used):
+                best = notes
+        assert best is not None, "there are steps"
+        return Record(self.flow, tuple(best.finished()), best.used, best.began_s, best.began_s[-1])
+
+    def _go_on(self, thread: int, now: float) -> bool:
+        self._watched.now_s = now
+        notes = self._watched.notes
+        notes.stamp(self._stamped)  # what the kernel let go of that has just ended
+        started = super()._go_on(thread, now)
+        self._stamped = len(notes.began_s)
+        return started
+
+
+def _locate(replay: Replay, resident: Resident) -> None:
+    """Give the values that are there before the step a chunk each: one of their size, in order of address.
+
+    A variable whose buffer is replaced frees the old one. Which of several chunks of one size is whose matters little.
+    """
+    used = sorted((size, address) for address, size, in_use in resident.chunks if in_use)
+    sizes = {v: round_up(replay.flow.values[v].nbytes) for v in replay.persistent}
+    for v in sorted(sizes, key=lambda v: (-sizes[v], v)):
+        at = bisect_left(used, (sizes[v], 0))
+        if replay.persistent[v].address < 0 < sizes[v] and at < len(used) and used[at][0] < 2 * sizes[v]:
+            replay.persistent[v].address = used.pop(at)[1]

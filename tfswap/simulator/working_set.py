@@ -1,0 +1,78 @@
+"""Layrub's two kinds of reuse (Jin et al. 2018), told apart in a planned step.
+
+Within a layer a gradient takes over the buffer of what it replaces: another gradient, or a map that nobody reads any
+more. Between layers the memory of what has been moved away is the next one's. What each is worth is how much more would
+be live at the step's worst moment without it, chunks aside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfswap.analysis.dataflow import PERSISTENT, Dataflow
+from tfswap.kernels.alignment import round_up
+from tfswap.plan.schedule import KERNELS, Step
+from tfswap.simulator.simulate import simulate_memory
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What reuse saves, in bytes of the live peak.
+
+    Attributes:
+        within_layers_bytes: by buffers that are taken over.
+        taken_over_bytes: of all buffers that are, in a step.
+        between_layers_bytes: by tensors that are away.
+    """
+
+    within_layers_bytes: int
+    taken_over_bytes: int
+    between_layers_bytes: int
+
+
+def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
+    """Of the schedule of a plan."""
+    planned = simulate_memory(flow, steps, live=True, detail=True)
+    apart = dataclasses.replace(flow)
+    apart.requests = [tuple(r._replace(candidates=()) for r in requests) for requests in flow.requests]
+    stay = [step for step in steps if step.kind in KERNELS]
+    taken = {made for made, _ in planned.forwarded}
+    return Reuse(
+        simulate_memory(apart, steps, live=True).peak_bytes - planned.peak_bytes,
+        sum(round_up(flow.values[v].nbytes) for v in taken),
+        simulate_memory(flow, stay, live=True).peak_bytes - planned.peak_bytes,
+    )
+
+
+def working_set_bytes(flow: Dataflow, kernel: int) -> int:
+    """The least that a kernel needs at once, besides what is there throughout: what it reads and makes, and its
+    temporaries. Whatever it may write over is taken to be free for that.
+    """
+    own = (v for v in (*flow.reads[kernel], *flow.consumes.get(kernel, ())) if flow.values[v].producer != PERSISTENT)
+    sizes = {v: round_up(flow.values[v].nbytes) for v in own}
+    held = most = sum(sizes.values())
+    temporaries: list[int] = []
+    for request in flow.requests[kernel]:
+        if request.kind == "free":
+            held -= temporaries[request.subject]
+        elif request.kind == "let go":
+            held -= sizes.pop(request.subject, 0)
+        elif request.kind in ("out", "temp"):
+            over = next((v for v in request.candidates if v in sizes), None)
+            nbytes = round_up(request.nbytes) if over is None else 0
+            if over is not None:
+                del sizes[over]
+            if request.kind == "temp":
+                temporaries.append(nbytes)
+            held += nbytes
+            most = max(most, held)
+    return most
+
+
+def largest_working_set(flow: Dataflow) -> tuple[int, int]:
+    """The kernel that needs most at once, and its bytes."""
+    kernels = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    largest = max(kernels, key=lambda i: working_set_bytes(flow, i), default=-1)
+    return largest, working_set_bytes(flow, largest) if kernels else 0

@@ -3,7 +3,7 @@
 #   make demo    trains ResNet-50 under a memory cap that it otherwise exceeds, and shows before and after
 #   make test    runs the tests
 #   make test-oldest  runs a part of them with the oldest TensorFlow that is supported
-#   make lint    ruff and pyright
+#   make lint    ruff, pyright, and who may import whom
 #   make docs    builds the documentation into site/, strictly
 #   make wheels  a release's wheels into dist/; VERSIONS="2.20.0 2.21.0" says for which TensorFlows
 #   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
@@ -44,6 +44,7 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project . --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(SITE)

@@ -15,10 +15,10 @@ from test_inner_beside import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
 from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.groups import with_views
+from tfswap.compiler.body_orders import order_bodies
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
-from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.tactics.pair_kernels import join_in_bodies
 from tfswap.passes.verify import verify
 
@@ -27,7 +27,7 @@ KIB64 = "float32[128,128]"
 
 def grouped(text: str) -> Graph:
     graph = parse_graph(text)
-    apply_bodies(graph, TWO_CORES, grouped=True)
+    order_bodies(graph, TWO_CORES, grouped=True)
     return graph
 
 
@@ -38,7 +38,7 @@ def named_groups(body: Graph) -> list[list[str]]:
 def test_all_that_need_not_wait_for_what_is_no_kernel_is_one_group() -> None:
     body = body_of(grouped(LOOP))
     assert [sorted(group) for group in named_groups(body)] == [["a", "b", "next", "sum"]]
-    alone = apply_bodies(parse_graph(LOOP), TWO_CORES._replace(inter_op_threads=1), grouped=True)
+    alone = order_bodies(parse_graph(LOOP), TWO_CORES._replace(inter_op_threads=1), grouped=True)
     assert alone
     assert not body_of(grouped(LOOP.replace("BatchMatMulV2(%w, %h)", "Exp(%a)").replace("%h, %w)", "%h, %h)"))).beside
 

@@ -11,12 +11,12 @@ from test_beside import TWO_THREADS
 from tfswap.analysis.control_flow import STEADY_TRIPS, Record, record
 from tfswap.analysis.cost import Costs, beside_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
+from tfswap.compiler.body_orders import order_bodies
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.tactics.body_plan import apply_inside
-from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.tactics.pair_kernels import join_in_bodies
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Split
@@ -63,7 +63,7 @@ def body_of(graph: Graph) -> Graph:
 
 def ordered(text: str = LOOP, device: DeviceModel = TWO_CORES, *, portable: bool = False) -> Graph:
     graph = parse_graph(text)
-    apply_bodies(graph, device, portable=portable)
+    order_bodies(graph, device, portable=portable)
     return graph
 
 

@@ -246,6 +246,10 @@ class Dataflow:
         """Per node, its events with all that there is to know of each, for those who replay them again and again."""
         return [self._requests(i) if makes or self.events[i] else () for i, makes in enumerate(self.makes)]
 
+    def allocations(self, i: int) -> int:
+        """How many allocations a kernel makes of which no input's buffer is forwarded."""
+        return sum(bool(request.nbytes) for request in self.requests[i])
+
     def _requests(self, i: int) -> tuple[Request, ...]:
         made, forwards = dict(self.makes[i]), dict(self.forwards[i])
         temp_forwards = self.temp_forwards.get(i, {})

@@ -30,6 +30,7 @@ from tfswap.analysis.loop_recompute import Passage, Saved, choose_remade, find_p
 from tfswap.analysis.lossless_forms import SLACK, Form, Packing, smaller_form, sparse_form
 from tfswap.analysis.permits import permit_of
 from tfswap.analysis.reduced_precision import Reduction
+from tfswap.compiler.body_orders import order_bodies
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
@@ -43,7 +44,6 @@ from tfswap.passes.tactics.encode import apply_encodings
 from tfswap.passes.tactics.encode_in_bodies import apply_inner_encodings
 from tfswap.passes.tactics.loop_recompute import apply_loop_recompute
 from tfswap.passes.tactics.loop_swap import apply_loop_swap, looped_pops
-from tfswap.passes.tactics.order_bodies import apply_bodies
 from tfswap.passes.tactics.pack import apply_packings, readers_of
 from tfswap.passes.tactics.reduce_precision import apply_precision
 from tfswap.plan.plan import Inside, Plan
@@ -200,7 +200,7 @@ class Variants:
         if not portable:
             apply_relocation(graph, device)
         self._unordered = graph.copy() if graph.bodies else graph
-        self._chains = apply_bodies(graph, device, portable=portable)
+        self._chains = order_bodies(graph, device, portable=portable)
         self._graph = graph
         self._facts = facts
         self._keep_apart(graph)
@@ -214,7 +214,7 @@ class Variants:
             if rewriting.remade or rewriting.grouped or any(map(is_inner, rewriting.encoded)):
                 graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
-                chains = apply_bodies(graph, self._device, grouped=rewriting.grouped)
+                chains = order_bodies(graph, self._device, grouped=rewriting.grouped)
             apply_loop_swap(graph, chains, rewriting.accumulators, rewriting.prefetched)
             apply_precision(graph, rewriting.reduced, self._device)
             encodings = self._encode(graph, rewriting)

@@ -340,11 +340,6 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
     )
 
 
-def allocations(flow: Dataflow, i: int) -> int:
-    """How many allocations a kernel makes that takes nothing over."""
-    return sum(bool(request.nbytes) for request in flow.requests[i])
-
-
 def _stands_alone(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
 
@@ -359,7 +354,7 @@ def _stands_alone(flow: Dataflow, i: int) -> bool:
         and i not in flow.runs
         and has_one_result(flow, i)
         and all(event in ("out", "temp") for event, _ in flow.events[i])
-        and allocations(flow, i) > 0
+        and flow.allocations(i) > 0
         and flow.fetched.isdisjoint(v for _, v in flow.makes[i])
     )
 

@@ -7,11 +7,10 @@ assigns keep their buffers. Kernels that would leave cores idle alone are next t
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.cost import Costs
-from tfswap.analysis.dataflow import analyse_body
+from tfswap.analysis.dataflow import Dataflow, analyse_body
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.nodes import add_gate
@@ -20,23 +19,21 @@ from tfswap.passes.prepare.assign_in_place import apply_settle
 from tfswap.passes.prepare.common_subexpressions import apply_share
 from tfswap.passes.prepare.defer_constants import apply_defer
 from tfswap.passes.prepare.split_identity_n import apply_split_views
-from tfswap.planner.groups import find_groups
-from tfswap.planner.ordering import choose_order
-from tfswap.planner.pairing import brought_together, gains, runs_beside, side_by_side
-from tfswap.planner.problem import Choice
+
+Chosen = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""The order of a body's kernels, and the groups of those that run concurrently."""
 
 
 def apply_bodies(
-    graph: Graph, device: DeviceModel, *, portable: bool = False, grouped: bool = False
+    graph: Graph, device: DeviceModel, choose: Callable[[Dataflow], Chosen], *, portable: bool = False
 ) -> list[list[str]]:
     """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them.
 
     Args:
+        choose: gives the order of a body with such facts (planner/body_order.py).
         portable: with TensorFlow's own ops alone.
-        grouped: whether kernels run in groups, and not in pairs.
     """
     chains: list[list[str]] = []
-    costs = Costs.of(device)
     for body in graph.all_bodies():
         apply_split_views(body)
         if not portable:
@@ -46,19 +43,9 @@ def apply_bodies(
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_body(body, device)
-        cost_s = costs.of_step(flow)
-        order = choose_order(flow, cost_s)
-        unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
-        if runs_beside(device) and not portable:
-            order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)
-            if grouped:
-                order, groups = find_groups(unnamed, order, cost_s, costs.rates)
-            else:
-                gain = gains(flow, cost_s, costs.rates, looped=True)
-                at = side_by_side(unnamed, Choice(order, []), cost_s, gain, looped=True)
-                groups = [[order[p - 1], order[p]] for p in at]
-            pairs = (pair for group in groups for pair in pairwise(group))
-            body.beside = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
+        order, groups = choose(flow)
+        pairs = (pair for group in groups for pair in pairwise(group))
+        body.beside = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
         chain = [flow.nodes[i] for i in order]
         if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))

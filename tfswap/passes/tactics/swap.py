@@ -27,7 +27,6 @@ from tfswap.passes.nodes import (
 from tfswap.passes.tactics.pair_kernels import join_leads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, planned_schedule
-from tfswap.planner.pairing import allocations
 
 HOST = "/device:CPU:0"
 """Where the copies of portable models lie."""
@@ -88,7 +87,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
                 if tensor != node.inputs[position]:
                     graph.replace_input(node, position, tensor)
             if kind == LEAD:
-                leads[node] = allocations(flow, subject)
+                leads[node] = flow.allocations(subject)
         elif kind == RERUN:
             first = flow.nodes[subject]
             node = graph.add(

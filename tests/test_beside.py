@@ -24,7 +24,7 @@ from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
-from tfswap.planner.pairing import allocations, bring_together, can_run_beside, gains, orders_with_room, side_by_side
+from tfswap.planner.pairing import bring_together, can_run_beside, gains, orders_with_room, side_by_side
 from tfswap.planner.problem import Choice
 from tfswap.simulator.simulate import simulate_memory, simulate_time
 
@@ -229,7 +229,7 @@ def test_kernels_may_have_temporaries():
     assert temporary_bytes(flow, i)
     assert can_run_beside(flow, i, j)
     assert can_run_beside(flow, j, i)
-    assert allocations(flow, i) == len(flow.events[i]) == 2
+    assert flow.allocations(i) == len(flow.events[i]) == 2
     flow = facts(GRADIENTS.replace("%k = Relu(%i)", "%k = Relu(%e)"))
     assert not can_run_beside(flow, *named(flow, "i k"))  # which may write over e
 

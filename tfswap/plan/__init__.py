@@ -1,0 +1,1 @@
+"""The contract between planner, simulator and passes: a plan, its schedule, their JSON."""

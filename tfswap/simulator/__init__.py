@@ -1,0 +1,1 @@
+"""The judge: TensorFlow's BFC allocator, replays of schedules and of the unordered step. Imports no planner."""

@@ -1,0 +1,1 @@
+"""What every step gets before it is planned."""

@@ -11,11 +11,12 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernels
+from tfswap.passes.contract import Target
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL  # noqa: E402
 from tfswap.ir.op_traits import may_share_by_value  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402
-from tfswap.passes.prepare.copied_views import apply_copied_views  # noqa: E402
+from tfswap.passes.prepare.copied_views import copy_undecided_views  # noqa: E402
 
 CPU = DeviceModel("cpu", onednn=False)
 
@@ -102,7 +103,7 @@ def test_values_are_tensorflows_and_buffers_their_own(made: Callable[[Any, Any],
 
 def labelled(function: Any, *signature: Any) -> list[str]:
     graph = import_function(tf.function(function).get_concrete_function(*signature))
-    apply_copied_views(graph, CPU)
+    copy_undecided_views(graph, Target(CPU))
     return sorted(node.op for part in (graph, *graph.all_bodies()) for node in part if KERNEL in node.attrs)
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import pytest
 from processes import on_arena, on_workers
 
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.ir.text import parse_graph
 from tfswap.passes.device_carriers import apply_carriers
 from tfswap.passes.prepare.collective_order import (
-    apply_collective_order,
-    apply_together,
+    order_collectives,
+    join_collectives,
     expand_together,
     spans_workers,
 )
@@ -102,14 +104,14 @@ def test_collectives_come_in_one_order_on_all_workers():
 import tfswap.compiler.prepare as prepare
 
 CollectiveReplicaLauncher._prefer_ordering_token = False
-order = prepare.apply_collective_order
+order = prepare.order_collectives
 
 def of_a_graph_turned_round(graph):
     if RANK:
         graph._nodes = dict(reversed(graph._nodes.items()))
     return order(graph)
 
-prepare.apply_collective_order = of_a_graph_turned_round
+prepare.order_collectives = of_a_graph_turned_round
 
 def sums(x):
     reduce = tf.distribute.get_replica_context().all_reduce
@@ -162,9 +164,9 @@ fetches %later, %first
 def test_collectives_wait_for_those_that_were_traced_before_them():
     graph = parse_graph(COLLECTIVES)
     assert spans_workers(graph)
-    assert apply_collective_order(graph) == 1
+    assert order_collectives(graph, Target(DeviceModel())) == 1
     assert graph["later"].controls == (graph["first"],)
-    assert apply_collective_order(graph) == 0
+    assert order_collectives(graph, Target(DeviceModel())) == 0
 
 
 def test_collectives_among_the_devices_of_one_worker_do_not_span_workers():
@@ -176,7 +178,7 @@ def test_collectives_among_the_devices_of_one_worker_do_not_span_workers():
 def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_at_once():
     graph = parse_graph(COLLECTIVES)
     graph["first"].device, graph["later"].device = "/device:CPU:0", "/device:CPU:1"
-    assert apply_together(graph) == 1
+    assert join_collectives(graph, Target(DeviceModel())) == 1
     assert len({fetch.node for fetch in graph.fetches}) == 1
     before = graph.add("NoOp", "before")
     (together,) = [node for node in graph if node.op == "Tfswap>Together"]
@@ -200,7 +202,7 @@ def test_collectives_of_a_group_wait_for_what_any_of_them_reads():
         feeds %x, %key
         fetches %first, %second
     """)
-    assert apply_together(graph) == 1
+    assert join_collectives(graph, Target(DeviceModel())) == 1
     assert expand_together(graph) == 2
     assert graph["b"] in graph["first"].controls
     assert graph["a"] in graph["second"].controls

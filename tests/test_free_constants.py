@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from processes import on_arena
 
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.ir.text import parse_graph
-from tfswap.passes.prepare.free_constants import apply_free_constants
+from tfswap.passes.prepare.free_constants import free_constants
 
 TEXT = """\
 %x = Placeholder() -> float32[1024]
@@ -40,7 +42,7 @@ body %loop
 
 def test_nothing_waits_for_constants_but_for_what_they_wait_for():
     graph = parse_graph(TEXT)
-    assert apply_free_constants(graph) == 6
+    assert free_constants(graph, Target(DeviceModel())) == 6
     waiting = {node.name: {c.name for c in node.controls} for node in graph if node.controls}
     assert waiting == {
         "one": {"loop"},

@@ -10,10 +10,11 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernel
+from tfswap.passes.contract import Target
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402
-from tfswap.passes.prepare.zeros_like import apply_list_zeros  # noqa: E402
+from tfswap.passes.prepare.zeros_like import share_list_zeros  # noqa: E402
 
 
 def zeros_like(handle: Any, *, own: bool) -> Any:
@@ -221,5 +222,5 @@ def test_gpus_are_left_to_tensorflow() -> None:
         return tf.raw_ops.ZerosLike(x=tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=tf.constant([3])))
 
     graph = import_function(tf.function(step).get_concrete_function(tf.TensorSpec([2, 3])))
-    assert apply_list_zeros(graph.copy(), DeviceModel(kind="gpu")) == 0
-    assert apply_list_zeros(graph, DeviceModel()) == 1
+    assert share_list_zeros(graph.copy(), Target(DeviceModel(kind="gpu"))) == 0
+    assert share_list_zeros(graph, Target(DeviceModel())) == 1

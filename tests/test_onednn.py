@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from processes import start_python
 
+from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.passes.prepare.onednn_fusion import apply_join, keep_apart
-from tfswap.passes.prepare.pool_argmax import apply_pool_places, keep_unpaired
+from tfswap.passes.prepare.onednn_fusion import fuse_onednn, keep_apart
+from tfswap.passes.prepare.pool_argmax import keep_pool_argmax, keep_unpaired
 
 # Grappler makes other kernels of a step.
 OFF = """
@@ -233,8 +234,8 @@ def test_what_the_processor_has_no_kernels_of_onednn_s_for_is_not_joined():
     text = CONVOLUTIONS.replace("float32", "bfloat16")
     without = ONEDNN._replace(onednn_dtypes=("float32",))
     with_both = ONEDNN._replace(onednn_dtypes=("bfloat16", "float16", "float32"))
-    assert apply_join(parse_graph(text), without) == keep_apart(parse_graph(text), without) == 0
-    assert apply_join(parse_graph(text), with_both) == apply_join(parse_graph(CONVOLUTIONS), with_both) == 2
+    assert fuse_onednn(parse_graph(text), Target(without)) == keep_apart(parse_graph(text), without) == 0
+    assert fuse_onednn(parse_graph(text), Target(with_both)) == fuse_onednn(parse_graph(CONVOLUTIONS), Target(with_both)) == 2
     pixels, filters = TensorType("bfloat16", (8, 14, 14, 32)), TensorType("bfloat16", (3, 3, 32, 32))
     attrs = {"T": "bfloat16", "strides": (1, 1, 1, 1), "padding": b"VALID"}
 
@@ -246,9 +247,9 @@ def test_what_the_processor_has_no_kernels_of_onednn_s_for_is_not_joined():
 
 def test_a_pad_or_else_a_bias_goes_into_the_convolution_that_nothing_else_reads():
     graph = parse_graph(CONVOLUTIONS)
-    assert apply_join(graph, DeviceModel("cpu")) == 0
+    assert fuse_onednn(graph, Target(DeviceModel("cpu"))) == 0
     graph.add_control(graph["sum"], graph["one"])
-    assert apply_join(graph, ONEDNN) == 2
+    assert fuse_onednn(graph, Target(ONEDNN)) == 2
     graph.prune()
     assert {"one", "pad"}.isdisjoint(node.name for node in graph)
     assert graph["biased"].op == "_MklNativeConv2DWithBias"
@@ -266,8 +267,8 @@ def test_what_is_waited_for_or_read_in_vain_stays_as_it_is():
     graph.read_in_vain = frozenset({"one:0"})  # by a node that TensorFlow's passes still see
     graph.add_control(graph["b"], graph["padded"])  # so that the bias comes after the convolution
     graph.add_control(graph["b"], graph["pad"])
-    assert apply_join(graph.copy(), ONEDNN) == 0
-    assert apply_join(parse_graph(CONVOLUTIONS), ONEDNN) == 2
+    assert fuse_onednn(graph.copy(), Target(ONEDNN)) == 0
+    assert fuse_onednn(parse_graph(CONVOLUTIONS), Target(ONEDNN)) == 2
 
 
 def test_gradients_of_16_bit_floats_are_onednn_s_too():
@@ -333,8 +334,8 @@ feeds %x, %g
 fetches %direct, %other
 """
     graph = parse_graph(text)
-    assert apply_pool_places(graph, DeviceModel("cpu")) == 0
-    assert apply_pool_places(graph, ONEDNN) == 1
+    assert keep_pool_argmax(graph, Target(DeviceModel("cpu"))) == 0
+    assert keep_pool_argmax(graph, Target(ONEDNN)) == 1
     ops = {node.name: node.op for node in graph}
     assert (ops["p"], ops["direct"], ops["other"]) == ("_MklNativeMaxPool", "_MklNativeMaxPoolGrad", "MaxPoolGrad")
     (pool,) = (node for node in graph if node.name == "p")
@@ -383,7 +384,7 @@ fetches %g
     (pool,) = (node for node in graph if node.name == "p")
     pool.device = device
     graph.restrict(pool.out(), Permit(frozenset(), "so"))
-    assert apply_pool_places(graph, ONEDNN) == (places is not None)
+    assert keep_pool_argmax(graph, Target(ONEDNN)) == (places is not None)
     if places is not None:
         assert pool.outputs[1].nbytes == places
         assert not graph.permits[pool.out(1)].tactics

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from processes import last_json, on_arena, run_python
 
+from tfswap.passes.contract import Target
 from tfswap.ir.custom_ops import FIRST, KERNEL
 from tfswap.ir.op_traits import depends_on_owners
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.ordered_sums import apply_ordered_sums, fix_iteration
+from tfswap.passes.prepare.ordered_sums import order_sums, fix_iteration
 
 TWO = DeviceModel("cpu", False, 2, 2)
 GPU = DeviceModel("gpu", False, 2, 2)
@@ -32,7 +33,7 @@ READER = "%r = MatMul(%s, %x) {T=float32} -> float32[600,600]\n"
 def first(lines: str, waits: str = "", device: DeviceModel = TWO) -> str:
     """What the sum of STEP begins with."""
     graph = parse_graph(STEP.format(lines=lines.rstrip(), waits=waits))
-    assert apply_ordered_sums(graph, device) == 1
+    assert order_sums(graph, Target(device)) == 1
     return graph["sum"].inputs[0].name
 
 
@@ -71,7 +72,7 @@ def test_equal_tensors_are_one() -> None:
     equal = S + "%m2 = Exp(%x) {T=float32} -> float32[600,600]\n%r = Neg(%x) {T=float32} -> float32[600,600]\n"
     text = STEP.format(lines=equal.rstrip(), waits="").replace("AddN(%m, %m", "AddN(%m, %m2")
     graph = parse_graph(text)
-    apply_ordered_sums(graph, TWO)
+    order_sums(graph, Target(TWO))
     assert graph["sum"].inputs[0].name == "s:0"
 
 
@@ -87,7 +88,7 @@ def test_only_sums_of_three_or_more_that_are_rounded() -> None:
         fetches %two, %whole, %three
         """.replace("        ", "")
     )
-    assert apply_ordered_sums(graph, TWO) == 1
+    assert order_sums(graph, Target(TWO)) == 1
     assert [node.name for node in graph if KERNEL in node.attrs] == ["three"]
     assert [op for op in ("Add", "AddN", "AddV2", "Sum") if depends_on_owners(op)] == ["AddN"]
 
@@ -120,7 +121,7 @@ fetches %loop:1
 def test_what_the_iteration_before_has_made_is_a_bodys_own() -> None:
     def begins(kept: str, device: DeviceModel = TWO) -> tuple[str, object]:
         graph = parse_graph(LOOP.format(kept=kept))
-        assert apply_ordered_sums(graph, device) == 1
+        assert order_sums(graph, Target(device)) == 1
         body = graph.bodies[graph["loop"]][1]
         assert KERNEL in body["sum"].attrs
         return body["sum"].inputs[0].name, body["sum"].attrs.get(FIRST)
@@ -135,7 +136,7 @@ def test_each_iteration_has_its_own_order() -> None:
     graph = parse_graph(LOOP.format(kept="%sum"))
     body = graph.bodies[graph["loop"]][1]
     for iteration, begins in ((0, "m:0"), (1, "a:0"), (7, "a:0")):
-        apply_ordered_sums(graph, TWO)
+        order_sums(graph, Target(TWO))
         copy = body.copy()
         fix_iteration(copy, copy, iteration)
         assert copy["sum"].inputs[0].name == begins
@@ -146,7 +147,7 @@ def test_two_at_a_time_without_kernels_of_our_own() -> None:
     golden = Path(__file__).parent / "golden" / "ordered_sums.txt"
     _, before, after = golden.read_text().split("---\n")
     graph = parse_graph(before)
-    assert apply_ordered_sums(graph, TWO, portable=True) == 2
+    assert order_sums(graph, Target(TWO, portable=True)) == 2
     assert format_graph(graph).strip() == after.strip()
 
 

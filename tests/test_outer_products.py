@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tfswap.passes.contract import Target
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.outer_products import apply_outer_products
+from tfswap.passes.prepare.outer_products import swap_outer_products
 
 CPU = DeviceModel("cpu")
 EINSUM = """\
@@ -30,7 +31,7 @@ fetches %c
 )
 def test_operands_are_swapped_where_the_result_is_transposed_and_nothing_is_added(equation, left, right, swapped):
     graph = parse_graph(EINSUM.format(kind="float32", equation=equation, left=left, right=right))
-    assert apply_outer_products(graph, CPU) == (swapped is not None)
+    assert swap_outer_products(graph, Target(CPU)) == (swapped is not None)
     node = graph["c"]
     assert node.attrs["equation"] == (swapped or equation).encode()
     assert [t.node.name for t in node.inputs] == (["b", "a"] if swapped else ["a", "b"])
@@ -38,8 +39,8 @@ def test_operands_are_swapped_where_the_result_is_transposed_and_nothing_is_adde
 
 def test_types_whose_nans_differ_and_other_devices_are_left_alone():
     text = EINSUM.format(kind="bfloat16", equation="bh,bt->bth", left="64,256", right="64,100")
-    assert not apply_outer_products(parse_graph(text), CPU)
-    assert not apply_outer_products(parse_graph(text.replace("bfloat16", "float32")), DeviceModel("gpu"))
+    assert not swap_outer_products(parse_graph(text), Target(CPU))
+    assert not swap_outer_products(parse_graph(text.replace("bfloat16", "float32")), Target(DeviceModel("gpu")))
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])

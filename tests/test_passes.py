@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.order import apply_order
-from tfswap.passes.prepare.assign_in_place import apply_settle
-from tfswap.passes.prepare.common_subexpressions import apply_share
-from tfswap.passes.prepare.copy_on_read import apply_shared_reads
-from tfswap.passes.prepare.defer_constants import apply_defer
-from tfswap.passes.prepare.onednn_fusion import apply_join
-from tfswap.passes.prepare.result_slots import apply_hand_over
-from tfswap.passes.prepare.split_add_n import apply_split_sums
-from tfswap.passes.prepare.split_identity_n import apply_split_views
-from tfswap.passes.prepare.zeros_like import apply_likes
+from tfswap.passes.prepare.assign_in_place import assign_in_place
+from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
+from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
+from tfswap.passes.prepare.defer_constants import defer_constants
+from tfswap.passes.prepare.onednn_fusion import fuse_onednn
+from tfswap.passes.prepare.result_slots import use_result_slots
+from tfswap.passes.prepare.split_add_n import split_add_n
+from tfswap.passes.prepare.split_identity_n import split_identity_n
+from tfswap.passes.prepare.zeros_like import fill_zeros_like
 from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Absence, Plan
@@ -106,32 +107,32 @@ fetches %filter, %between
 
 def test_join():
     golden = Golden("join")
-    assert apply_join(golden.graph, DeviceModel(onednn=False)) == 0
-    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 2
+    assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=False))) == 0
+    assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=True))) == 2
     golden.check()
-    assert apply_join(golden.graph, DeviceModel(onednn=True)) == 0
+    assert fuse_onednn(golden.graph, Target(DeviceModel(onednn=True))) == 0
 
 
 def test_settle():
     golden = Golden("settle")
     before = edges(golden.graph), len(golden.graph)
-    assert apply_settle(golden.graph) == 2
+    assert assign_in_place(golden.graph, Target(DeviceModel())) == 2
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
-    assert apply_settle(golden.graph) == 0
+    assert assign_in_place(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_defer():
     golden = Golden("defer")
-    assert apply_defer(golden.graph, DeviceModel("gpu")) == 0
-    assert apply_defer(golden.graph, DeviceModel()) == 9
+    assert defer_constants(golden.graph, Target(DeviceModel("gpu"))) == 0
+    assert defer_constants(golden.graph, Target(DeviceModel())) == 9
     golden.check()
-    assert apply_defer(golden.graph, DeviceModel()) == 0
+    assert defer_constants(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_hand_over():
     golden = Golden("hand_over")
-    assert apply_hand_over(golden.graph) == 1
+    assert use_result_slots(golden.graph, Target(DeviceModel())) == 1
     golden.check()
 
 
@@ -139,29 +140,29 @@ def test_split_views():
     golden = Golden("split_views")
     before = edges(golden.graph), len(golden.graph)
     # Both inputs of swapped, the input of one, both inputs of sum.
-    assert apply_split_views(golden.graph) == 5
+    assert split_identity_n(golden.graph, Target(DeviceModel())) == 5
     assert (edges(golden.graph), len(golden.graph)) == before
     golden.check()
-    assert apply_split_views(golden.graph) == 0
+    assert split_identity_n(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_split_sums():
     golden = Golden("split_sums")
     before = len(golden.graph)
     # Of eleven and of eighteen; not of nine, of small ones, and of what is read elsewhere or is a view of that.
-    assert apply_split_sums(golden.graph, DeviceModel()) == 2
+    assert split_add_n(golden.graph, Target(DeviceModel())) == 2
     assert len(golden.graph) == before + 2 + 4
     golden.check()
-    assert apply_split_sums(golden.graph, DeviceModel()) == 0
+    assert split_add_n(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_likes():
     golden = Golden("likes")
     before = len(golden.graph)
-    assert apply_likes(golden.graph) == 2
+    assert fill_zeros_like(golden.graph, Target(DeviceModel())) == 2
     assert len(golden.graph) == before + 4
     golden.check()
-    assert apply_likes(golden.graph) == 0
+    assert fill_zeros_like(golden.graph, Target(DeviceModel())) == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -177,7 +178,7 @@ def test_what_is_filled_with_ones_has_the_bits_of_ones(dtype):
 feeds %x
 fetches %ones, %zeros
 """)
-    apply_likes(graph)
+    fill_zeros_like(graph, Target(DeviceModel()))
     for name, expected in (("ones", 1), ("zeros", 0)):
         value = graph[f"tfswap/{name}/value"].attrs["value"]
         assert isinstance(value, Opaque)
@@ -190,28 +191,28 @@ fetches %ones, %zeros
 def test_split_custom_gradient():
     golden = Golden("split_custom_gradient")
     # Both inputs of sum, the first of twice, and what outer passes on of inner.
-    assert apply_split_views(golden.graph) == 4
+    assert split_identity_n(golden.graph, Target(DeviceModel())) == 4
     golden.graph.prune()
     golden.check()
-    assert apply_split_views(golden.graph) == 0
+    assert split_identity_n(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_share():
     golden = Golden("share")
-    assert apply_share(golden.graph) == 3
+    assert merge_equal_nodes(golden.graph, Target(DeviceModel())) == 3
     golden.graph.prune()
     golden.check()
-    assert apply_share(golden.graph) == 0
+    assert merge_equal_nodes(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_shared_reads():
     golden = Golden("shared_reads")
     before = len(golden.graph)
     # The gather and both updates of table, the update of its slots, the gather of tied.
-    assert apply_shared_reads(golden.graph) == 5
+    assert leave_copy_on_read(golden.graph, Target(DeviceModel())) == 5
     assert len(golden.graph) == before + 2 + 3 + 3, "reads, what comes first, what comes after updates"
     golden.check()
-    assert apply_shared_reads(golden.graph) == 0
+    assert leave_copy_on_read(golden.graph, Target(DeviceModel())) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernels
+from tfswap.passes.contract import Target
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402
-from tfswap.passes.prepare.ordered_splits import apply_pieces  # noqa: E402
+from tfswap.passes.prepare.ordered_splits import order_split_outputs  # noqa: E402
 
 
 def splitting(count: int, *, own: bool, sizes: bool) -> Any:
@@ -105,8 +106,8 @@ def test_only_splits_of_several_outputs_on_a_cpu() -> None:
         return x, a, b, c, *tf.split(x, [1, 2, 3, 2], 1)
 
     graph = import_function(step.get_concrete_function(tf.TensorSpec([8, 8])))
-    assert apply_pieces(graph.copy(), DeviceModel(kind="gpu")) == 0
-    assert apply_pieces(graph, DeviceModel()) == 2
+    assert order_split_outputs(graph.copy(), Target(DeviceModel(kind="gpu"))) == 0
+    assert order_split_outputs(graph, Target(DeviceModel())) == 2
 
 
 def test_outputs_lie_where_they_did_in_each_run() -> None:

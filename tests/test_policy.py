@@ -18,6 +18,7 @@ from graphs import Layer, training_step
 from processes import on_arena
 
 import tfswap
+from tfswap.passes.contract import Target
 from tfswap.compiler import unoptimised
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -27,7 +28,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.ir.permits import TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.common_subexpressions import apply_share
+from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 
 CPU = DeviceModel("cpu", False, 2, 2)
 LAYERS = [Layer(kind, 3 * i // 4) for i, kind in enumerate(("dense", "relu", "scale", "add", "dense", "relu") * 3)]
@@ -355,7 +356,7 @@ def test_a_tensor_that_stands_for_two_may_do_what_both_may() -> None:
     assert not made.permits
     made = optimizer(policy=lambda facts: {"a:0": ["swap", "encode"], "b:0": ["encode"]}.get(facts.name), graph=graph)
     assert {t.name: set(p.tactics) for t, p in made.settled.permits.items()} == {"a:0": {"encode"}}
-    assert apply_share(graph.copy()) == 1
+    assert merge_equal_nodes(graph.copy(), Target(DeviceModel())) == 1
 
 
 def test_what_is_said_is_part_of_a_plan_s_name_and_not_who_says_it(tmp_path: Path) -> None:

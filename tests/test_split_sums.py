@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfswap.passes.contract import Target
 from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.split_add_n import SMALLEST_BYTES, apply_split_sums
+from tfswap.passes.prepare.split_add_n import SMALLEST_BYTES, split_add_n
 
 ELEMENTS = SMALLEST_BYTES // 2
 """Enough of the smallest type here."""
@@ -36,7 +37,7 @@ def test_bits(dtype, count):
     added = tf.function(lambda x, factors: tf.add_n(addends(x, factors), name="sum"))
     concrete = added.get_concrete_function(x, factors)
     graph = import_function(concrete)
-    assert apply_split_sums(graph, DeviceModel()) == 1
+    assert split_add_n(graph, Target(DeviceModel())) == 1
     assert max(len(node.inputs) for node in graph if node.op == "AddN") <= 9
     graph_def = export_graph_def(graph)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from processes import on_arena
 
+from tfswap.passes.contract import Target
 from tfswap.compiler import unoptimised
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -17,7 +18,7 @@ from tfswap.ir.permits import Permit
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.prepare import unroll_loops
-from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, apply_unroll
+from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, unroll_loops
 
 CPU = DeviceModel("cpu", False, 2, 2)
 
@@ -68,7 +69,7 @@ def sums(trips: int = 2, inside: str = "") -> Graph:
 
 def test_iterations_follow_one_another_by_their_edges() -> None:
     graph = sums()
-    names = apply_unroll(graph, CPU)
+    names = unroll_loops(graph, Target(CPU))
     assert format_graph(graph) == format_graph(
         parse_graph(
             """
@@ -96,7 +97,7 @@ def test_effects_come_in_the_order_of_the_iterations() -> None:
     graph = sums(3, "%add = AssignAddVariableOp(%v, %product)\n  %read = ReadVariableOp(%v) ^add -> float32[8]")
     body = next(iter(graph.bodies.values()))[1]
     body.targets = [body["add"], body["read"]]
-    apply_unroll(graph, CPU)
+    unroll_loops(graph, Target(CPU))
     first, second = graph["loop/iteration_0/add"], graph["loop/iteration_1/w"]
     assert first in Graph.needed([second])
     assert graph["loop/iteration_2/read"] in Graph.needed([graph["after"]])
@@ -111,7 +112,7 @@ def test_what_passes_results_on_does_not_wait_for_effects() -> None:
     body = next(iter(graph.bodies.values()))[1]
     body.fetches[1] = body["passed"].out()
     body.targets = [body["add"]]
-    apply_unroll(graph, CPU)
+    unroll_loops(graph, Target(CPU))
     passed = [node for node in graph if node.op == "Identity"]
     assert len(passed) == 2
     assert not any(node.controls for node in passed)
@@ -120,7 +121,7 @@ def test_what_passes_results_on_does_not_wait_for_effects() -> None:
 
 def test_a_loop_that_does_not_run_gives_what_it_was_given() -> None:
     graph = sums(0)
-    apply_unroll(graph, CPU)
+    unroll_loops(graph, Target(CPU))
     assert graph["y"].inputs == (graph["x"].out(),)
     assert graph["after"].controls == (graph["loop/end"],)
     assert graph["loop/end"].controls == (graph["before"],)
@@ -131,7 +132,7 @@ def test_what_was_noted_of_tensors_is_noted_of_each_iteration() -> None:
     kept = Permit(frozenset(), "kept")
     body = next(iter(graph.bodies.values()))[1]
     body.restrict(body["product"].out(), kept)
-    apply_unroll(graph, CPU)
+    unroll_loops(graph, Target(CPU))
     assert graph.permits == {graph[f"loop/iteration_{k}/product"].out(): kept for k in range(2)}
 
 
@@ -170,7 +171,7 @@ def test_stays_a_loop(kind: str) -> None:
     if inside:
         body.targets = [body["r"]]
     before = format_graph(graph)
-    assert not apply_unroll(graph, CPU)
+    assert not unroll_loops(graph, Target(CPU))
     assert format_graph(graph) == before
 
 
@@ -178,29 +179,29 @@ def test_a_loop_whose_end_the_step_decides_stays_one() -> None:
     graph = sums()
     condition, _ = next(iter(graph.bodies.values()))
     condition.small_constants.clear()
-    assert not apply_unroll(graph, CPU)
+    assert not unroll_loops(graph, Target(CPU))
 
 
 def test_loops_that_are_too_much_together_stay_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 5)
-    assert not apply_unroll(sums(), CPU)
+    assert not unroll_loops(sums(), Target(CPU))
     monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 6)
-    assert apply_unroll(sums(), CPU)
+    assert unroll_loops(sums(), Target(CPU))
 
 
 def test_loops_of_small_kernels_stay_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert not apply_unroll(sums(), CPU)
+    assert not unroll_loops(sums(), Target(CPU))
     large = parse_graph(format_graph(sums()).replace("float32[8]", f"float32[{1 << 20}]"))
-    assert apply_unroll(large, CPU)
+    assert unroll_loops(large, Target(CPU))
 
 
 def test_iterations_that_do_not_run_concurrently_are_predicted_so() -> None:
     text = format_graph(sums())
     one = parse_graph(text.replace("parallel_iterations=10", "parallel_iterations=1"))
-    assert not apply_unroll(one, CPU, lowered=True)
-    assert apply_unroll(one, CPU)
-    assert apply_unroll(parse_graph(text), CPU, lowered=True)
+    assert not unroll_loops(one, Target(CPU), lowered=True)
+    assert unroll_loops(one, Target(CPU))
+    assert unroll_loops(parse_graph(text), Target(CPU), lowered=True)
 
 
 def test_all_ops_with_a_state_in_their_kernels_are_known_to_have_one() -> None:

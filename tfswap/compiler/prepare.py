@@ -1,30 +1,78 @@
-"""What every step gets before it is planned, in the order in which the passes need one another."""
+"""What every step gets before it is planned: a table of passes, in the order in which they need one another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from tfswap.analysis.control_flow import overlapping_bytes
 from tfswap.ir.graph import Graph
-from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.assign_in_place import apply_settle
-from tfswap.passes.prepare.collective_order import apply_collective_order, apply_together
-from tfswap.passes.prepare.common_subexpressions import apply_share
-from tfswap.passes.prepare.copied_views import apply_copied_views
-from tfswap.passes.prepare.copy_on_read import apply_shared_reads
-from tfswap.passes.prepare.defer_constants import apply_defer
-from tfswap.passes.prepare.free_constants import apply_free_constants
-from tfswap.passes.prepare.onednn_fusion import apply_join
-from tfswap.passes.prepare.ordered_splits import apply_pieces
-from tfswap.passes.prepare.ordered_sums import apply_ordered_sums
-from tfswap.passes.prepare.outer_products import apply_outer_products
-from tfswap.passes.prepare.pool_argmax import apply_pool_places
-from tfswap.passes.prepare.result_slots import apply_hand_over
-from tfswap.passes.prepare.split_add_n import apply_split_sums
-from tfswap.passes.prepare.split_identity_n import apply_split_views
-from tfswap.passes.prepare.unroll_loops import apply_unroll
-from tfswap.passes.prepare.zeros_like import apply_likes, apply_list_zeros
+from tfswap.passes.contract import Pass, Target, printing
+from tfswap.passes.prepare.assign_in_place import assign_in_place
+from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
+from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
+from tfswap.passes.prepare.copied_views import copy_undecided_views
+from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
+from tfswap.passes.prepare.defer_constants import defer_constants
+from tfswap.passes.prepare.free_constants import free_constants
+from tfswap.passes.prepare.onednn_fusion import fuse_onednn
+from tfswap.passes.prepare.ordered_splits import order_split_outputs
+from tfswap.passes.prepare.ordered_sums import order_sums
+from tfswap.passes.prepare.pool_argmax import keep_pool_argmax
+from tfswap.passes.prepare.result_slots import use_result_slots
+from tfswap.passes.prepare.split_add_n import split_add_n
+from tfswap.passes.prepare.split_identity_n import split_identity_n
+from tfswap.passes.prepare.unroll_loops import unroll_loops
+from tfswap.passes.prepare.zeros_like import fill_zeros_like, share_list_zeros
+
+
+class Row(NamedTuple):
+    """A pass, when it is applied, and why here."""
+
+    apply: Pass[Any]
+    when: Callable[[Target], bool]
+    reason: str
+
+
+def always(_: Target) -> bool:
+    return True
+
+
+def own_ops(target: Target) -> bool:
+    """Where tfswap's own ops may be in the graph."""
+    return target.own_ops
+
+
+def slots(target: Target) -> bool:
+    """Where the caller keeps results, and tfswap's own ops may be in the graph."""
+    return target.keeps_results and target.own_ops
+
+
+FIRST = (
+    Row(order_sums, always, "the order of a sum depends on who reads its terms, which later passes change"),
+    Row(unroll_loops, always, "all that follows applies to the kernels of unrolled loops as well"),
+)
+"""After these the loops are those that stay loops."""
+
+PREPARE = (
+    *FIRST,
+    Row(order_collectives, always, "the traced order is still that of the graph"),
+    Row(join_collectives, always, "groups are counted in that order"),
+    Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),
+    Row(fuse_onednn, own_ops, "TensorFlow's graph pass would fuse the same nodes, if no order stood between them"),
+    Row(keep_pool_argmax, own_ops, "poolings have their final inputs"),
+    Row(assign_in_place, own_ops, "assignments are as TensorFlow knows them until here"),
+    Row(share_list_zeros, own_ops, "before zeros of tensors, which need no kernel of their own"),
+    Row(order_split_outputs, own_ops, "kernels that request in any order have no plan"),
+    Row(copy_undecided_views, own_ops, "as well in bodies"),
+    Row(leave_copy_on_read, always, "assignments in place do not count as accesses that copy"),
+    Row(split_identity_n, always, "readers are those of the tensors themselves, for the two passes that follow"),
+    Row(fill_zeros_like, always, "a tensor that only its zeros hold is free earlier"),
+    Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
+    Row(defer_constants, own_ops, "all constants of the step are there"),
+    Row(use_result_slots, slots, "fetches are final"),
+    Row(merge_equal_nodes, always, "last, since the others add nodes that are equal"),
+)
 
 
 class Prepared(NamedTuple):
@@ -32,59 +80,29 @@ class Prepared(NamedTuple):
 
     Attributes:
         locate: from a node's name to the user's line that made it, for nodes of unrolled loops as well.
-        unrolled: whether loops were unrolled.
         overlapping_bytes: the most that concurrent iterations hold, of loops that stay loops, without tfswap.
     """
 
     locate: Callable[[str], str | None]
-    unrolled: bool
     overlapping_bytes: int
 
 
-def prepare(
-    graph: Graph,
-    device: DeviceModel,
-    *,
-    portable: bool,
-    keeps_results: bool,
-    held: Sequence[str],
-    locate: Callable[[str], str | None],
-) -> Prepared:
+def prepare(graph: Graph, target: Target, locate: Callable[[str], str | None]) -> Prepared:
     """Prepare `graph`, in place.
 
     Args:
-        device: where it runs.
-        portable: with TensorFlow's own ops alone.
-        keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
-        held: names of tensors that the unoptimised step holds until its end.
         locate: from the name of a node of `graph` to the user's line that made it.
     """
-    apply_ordered_sums(graph, device, held=held, portable=portable)
-    in_body = apply_unroll(graph, device)
-    overlapping = overlapping_bytes(graph)
-    apply_collective_order(graph)
-    apply_together(graph)
-    apply_free_constants(graph)
-    apply_outer_products(graph, device)
-    if not portable:
-        apply_join(graph, device)
-        apply_pool_places(graph, device)
-        apply_settle(graph)
-        apply_list_zeros(graph, device)
-        apply_pieces(graph, device)
-        apply_copied_views(graph, device)
-    apply_shared_reads(graph)
-    apply_split_views(graph)
-    apply_likes(graph)
-    apply_split_sums(graph, device)
-    if not portable:
-        apply_defer(graph, device)
-    if keeps_results and not portable:
-        apply_hand_over(graph)
-    apply_share(graph)
+    overlapping = 0
+    with printing():
+        for n, row in enumerate(PREPARE, 1):
+            if row.when(target):
+                row.apply(graph, target)
+            if n == len(FIRST):
+                overlapping = overlapping_bytes(graph)
     graph.prune()
 
     def locate_unrolled(name: str) -> str | None:
-        return locate(in_body.get(name, name))
+        return locate(graph.names_in_bodies.get(name, name))
 
-    return Prepared(locate_unrolled, bool(in_body), overlapping)
+    return Prepared(locate_unrolled, overlapping)

@@ -9,13 +9,14 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+from tfswap.passes.contract import Target
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.unroll_loops import apply_unroll
+from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.planner import MARGIN_SHARE, promised
 from tfswap.simulator.record import Record
 from tfswap.simulator.simulate import Resident
@@ -176,7 +177,7 @@ class UnoptimisedStep:
         # Grappler's result does not tell what a list holds that a function returns.
         if not self.holds_lists:
             graph = as_executed(graph, self._device)
-        apply_unroll(graph, self._device, lowered=True)
+        unroll_loops(graph, Target(self._device), lowered=True)
         flow = analyse_dataflow(graph, self._device, lowered=self._costs.seconds)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]

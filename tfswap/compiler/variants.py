@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
+from tfswap.passes.contract import Target
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.body_encodings import InnerEncoding, find_inner_encodings, is_inner
 from tfswap.analysis.cost import Costs
@@ -38,7 +39,7 @@ from tfswap.ir.op_traits import reads_metadata_only
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.relocate import apply_relocation
+from tfswap.passes.prepare.relocate import relocate_results
 from tfswap.passes.tactics.body_plan import apply_inside, tell_effects
 from tfswap.passes.tactics.encode import apply_encodings
 from tfswap.passes.tactics.encode_in_bodies import apply_inner_encodings
@@ -198,7 +199,7 @@ class Variants:
         self._device = device
         self._costs = costs
         if not portable:
-            apply_relocation(graph, device)
+            relocate_results(graph, Target(device))
         self._unordered = graph.copy() if graph.bodies else graph
         self._chains = order_bodies(graph, device, portable=portable)
         self._graph = graph

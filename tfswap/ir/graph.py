@@ -105,6 +105,7 @@ class Graph:
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
         executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
+        names_in_bodies: by the name of a node of an unrolled loop, its name in the body.
         read_in_vain: names of the tensors that nodes read which nothing needs; those were pruned at import.
     """
 
@@ -120,6 +121,7 @@ class Graph:
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
         self.executed: tuple[str, ...] = ()
+        self.names_in_bodies: dict[str, str] = {}
         self.read_in_vain: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
@@ -290,6 +292,7 @@ class Graph:
         twin.targets = [twins[n] for n in self.targets]
         twin.library = self.library
         twin.executed = self.executed
+        twin.names_in_bodies = self.names_in_bodies
         twin.read_in_vain = self.read_in_vain
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}

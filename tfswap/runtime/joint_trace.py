@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.exporters.function import WATCHED
 from tfswap.importers.function import import_function, own_outputs
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph, Node
-from tfswap.passes.prepare.result_slots import apply_hand_over
+from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.tactics.outer_gradients import apply_outside, outside_of
 
 FORWARD = "forward"
@@ -120,7 +122,7 @@ class Joint:
         """The IR, with what has to come before and after the caller's part, and what he holds until the end."""
         graph = import_function(self.function, arguments)
         outside = outside_of(graph)
-        apply_hand_over(graph)
+        use_result_slots(graph, Target(DeviceModel()))
         apply_outside(graph, self.results, is_backward)
         graph.fetches += [outside.out(i) for i in range(len(outside.outputs))]
         return graph

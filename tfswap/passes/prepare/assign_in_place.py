@@ -8,12 +8,16 @@ bytes once.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import adopts_value
 
 
-def apply_settle(graph: Graph) -> int:
+@graph_pass(
+    ensures="variables that the step assigns keep their buffers",
+)
+def assign_in_place(graph: Graph, _: Target) -> int:
     """Replace the assignments of `graph`, in place; returns how many."""
     count = 0
     for node in graph:

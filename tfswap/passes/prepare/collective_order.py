@@ -8,7 +8,7 @@ group.
 
 Where several devices of one worker are in one order, no chain of kernels can run the members of a group one after the
 other. While the step is planned they are one kernel, `TOGETHER`, which takes and gives what they all do
-(`apply_together`); in the graph that runs they are themselves again, each after and before what that kernel was after
+(`join_collectives`); in the graph that runs they are themselves again, each after and before what that kernel was after
 and before (`expand_together`). Which belong together TensorFlow tells by counting, group by group on each device, and
 so does this pass.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import TOGETHER
 from tfswap.ir.graph import Graph, Node, Output
@@ -24,7 +25,10 @@ from tfswap.ir.op_traits import group_key_input, is_collective, is_const
 from tfswap.ir.views import origin
 
 
-def apply_collective_order(graph: Graph) -> int:
+@graph_pass(
+    ensures="the collectives of each device run in the order in which they were traced",
+)
+def order_collectives(graph: Graph, _: Target) -> int:
     """Add the control edges that this takes, in `graph` and its bodies, in place; returns how many."""
     return sum(_in_order(part) for part in (graph, *graph.all_bodies()))
 
@@ -57,7 +61,11 @@ def traced_order(graph: Graph) -> list[Node]:
     return [node for _, node in sorted(zip(keys, found, strict=True), key=lambda entry: entry[0])]
 
 
-def apply_together(graph: Graph) -> int:
+@graph_pass(
+    requires="collectives in their traced order",
+    ensures="the members of a group on several devices are one kernel",
+)
+def join_collectives(graph: Graph, _: Target) -> int:
     """Make one kernel of the collectives of a group on several devices, in place; returns how many kernels.
 
     Raises UnsupportedGraph where it can't be told which belong together.

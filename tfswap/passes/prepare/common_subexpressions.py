@@ -14,12 +14,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_commutative, is_const, is_pure
 from tfswap.ir.permits import ANYTHING
 
 
-def apply_share(graph: Graph) -> int:
+@graph_pass(
+    requires="no order yet: its control edges tell equal nodes apart",
+    ensures="equal nodes are one",
+)
+def merge_equal_nodes(graph: Graph, _: Target) -> int:
     """Point the readers of repeated nodes at the first of them, in place; returns how many nodes were repeats.
 
     What is fetched keeps its name.

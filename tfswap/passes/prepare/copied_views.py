@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.integer_values import Values, rule_of
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import may_share_by_value
@@ -22,12 +23,15 @@ from tfswap.kernels.kernel_memory import kernel_memory
 from tfswap.passes.nodes import use_own_kernel
 
 
-def apply_copied_views(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="no kernel shares its input's buffer where only values decide whether it would",
+)
+def copy_undecided_views(graph: Graph, target: Target) -> int:
     """Let such nodes run as tfswap's own kernel, in place; returns how many."""
-    found = set(_undecided(graph, device, follows=True))
+    found = set(_undecided(graph, target.device, follows=True))
     for body in graph.all_bodies():
-        found.update(_undecided(body, device, follows=False))
-    return use_own_kernel(graph, device, found.__contains__)
+        found.update(_undecided(body, target.device, follows=False))
+    return use_own_kernel(graph, target.device, found.__contains__)
 
 
 def _undecided(graph: Graph, device: DeviceModel, *, follows: bool) -> Iterator[Node]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import (
@@ -45,7 +46,10 @@ _Uses = dict[tuple[Graph, Output], list[_Use]]
 """By where a handle comes from."""
 
 
-def apply_shared_reads(graph: Graph) -> int:
+@graph_pass(
+    ensures="no access to a whole variable copies it because others access parts of it",
+)
+def leave_copy_on_read(graph: Graph, _: Target) -> int:
     """Rewrite the accesses to parts of such variables, in `graph` and its bodies, in place; returns how many."""
     uses: _Uses = {}
     _collect(graph, {}, uses)

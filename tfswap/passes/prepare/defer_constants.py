@@ -16,6 +16,7 @@ device's own need not have. There the graph is left alone.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.constants import large_spreads, thrown_away
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
@@ -28,13 +29,16 @@ _TELLING = {
 }
 
 
-def apply_defer(graph: Graph, device: DeviceModel, *, body: bool = False) -> int:
+@graph_pass(
+    ensures="TensorFlow computes no large constant while it makes the step",
+)
+def defer_constants(graph: Graph, target: Target, *, body: bool = False) -> int:
     """Defer nodes of `graph`, in place; returns how many.
 
     Args:
         body: whether it may run several times in a step.
     """
-    if device.kind != "cpu":
+    if target.device.kind != "cpu":
         return 0
     deferred: dict[tuple[Output, str], Output] = {}  # by device
     nodes = dict.fromkeys((*thrown_away(graph), *(() if body else large_spreads(graph))))

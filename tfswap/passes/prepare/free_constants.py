@@ -10,11 +10,15 @@ In TensorFlow 1's graphs that may be all that keeps an update in the step, or be
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Node
 
 
-def apply_free_constants(graph: Graph) -> int:
+@graph_pass(
+    ensures="no node waits for a constant, nor for what follows from constants alone",
+)
+def free_constants(graph: Graph, _: Target) -> int:
     """Take constants off what the nodes of `graph` and of its bodies wait for, in place; returns of how many."""
     count = 0
     for part in (graph, *graph.all_bodies()):

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.kernels.device import DeviceModel
@@ -44,14 +45,18 @@ KERNEL_LABEL = b"MklNameChangeOp"
 """Which of an op's kernels is meant: oneDNN's for plain layouts (mkl_graph_util.h, kMklNameChangeOpLabel)."""
 
 
-def apply_join(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    requires="no order yet: its control edges keep oneDNN's graph pass from fusing",
+    ensures="what oneDNN's graph pass would fuse is one kernel",
+)
+def fuse_onednn(graph: Graph, target: Target) -> int:
     """Join such pairs of `graph`, in place; returns how many."""
-    if not device.onednn:
+    if not target.device.onednn:
         return 0
-    pairs = _Pairs(graph, device, graph.read_in_vain)
+    pairs = _Pairs(graph, target.device, graph.read_in_vain)
     joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
     joined += [pairs.join(node, _with_bias) for node in list(graph) if pairs.is_biased(node)]
-    return len(joined) + _join_gradients(graph, device)
+    return len(joined) + _join_gradients(graph, target.device)
 
 
 def keep_apart(graph: Graph, device: DeviceModel) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.nodes import use_own_kernel
@@ -19,9 +20,12 @@ OUT_OF_ORDER: Final = 4
 """So many outputs are requested by several threads (kMinimumSplitNum in split_op.cc and split_v_op.cc)."""
 
 
-def apply_pieces(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="the outputs of a split are requested in their order",
+)
+def order_split_outputs(graph: Graph, target: Target) -> int:
     """Let splits of so many outputs run as tfswap's own kernel, in place; returns how many."""
-    return use_own_kernel(graph, device, _is_out_of_order)
+    return use_own_kernel(graph, target.device, _is_out_of_order)
 
 
 def _is_out_of_order(node: Node) -> bool:

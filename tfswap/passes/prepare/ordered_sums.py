@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.owners import solely_owned
 from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
@@ -32,7 +33,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.common_subexpressions import apply_share
+from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs
 from tfswap.simulator.sum_order import simulate_sums
 
@@ -40,17 +41,17 @@ EXACT = 2
 """A sum of so many inputs has one value, whatever their order."""
 
 
-def apply_ordered_sums(graph: Graph, device: DeviceModel, *, held: Sequence[str] = (), portable: bool = False) -> int:
+@graph_pass(
+    requires="the step as it was given: with the readers that TensorFlow's executor sees",
+    ensures="each sum of three or more rounded terms adds in the order of the unoptimised step, whatever is planned",
+)
+def order_sums(graph: Graph, target: Target) -> int:
     """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many.
-
-    Args:
-        held: names of tensors that the unordered step holds until its end.
-        portable: with TensorFlow's own ops and kernels alone.
     """
     parts = {"": graph, **graph.named_bodies()}
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
-    first = _first_inputs(graph, device, held) if sums else {}
-    by_iteration = not portable and device.kind == "cpu"
+    first = _first_inputs(graph, target.device, target.held) if sums else {}
+    by_iteration = not target.portable and target.device.kind == "cpu"
     for name, found in sums.items():
         for node in found:
             begins = first.get((name, node.name), (0,))
@@ -98,7 +99,7 @@ def _first_inputs(graph: Graph, device: DeviceModel, held: Sequence[str]) -> dic
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
     step.fetches += map(step.tensor, held)
     for part in (step, *step.all_bodies()):
-        apply_share(part)  # as TensorFlow does when it makes a step
+        merge_equal_nodes(part, Target(DeviceModel()))  # as TensorFlow does when it makes a step
         part.prune()
     if not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
         return {}

@@ -14,6 +14,7 @@ which a product of infinity and zero can be another NaN.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_einsum
 from tfswap.kernels.device import DeviceModel
@@ -23,9 +24,12 @@ TYPES = frozenset({"float16", "float32", "float64"})
 """Of which the bits were compared, also of zeros with signs, denormal numbers, infinity and NaN."""
 
 
-def apply_outer_products(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="outer products need no transposition of their results",
+)
+def swap_outer_products(graph: Graph, target: Target) -> int:
     """Swap the operands of outer products that are transposed for it, in place and in bodies; returns how many."""
-    if device.kind != "cpu":
+    if target.device.kind != "cpu":
         return 0
     count = 0
     for part in (graph, *graph.all_bodies()):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
@@ -33,9 +34,12 @@ SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3), b"NDHWC": (1, 2, 3), b"NCDHW": (2, 
 """By layout, the dimensions that a window may span."""
 
 
-def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="positions of maxima that oneDNN keeps for a pooling's gradient are a tensor of the graph",
+)
+def keep_pool_argmax(graph: Graph, target: Target) -> int:
     """Have the MaxPools of `graph` give places to their gradients, in place; returns how many gradients that were."""
-    if not device.onednn:
+    if not target.device.onednn:
         return 0
     found = 0
     for node in graph:
@@ -47,7 +51,7 @@ def apply_pool_places(graph: Graph, device: DeviceModel) -> int:
             index
             or pool.op not in (plain, ONEDNN + plain)
             or unit(pool.device) != unit(node.device)
-            or not _has_places(pool, device)
+            or not _has_places(pool, target.device)
         ):
             continue
         if pool.op == plain:

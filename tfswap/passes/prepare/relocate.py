@@ -11,6 +11,7 @@ Not handled: nodes that return lists or optionals, whose elements lie where they
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.dataflow import undetermined_nodes
 from tfswap.ir.custom_ops import RELOCATED
 from tfswap.ir.graph import Graph, Node, Output
@@ -22,12 +23,16 @@ OUTSIDE_ARENA = frozenset(("resource", "string"))
 """Types whose elements are not copied: there is a handle's, or a text's, own memory behind them."""
 
 
-def apply_relocation(graph: Graph, device: DeviceModel) -> None:
+@graph_pass(
+    requires="known sizes",
+    ensures="results of loops and conditionals lie at places that do not depend on how they ran",
+)
+def relocate_results(graph: Graph, target: Target) -> int:
     """Have the results of loops and conditionals relocated, in place, where the step decides how they run."""
     if not graph.bodies:
         return
     bodies = {node: run for part in (graph, *graph.all_bodies()) for node, run in part.bodies.items()}
-    for node in undetermined_nodes(graph, device):
+    for node in undetermined_nodes(graph, target.device):
         kind = control_flow(node.op)
         assert kind is not None
         runs = bodies[node][1:] if kind.is_loop else bodies[node]

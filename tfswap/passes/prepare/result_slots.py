@@ -9,6 +9,7 @@ Larger results stay where they are: planning leaves room for them.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Output
 
@@ -19,7 +20,10 @@ SLOTS = 8
 """Results that a caller may keep at no cost; who keeps more gets more room."""
 
 
-def apply_hand_over(graph: Graph) -> int:
+@graph_pass(
+    ensures="small results lie in memory that their kernel keeps, outside the free space of the arena",
+)
+def use_result_slots(graph: Graph, _: Target) -> int:
     """Hand over the results of `graph`, in place, unless that has been done; returns how many."""
     handed: dict[Output, Output] = {}
     for fetch in graph.fetches:

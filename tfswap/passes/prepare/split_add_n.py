@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.owners import solely_owned
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_sum
@@ -30,12 +31,16 @@ SMALLEST_BYTES = 64 * 1024
 little."""
 
 
-def apply_split_sums(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    requires="the inputs of each sum in the order in which it adds",
+    ensures="a sum of many tensors adds them as they come, in the same order",
+)
+def split_add_n(graph: Graph, target: Target) -> int:
     """Split sums of `graph` into those that their kernels make one after another, in place; returns how many."""
     sums = [node for node in graph if _gains(node)]
     if not sums:
         return 0
-    alone = solely_owned(graph, device)
+    alone = solely_owned(graph, target.device)
     sums = [node for node in sums if all(alone(node.inputs[i]) for i in (0, *_starts(node)))]
     parts = _Parts(graph)
     for node in sums:

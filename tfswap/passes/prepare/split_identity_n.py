@@ -9,6 +9,7 @@ are not left without: each gets a view that refuses to be differentiated.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_view
 
@@ -19,7 +20,10 @@ REFUSAL = (
 )
 
 
-def apply_split_views(graph: Graph) -> int:
+@graph_pass(
+    ensures="no IdentityN holds its inputs until the last of them is there",
+)
+def split_identity_n(graph: Graph, _: Target) -> int:
     """Bypass multi-output views in `graph`, in place; returns how many inputs were changed."""
     made: dict[Output, Output] = {}
 

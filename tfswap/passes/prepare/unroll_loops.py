@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
@@ -42,19 +43,22 @@ COLOCATED = "_class"
 """Names nodes of a body on whose devices a node is to be: there are none of these names in the step."""
 
 
-def apply_unroll(graph: Graph, device: DeviceModel, *, lowered: bool = False) -> dict[str, str]:
-    """Unroll loops of `graph`, in place; returns by the name of each node that was added its name in the body.
+@graph_pass(
+    ensures="loops of few iterations of large kernels are kernels of the step; values are the loop's",
+)
+def unroll_loops(graph: Graph, target: Target, *, lowered: bool = False) -> int:
+    """Unroll loops of `graph`, in place; returns how many nodes were added. `Graph.names_in_bodies` has their names in the bodies.
 
     Args:
-        device: where it runs.
         lowered: as TensorFlow lowers loops: also those of small kernels, but none whose iterations do not all run
             concurrently.
     """
     if not any(flow.is_loop for node in graph.bodies if (flow := control_flow(node.op))):
-        return {}
-    work = _Unrolling(graph, device, lowered)
+        return 0
+    work = _Unrolling(graph, target.device, lowered)
     work.run()
-    return work.named
+    graph.names_in_bodies = {**graph.names_in_bodies, **work.named}
+    return len(work.named)
 
 
 @dataclass

@@ -15,6 +15,7 @@ are made of.
 
 from __future__ import annotations
 
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import is_const, is_feed, reads_variable
 from tfswap.ir.types import TensorType
@@ -32,7 +33,10 @@ _TENSOR_PROTOS = {
 _FILLED_WITH_ONES = {"OnesLike": True, "ZerosLike": False}
 
 
-def apply_likes(graph: Graph) -> int:
+@graph_pass(
+    ensures="zeros and ones like a tensor hold its shape, not the tensor",
+)
+def fill_zeros_like(graph: Graph, _: Target) -> int:
     """Replace what is like a tensor that the step makes, in place; returns how many."""
     count = 0
     for node in list(graph):
@@ -48,9 +52,12 @@ def apply_likes(graph: Graph) -> int:
     return count
 
 
-def apply_list_zeros(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="zeros like a list are one tensor for all elements of a size",
+)
+def share_list_zeros(graph: Graph, target: Target) -> int:
     """Let zeros like lists, in bodies too, be made by tfswap's own kernel, in place; returns how many."""
-    return use_own_kernel(graph, device, lambda n: n.op == "ZerosLike" and n.outputs[0].dtype == "variant")
+    return use_own_kernel(graph, target.device, lambda n: n.op == "ZerosLike" and n.outputs[0].dtype == "variant")
 
 
 def _is_made(tensor: Output) -> bool:

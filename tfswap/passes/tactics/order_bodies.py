@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import Dataflow, analyse_body
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import apply_order
-from tfswap.passes.prepare.assign_in_place import apply_settle
-from tfswap.passes.prepare.common_subexpressions import apply_share
-from tfswap.passes.prepare.defer_constants import apply_defer
-from tfswap.passes.prepare.split_identity_n import apply_split_views
+from tfswap.passes.prepare.assign_in_place import assign_in_place
+from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
+from tfswap.passes.prepare.defer_constants import defer_constants
+from tfswap.passes.prepare.split_identity_n import split_identity_n
 
 Chosen = tuple[Sequence[int], Sequence[Sequence[int]]]
 """The order of a body's kernels, and the groups of those that run concurrently."""
@@ -35,11 +36,11 @@ def apply_bodies(
     """
     chains: list[list[str]] = []
     for body in graph.all_bodies():
-        apply_split_views(body)
+        split_identity_n(body, Target(DeviceModel()))
         if not portable:
-            apply_settle(body)
-            apply_defer(body, device, body=True)
-        apply_share(body)
+            assign_in_place(body, Target(DeviceModel()))
+            defer_constants(body, Target(device), body=True)
+        merge_equal_nodes(body, Target(DeviceModel()))
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
         flow = analyse_body(body, device)

@@ -1,0 +1,129 @@
+"""What a pass is: a named change of a graph in place, with what it requires and ensures, for one target.
+
+Every pass is called as `pass_(graph, target)`, those in `tactics` with what the plan chose for them as well, and returns
+how many changes it made: 0 means that the graph is as it was. Passes stand in tables: `PREPARE` (compiler/prepare.py)
+for every step, `CARRY_OUT` (compiler/lower.py) for a plan.
+
+Watchers see each pass: `watching` takes a function that is called with the pass, the graph after it, the number of
+changes and the seconds. `TFSWAP_PRINT_PASSES` has a watcher of its own (`printing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec
+
+from tfswap.ir.graph import Graph
+from tfswap.kernels.device import DeviceModel
+
+PRINT = "TFSWAP_PRINT_PASSES"
+"""Names of passes with commas between, or "all": the graph after each of these that changes it goes to standard error."""
+
+P = ParamSpec("P")
+Watcher = Callable[["Pass[Any]", Graph, int, float], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the rewritten step runs on, and what its graph may have.
+
+    Attributes:
+        device: the device.
+        portable: whether TensorFlow's own ops alone may be in the graph.
+        keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
+        held: names of tensors that the unoptimised step holds until its end.
+    """
+
+    device: DeviceModel
+    portable: bool = False
+    keeps_results: bool = False
+    held: tuple[str, ...] = ()
+
+    @property
+    def own_ops(self) -> bool:
+        """Whether tfswap's own ops and kernels may be in the graph."""
+        return not self.portable
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.kind == "cpu"
+
+    @property
+    def onednn(self) -> bool:
+        """Whether oneDNN's graph pass rewrites the step when TensorFlow makes it."""
+        return self.device.onednn
+
+
+_watchers: list[Watcher] = []
+
+
+@dataclass(frozen=True)
+class Pass(Generic[P]):
+    """A change of a graph.
+
+    Attributes:
+        name: as in `TFSWAP_PRINT_PASSES` and `tfswap opt --passes`.
+        requires: what must be true of the graph before; "" for nothing.
+        ensures: what is true of it afterwards.
+        apply: makes the change, and returns how many there were.
+    """
+
+    name: str
+    requires: str
+    ensures: str
+    apply: Callable[Concatenate[Graph, Target, P], int]
+
+    def __call__(self, graph: Graph, target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Apply it, and tell the watchers."""
+        if not _watchers:
+            return self.apply(graph, target, *args, **kwargs)
+        begun = time.perf_counter()
+        changes = self.apply(graph, target, *args, **kwargs)
+        seconds = time.perf_counter() - begun
+        for watcher in _watchers:
+            watcher(self, graph, changes, seconds)
+        return changes
+
+
+def graph_pass(
+    *, ensures: str, requires: str = "", name: str | None = None
+) -> Callable[[Callable[Concatenate[Graph, Target, P], int]], Pass[P]]:
+    """Makes a pass of a function. Its name is the function's, with hyphens."""
+
+    def made(function: Callable[Concatenate[Graph, Target, P], int]) -> Pass[P]:
+        return Pass(name or function.__name__.replace("_", "-"), requires, ensures, function)
+
+    return made
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Calls `watcher` after each pass."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Prints graphs after passes as `TFSWAP_PRINT_PASSES` asks."""
+    names = {name.strip() for name in os.environ.get(PRINT, "").split(",")} - {""}
+    if not names:
+        yield
+        return
+    from tfswap.ir.text import format_graph
+
+    def show(done: Pass[Any], graph: Graph, changes: int, seconds: float) -> None:
+        if changes and ("all" in names or done.name in names):
+            print(f"# after {done.name}: {changes} changes, {1e3 * seconds:.1f} ms", file=sys.stderr)
+            print(format_graph(graph), file=sys.stderr)
+
+    with watching(show):
+        yield

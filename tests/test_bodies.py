@@ -10,11 +10,12 @@ from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.control_flow import UNKNOWN_TRIPS, Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
 from tfswap.analysis.integer_values import LOOKED_AHEAD, Integers, Values
-from tfswap.compiler.body_orders import order_bodies
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.memory_rules import VARIANT_BYTES
+from tfswap.passes.contract import Target
 from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.ordering import choose_order
 from tfswap.simulator.simulate import simulate_memory
@@ -261,7 +262,7 @@ def step_with_loop() -> Graph:
 
 def test_elements_live_until_their_list_is_read():
     graph = step_with_loop()
-    assert len(order_bodies(graph, CPU)) == 2
+    assert choose_body_orders(graph, Target(CPU)) == 2
     flow = analyse_dataflow(graph, CPU)
     order = [i for i in choose_order(flow, [1.0] * len(flow.nodes)) if flow.is_kernel[i]]
     memory = simulate_memory(flow, [Step(RUN, i) for i in order], live=True)
@@ -274,7 +275,7 @@ def test_elements_live_until_their_list_is_read():
 
 def test_bodies_have_one_order():
     graph = step_with_loop()
-    order_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     body = graph.bodies[graph["loop"]][1]
     flow = analyse_dataflow(body, CPU, strict=False)
     names = [n.name for i, n in enumerate(flow.nodes) if flow.is_kernel[i]]

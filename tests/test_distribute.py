@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 from processes import on_arena, on_workers
 
+from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.ir.text import parse_graph
-from tfswap.passes.device_carriers import apply_carriers
+from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import (
-    order_collectives,
+    expand_collectives,
     join_collectives,
-    expand_together,
+    order_collectives,
     spans_workers,
 )
 
@@ -106,12 +106,14 @@ import tfswap.compiler.prepare as prepare
 CollectiveReplicaLauncher._prefer_ordering_token = False
 order = prepare.order_collectives
 
-def of_a_graph_turned_round(graph):
+def of_a_graph_turned_round(graph, target):
     if RANK:
         graph._nodes = dict(reversed(graph._nodes.items()))
-    return order(graph)
+    return order(graph, target)
 
-prepare.order_collectives = of_a_graph_turned_round
+prepare.PREPARE = tuple(
+    row._replace(apply=of_a_graph_turned_round) if row.apply is order else row for row in prepare.PREPARE
+)
 
 def sums(x):
     reduce = tf.distribute.get_replica_context().all_reduce
@@ -183,7 +185,7 @@ def test_collectives_of_a_group_on_several_devices_are_planned_as_one_and_run_at
     before = graph.add("NoOp", "before")
     (together,) = [node for node in graph if node.op == "Tfswap>Together"]
     graph.add_control(together, before)
-    assert expand_together(graph) == 2
+    assert expand_collectives(graph, Target(DeviceModel())) == 2
     assert [fetch.node.name for fetch in graph.fetches] == ["later", "first"]
     assert graph["first"].controls == graph["later"].controls == (graph["before"],)
 
@@ -203,7 +205,7 @@ def test_collectives_of_a_group_wait_for_what_any_of_them_reads():
         fetches %first, %second
     """)
     assert join_collectives(graph, Target(DeviceModel())) == 1
-    assert expand_together(graph) == 2
+    assert expand_collectives(graph, Target(DeviceModel())) == 2
     assert graph["b"] in graph["first"].controls
     assert graph["a"] in graph["second"].controls
 
@@ -218,7 +220,7 @@ def test_tensors_travel_between_devices_in_carriers():
         feeds %x
         fetches %b, %c, %d
     """)
-    assert apply_carriers(graph) == 1
+    assert carry_between_devices(graph, Target(DeviceModel())) == 1
     (deliver,) = {t.node for name in "bc" for t in graph[name].inputs}
     assert (deliver.op, deliver.device) == ("Tfswap>Deliver", "/device:CPU:1")
     assert graph["d"].inputs[0].node.name == "a"

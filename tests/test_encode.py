@@ -21,7 +21,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.encode import apply_encodings
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.encode import encode_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.planner.ordering import choose_order
@@ -32,7 +33,7 @@ PLAIN = DeviceModel()
 
 def encoded(golden: Golden) -> int:
     found = {e.kernel.name: e for e in find_encodings(golden.graph, PLAIN)}
-    return apply_encodings(golden.graph, [found[name] for name in golden.arguments])
+    return encode_tensors(golden.graph, Target(DeviceModel()), [found[name] for name in golden.arguments])
 
 
 # --- the rewrite ------------------------------------------------------------------------------------------

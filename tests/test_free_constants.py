@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from processes import on_arena
 
+from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.ir.text import parse_graph
 from tfswap.passes.prepare.free_constants import free_constants
 
 TEXT = """\

@@ -15,11 +15,12 @@ from test_inner_beside import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
 from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.groups import with_views
-from tfswap.compiler.body_orders import order_bodies
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.text import parse_graph
-from tfswap.passes.tactics.pair_kernels import join_in_bodies
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.verify import verify
 
 KIB64 = "float32[128,128]"
@@ -27,7 +28,7 @@ KIB64 = "float32[128,128]"
 
 def grouped(text: str) -> Graph:
     graph = parse_graph(text)
-    order_bodies(graph, TWO_CORES, grouped=True)
+    choose_body_orders(graph, Target(TWO_CORES), grouped=True)
     return graph
 
 
@@ -38,7 +39,7 @@ def named_groups(body: Graph) -> list[list[str]]:
 def test_all_that_need_not_wait_for_what_is_no_kernel_is_one_group() -> None:
     body = body_of(grouped(LOOP))
     assert [sorted(group) for group in named_groups(body)] == [["a", "b", "next", "sum"]]
-    alone = order_bodies(parse_graph(LOOP), TWO_CORES._replace(inter_op_threads=1), grouped=True)
+    alone = choose_body_orders(parse_graph(LOOP), Target(TWO_CORES._replace(inter_op_threads=1)), grouped=True)
     assert alone
     assert not body_of(grouped(LOOP.replace("BatchMatMulV2(%w, %h)", "Exp(%a)").replace("%h, %w)", "%h, %h)"))).beside
 
@@ -180,7 +181,7 @@ def test_views_between_kernels_are_of_the_node() -> None:
     body = body_of(graph)
     (group,) = body.groups()
     assert {node.name for node in with_views(group, body.topological())} == {"a", "b", "next", "sum", "v"}
-    join_in_bodies(graph, TWO_CORES)
+    join_groups(graph, Target(TWO_CORES))
     verify(graph)
     (node,) = (node for node in body if node.op == custom_ops.GROUP)
     kept = {k.name: kept for k, kept in zip(node.attrs["kernels"], node.attrs["kept"], strict=True)}

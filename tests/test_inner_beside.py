@@ -11,13 +11,14 @@ from test_beside import TWO_THREADS
 from tfswap.analysis.control_flow import STEADY_TRIPS, Record, record
 from tfswap.analysis.cost import Costs, beside_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.compiler.body_orders import order_bodies
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.tactics.body_plan import apply_inside
-from tfswap.passes.tactics.pair_kernels import join_in_bodies
+from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Split
 from tfswap.planner.pairing import keep_apart
@@ -63,7 +64,7 @@ def body_of(graph: Graph) -> Graph:
 
 def ordered(text: str = LOOP, device: DeviceModel = TWO_CORES, *, portable: bool = False) -> Graph:
     graph = parse_graph(text)
-    order_bodies(graph, device, portable=portable)
+    choose_body_orders(graph, Target(device, portable=portable))
     return graph
 
 
@@ -185,7 +186,7 @@ def test_a_pair_takes_as_long_as_cores_take_for_both():
 
 def test_one_node_runs_the_two():
     graph = ordered()
-    join_in_bodies(graph, TWO_CORES)
+    join_groups(graph, Target(TWO_CORES))
     verify(graph)
     body = body_of(graph)
     (both,) = (node for node in body if node.op == custom_ops.GROUP)

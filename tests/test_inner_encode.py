@@ -13,6 +13,7 @@ from test_passes import Golden
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.body_encodings import find_inner_encodings
 from tfswap.compiler import unoptimised
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
@@ -20,9 +21,9 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.encode_in_bodies import apply_inner_encodings
-from tfswap.passes.tactics.loop_swap import apply_loop_swap
-from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.encode_in_bodies import encode_in_bodies
+from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 
@@ -38,7 +39,7 @@ def found(text: str) -> dict[str, str | None]:
 
 
 def encoded(graph: Graph, *kernels: str) -> Graph:
-    apply_inner_encodings(graph, [e for e in find_inner_encodings(graph, CPU) if e.name in kernels])
+    encode_in_bodies(graph, Target(DeviceModel()), [e for e in find_inner_encodings(graph, CPU) if e.name in kernels])
     return graph
 
 
@@ -90,7 +91,7 @@ def test_the_rewritten_bodies(name, added):
         body.prune()
     assert sum(map(len, golden.graph.all_bodies())) == nodes + added
     assert not find_inner_encodings(golden.graph, CPU)
-    apply_bodies(golden.graph, CPU)
+    choose_body_orders(golden.graph, Target(CPU))
     golden.check()
 
 
@@ -105,7 +106,8 @@ def test_an_optional_keeps_a_mask():
 def test_a_list_of_masks_can_still_be_swapped():
     graph = encoded(parse_graph(SAVED), "back[1]/grad")
     assert [a.dtype for a in find_accumulators(graph)] == ["uint8"]
-    assert apply_loop_swap(graph, apply_bodies(graph, CPU), ["saved"]) == 2
+    choose_body_orders(graph, Target(CPU))
+    assert swap_in_loops(graph, Target(CPU), ["saved"]) == 2
     assert verify(graph) == 4
 
 

@@ -14,13 +14,14 @@ from test_passes import Golden
 from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler import unoptimised, variants
-from tfswap.compiler.body_orders import order_bodies
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.tactics.body_plan import apply_inside, tell_effects
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split
@@ -83,7 +84,7 @@ def carried_out(graph: Graph, inside: Inside) -> None:
 
 def test_the_rewritten_body():
     golden = Golden("inside")
-    order_bodies(golden.graph, CPU)
+    choose_body_orders(golden.graph, Target(CPU))
     nodes = sum(map(len, golden.graph.all_bodies()))
     name, *order = golden.arguments
     carried_out(golden.graph, Inside(name, tuple(order), tuple(golden.absences)))
@@ -122,7 +123,7 @@ def paper(graph: Graph) -> Record:
 
 def test_copies_of_one_iteration_are_gone_in_the_next():
     graph = Golden("inside").graph
-    order_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     name, *order = Golden("inside").arguments
     carried_out(graph, Inside(name, tuple(order), tuple(Golden("inside").absences)))
     made = paper(graph)
@@ -131,7 +132,7 @@ def test_copies_of_one_iteration_are_gone_in_the_next():
 
 def test_a_split_is_one_in_every_iteration():
     graph = Golden("inside").graph
-    order_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     _, *order = Golden("inside").arguments
     once = tuple(dict.fromkeys(order))
     carried_out(graph, Inside("loop[1]", once, splits=(Split(once.index("b"), 64), Split(once.index("b"), 32))))
@@ -142,7 +143,7 @@ def test_a_split_is_one_in_every_iteration():
 def test_splits_in_a_loop_that_has_splits_itself():
     """What parts chunks is given back by who has parted them, wherever the requests are replayed."""
     graph = Golden("inside").graph
-    order_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     _, *order = Golden("inside").arguments
     once = tuple(dict.fromkeys(order))
     carried_out(graph, Inside("loop[1]", once, splits=(Split(once.index("next"), 1024), Split(once.index("b"), 1024))))

@@ -12,13 +12,14 @@ from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.analysis.loop_recompute import choose_remade, find_passages
 from tfswap.compiler import unoptimised
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.errors import InvalidModel
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.loop_recompute import apply_loop_recompute
-from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import build_schedule
@@ -92,7 +93,7 @@ def test_a_list_that_another_loop_fills_is_not_this_one():
 
 def test_the_rewritten_bodies():
     golden = Golden("loop_recompute")
-    assert apply_loop_recompute(golden.graph, golden.arguments) == 3
+    assert recompute_in_loops(golden.graph, Target(DeviceModel()), golden.arguments) == 3
     golden.check()
     assert verify(golden.graph) == 0
     assert [a.name for a in find_accumulators(golden.graph)] == ["states"]
@@ -101,15 +102,15 @@ def test_the_rewritten_bodies():
 def test_a_list_that_must_be_saved_is_named():
     for name in ("states", "others"):
         with pytest.raises(InvalidModel, match=f"{name!r}.*Plan again"):
-            apply_loop_recompute(parse_graph(TEXT), ["tanhs", name])
+            recompute_in_loops(parse_graph(TEXT), Target(DeviceModel()), ["tanhs", name])
 
 
 def test_less_is_there_at_once():
     peaks = []
     for names in ((), ("sums", "tanhs")):
         graph = parse_graph(TEXT)
-        apply_loop_recompute(graph, names)
-        apply_bodies(graph, CPU)
+        recompute_in_loops(graph, Target(DeviceModel()), names)
+        choose_body_orders(graph, Target(CPU))
         flow = analyse_dataflow(graph, CPU)
         peaks.append(simulate_memory(flow, build_schedule(range(len(flow.nodes)), ())).peak_bytes)
     saved, remade = peaks

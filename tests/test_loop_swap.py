@@ -16,6 +16,7 @@ from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler import unoptimised
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
 from tfswap.compiler.variants import Variants
@@ -24,8 +25,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.loop_swap import apply_loop_swap
-from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.loop_swap import swap_in_loops
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Plan
 
@@ -68,7 +69,8 @@ body %grad
 def swapped(text: str = TEXT, *accumulators: str, ahead: bool = False) -> Graph:
     graph = parse_graph(text)
     chosen = accumulators or ("saved",)
-    apply_loop_swap(graph, apply_bodies(graph, CPU), chosen, chosen if ahead else ())
+    choose_body_orders(graph, Target(CPU))
+    swap_in_loops(graph, Target(CPU), chosen, chosen if ahead else ())
     return graph
 
 
@@ -123,7 +125,7 @@ def test_what_a_body_saves_for_itself_counts_as_often_as_it_is_pushed():
         "  %ten = Const() -> int32[] = (10,)\n  %less = Less(%i, %ten) -> bool[]\n  feeds %i, %h\n  fetches %less\n"
         f"body %outer\n{inner}\n"
     )
-    apply_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     (saved,) = find_accumulators(graph)
     assert saved.name == "outer[1]/saved"
     assert saved.nbytes(analyse_dataflow(graph, CPU)) == 5 * 4 * KIB
@@ -134,8 +136,8 @@ def test_an_optional_is_a_list_of_one_element():
     graph = parse_graph(OPTIONAL)
     (saved,) = find_accumulators(graph)
     assert saved.name == "chosen[0]/some"
-    chains = apply_bodies(graph, CPU)
-    assert apply_loop_swap(graph, chains, [saved.name]) == 2
+    choose_body_orders(graph, Target(CPU))
+    assert swap_in_loops(graph, Target(CPU), [saved.name]) == 2
     assert verify(graph) == 4
     some, get = (body[name] for body in graph.all_bodies() for name in ("some", "get") if name in body)
     assert (some.inputs[0].node.op, some.attrs) == (custom_ops.SWAP_OUT, {"Toutput_types": ("variant",)})
@@ -149,8 +151,8 @@ def test_an_optional_is_a_list_of_one_element():
 def test_the_rewritten_bodies():
     golden = Golden("loop_swap")
     nodes = sum(map(len, golden.graph.all_bodies()))
-    chains = apply_bodies(golden.graph, CPU)
-    assert apply_loop_swap(golden.graph, chains, golden.arguments) == 2
+    choose_body_orders(golden.graph, Target(CPU))
+    assert swap_in_loops(golden.graph, Target(CPU), golden.arguments) == 2
     # A copy out and its release; a copy in, its end, and a shape in the place of another.
     assert sum(map(len, golden.graph.all_bodies())) == nodes + 4
     assert verify(golden.graph) == 4
@@ -159,7 +161,8 @@ def test_the_rewritten_bodies():
 
 def test_the_rewritten_bodies_where_the_iteration_before_brings_back():
     golden = Golden("loop_prefetch")
-    apply_loop_swap(golden.graph, apply_bodies(golden.graph, CPU), golden.arguments, golden.arguments)
+    choose_body_orders(golden.graph, Target(CPU))
+    swap_in_loops(golden.graph, Target(CPU), golden.arguments, golden.arguments)
     assert verify(golden.graph) == 5
     golden.check()
 
@@ -191,7 +194,8 @@ def test_what_the_next_iteration_pops_is_known_or_not_brought_back_before(old, n
 
 def test_what_a_conditional_saves_is_not_brought_back_before():
     graph = parse_graph(OPTIONAL)
-    apply_loop_swap(graph, apply_bodies(graph, CPU), ["chosen[0]/some"], ["chosen[0]/some"])
+    choose_body_orders(graph, Target(CPU))
+    swap_in_loops(graph, Target(CPU), ["chosen[0]/some"], ["chosen[0]/some"])
     assert verify(graph) == 4
 
 
@@ -207,9 +211,9 @@ def test_the_chain_of_a_body_is_one(ahead):
 
 def test_nothing_is_done_to_what_is_not_named():
     graph = parse_graph(TEXT)
-    chains = apply_bodies(graph, CPU)
+    choose_body_orders(graph, Target(CPU))
     before = format_graph(graph), edges(graph)
-    assert apply_loop_swap(graph, chains, ("states", "other")) == 0
+    assert swap_in_loops(graph, Target(CPU), ("states", "other")) == 0
     assert (format_graph(graph), edges(graph)) == before
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from processes import start_python
 
-from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import analyse_body, analyse_dataflow
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import parse_graph
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
-from tfswap.passes.prepare.onednn_fusion import fuse_onednn, keep_apart
-from tfswap.passes.prepare.pool_argmax import keep_pool_argmax, keep_unpaired
+from tfswap.passes.contract import Target
+from tfswap.passes.prepare.onednn_fusion import fuse_onednn, keep_unfused
+from tfswap.passes.prepare.pool_argmax import keep_gradients_unpaired, keep_pool_argmax
 
 # Grappler makes other kernels of a step.
 OFF = """
@@ -234,8 +234,9 @@ def test_what_the_processor_has_no_kernels_of_onednn_s_for_is_not_joined():
     text = CONVOLUTIONS.replace("float32", "bfloat16")
     without = ONEDNN._replace(onednn_dtypes=("float32",))
     with_both = ONEDNN._replace(onednn_dtypes=("bfloat16", "float16", "float32"))
-    assert fuse_onednn(parse_graph(text), Target(without)) == keep_apart(parse_graph(text), without) == 0
-    assert fuse_onednn(parse_graph(text), Target(with_both)) == fuse_onednn(parse_graph(CONVOLUTIONS), Target(with_both)) == 2
+    assert fuse_onednn(parse_graph(text), Target(without)) == keep_unfused(parse_graph(text), Target(without)) == 0
+    for each in (text, CONVOLUTIONS):
+        assert fuse_onednn(parse_graph(each), Target(with_both)) == 2
     pixels, filters = TensorType("bfloat16", (8, 14, 14, 32)), TensorType("bfloat16", (3, 3, 32, 32))
     attrs = {"T": "bfloat16", "strides": (1, 1, 1, 1), "padding": b"VALID"}
 
@@ -259,7 +260,7 @@ def test_a_pad_or_else_a_bias_goes_into_the_convolution_that_nothing_else_reads(
     assert [read.name for read in graph["padded"].inputs] == ["biased:0", "w:0", "two:0"]
     assert graph["padded"].attrs["Tpaddings"] == "int32"
     assert (graph["behind"].op, graph["again"].op) == ("BiasAdd", "BiasAdd")
-    assert keep_apart(graph, ONEDNN) == 0
+    assert keep_unfused(graph, Target(ONEDNN)) == 0
 
 
 def test_what_is_waited_for_or_read_in_vain_stays_as_it_is():
@@ -299,10 +300,10 @@ def test_what_a_fused_kernel_adds_is_written_over(op):
 
 def test_what_was_planned_as_two_stays_apart():
     graph = parse_graph(CONVOLUTIONS)
-    assert keep_apart(graph, ONEDNN) == 3
+    assert keep_unfused(graph, Target(ONEDNN)) == 3
     for name in ("biased", "padded", "behind"):
         assert graph[name].inputs[0].node.op == "Tfswap>Defer"
-    assert keep_apart(graph, ONEDNN) == 0
+    assert keep_unfused(graph, Target(ONEDNN)) == 0
 
 
 @pytest.mark.parametrize("op", ["Conv2DBackpropInput", "Conv2DBackpropFilter"])
@@ -349,9 +350,9 @@ feeds %x, %g
 fetches %grad
 """
     before, graph = parse_graph(text), parse_graph(text.replace("%i, %g)", "%p, %g)"))
-    assert keep_unpaired(before.copy(), before, ONEDNN) == 0
-    assert keep_unpaired(graph.copy(), graph, ONEDNN) == 0
-    assert keep_unpaired(graph, before, ONEDNN) == 1
+    assert keep_gradients_unpaired(before.copy(), Target(ONEDNN), before) == 0
+    assert keep_gradients_unpaired(graph.copy(), Target(ONEDNN), graph) == 0
+    assert keep_gradients_unpaired(graph, Target(ONEDNN), before) == 1
     assert graph["grad"].inputs[1].node.op == "Tfswap>Defer"
 
 

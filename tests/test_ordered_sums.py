@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from processes import last_json, on_arena, run_python
 
-from tfswap.passes.contract import Target
 from tfswap.ir.custom_ops import FIRST, KERNEL
 from tfswap.ir.op_traits import depends_on_owners
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.ordered_sums import order_sums, fix_iteration
+from tfswap.passes.contract import Target
+from tfswap.passes.prepare.ordered_sums import fix_iteration, order_sums
 
 TWO = DeviceModel("cpu", False, 2, 2)
 GPU = DeviceModel("gpu", False, 2, 2)

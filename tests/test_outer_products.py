@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfswap.passes.contract import Target
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.prepare.outer_products import swap_outer_products
 
 CPU = DeviceModel("cpu")

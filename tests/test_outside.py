@@ -7,7 +7,9 @@ from processes import last_json, run_forked
 from tfswap.ir.custom_ops import CARRY, DELIVER, GATE, OUTSIDE
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
-from tfswap.passes.tactics.outer_gradients import apply_outside, cut, outside_of
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.outer_gradients import cut, fix_sides, outside_of
 
 X = TensorType("float32", (8, 8))
 HANDLE = TensorType("resource", ())
@@ -47,14 +49,14 @@ def kernels(graph: Graph) -> list[str]:
 
 def test_what_acts_is_put_on_its_side():
     graph = step()
-    apply_outside(graph, 1, is_backward)
+    fix_sides(graph, Target(DeviceModel()), 1, is_backward)
     assert {node.name for node in outside_of(graph).controls} == {"weight", "counted", "y"}
     assert graph["backward/printed"].controls == (outside_of(graph),)
 
 
 def halves() -> tuple[Graph, Graph]:
     graph = step()
-    apply_outside(graph, 1, is_backward)
+    fix_sides(graph, Target(DeviceModel()), 1, is_backward)
     for before, after in zip(kernels(graph), kernels(graph)[1:], strict=False):
         graph.add_control(graph[after], graph[before])
     return cut(graph, 1, kernels(graph), gate=7)

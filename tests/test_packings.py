@@ -24,7 +24,8 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
 from tfswap.kernels.profile import Density, Profile, types_of
-from tfswap.passes.tactics.pack import apply_packings
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.pack import pack_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 
@@ -137,7 +138,7 @@ def test_late_readers_read_what_is_decoded():
     golden = Golden("pack")
     before = len(golden.graph)
     packings = [Packing("best:0", "uint8", (("late",),)), Packing("more:0", "bits", (("both",),))]
-    assert apply_packings(golden.graph, packings, PLAIN) == len(golden.graph) - before == 6
+    assert pack_tensors(golden.graph, Target(PLAIN), packings) == len(golden.graph) - before == 6
     golden.graph.topological()
     golden.check()
 
@@ -156,7 +157,7 @@ def test_late_readers_read_what_is_decoded():
 )
 def test_what_has_no_such_form_or_reader_is_refused(packing, said):
     with pytest.raises(InvalidModel, match=said):
-        apply_packings(Golden("pack").graph, [packing], PLAIN)
+        pack_tensors(Golden("pack").graph, Target(PLAIN), [packing])
 
 
 # --- plans ------------------------------------------------------------------------------------------------

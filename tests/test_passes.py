@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.order import apply_order
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes

@@ -10,10 +10,10 @@ from processes import on_arena
 tf: Any = pytest.importorskip("tensorflow")
 
 import tfswap.ops  # noqa: E402, F401 registers the kernels
-from tfswap.passes.contract import Target
 from tfswap.importers.function import import_function  # noqa: E402
 from tfswap.ir.custom_ops import KERNEL, OWN_KERNEL  # noqa: E402
 from tfswap.kernels.device import DeviceModel  # noqa: E402
+from tfswap.passes.contract import Target  # noqa: E402
 from tfswap.passes.prepare.ordered_splits import order_split_outputs  # noqa: E402
 
 

@@ -18,7 +18,6 @@ from graphs import Layer, training_step
 from processes import on_arena
 
 import tfswap
-from tfswap.passes.contract import Target
 from tfswap.compiler import unoptimised
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -28,6 +27,7 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
 from tfswap.ir.permits import TACTICS
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 
 CPU = DeviceModel("cpu", False, 2, 2)

@@ -21,7 +21,8 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.reduce_precision import apply_precision
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.reduce_precision import reduce_precision
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 
@@ -184,7 +185,7 @@ def test_the_backward_pass_reads_what_is_decoded():
     golden = Golden("precision")
     before = len(golden.graph)
     reduction = Reduction("map:0", "fp8", (("change",), ("back",)))
-    assert apply_precision(golden.graph, [reduction], PLAIN) == len(golden.graph) - before == 5
+    assert reduce_precision(golden.graph, Target(PLAIN), [reduction]) == len(golden.graph) - before == 5
     golden.graph.topological()
     golden.check()
 
@@ -200,7 +201,7 @@ def test_the_backward_pass_reads_what_is_decoded():
 )
 def test_what_the_backward_pass_does_not_read_is_not_rounded(tensor, precision, readers):
     with pytest.raises(InvalidModel, match="this plan (keeps|lets)"):
-        apply_precision(step(), [Reduction(tensor, precision, readers)], PLAIN)
+        reduce_precision(step(), Target(PLAIN), [Reduction(tensor, precision, readers)])
 
 
 def test_what_encodes_runs_after_the_forward_pass_and_what_decodes_late():

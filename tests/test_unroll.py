@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from processes import on_arena
 
-from tfswap.passes.contract import Target
 from tfswap.compiler import unoptimised
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -17,7 +16,8 @@ from tfswap.ir.op_traits import is_one_node
 from tfswap.ir.permits import Permit
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare import unroll_loops
+from tfswap.passes.contract import Target
+from tfswap.passes.prepare import unroll_loops as unrolling
 from tfswap.passes.prepare.unroll_loops import MOST_TRIPS, unroll_loops
 
 CPU = DeviceModel("cpu", False, 2, 2)
@@ -25,7 +25,7 @@ CPU = DeviceModel("cpu", False, 2, 2)
 
 @pytest.fixture(autouse=True)
 def any_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll_loops, "LEAST_MEAN_S", 0.0)
+    monkeypatch.setattr(unrolling, "LEAST_MEAN_S", 0.0)
 
 
 SUMS = """
@@ -69,7 +69,7 @@ def sums(trips: int = 2, inside: str = "") -> Graph:
 
 def test_iterations_follow_one_another_by_their_edges() -> None:
     graph = sums()
-    names = unroll_loops(graph, Target(CPU))
+    assert unroll_loops(graph, Target(CPU)) == len(graph.names_in_bodies)
     assert format_graph(graph) == format_graph(
         parse_graph(
             """
@@ -90,7 +90,7 @@ targets %after
 """
         )
     )
-    assert names["loop/iteration_1/product"] == "product"
+    assert graph.names_in_bodies["loop/iteration_1/product"] == "product"
 
 
 def test_effects_come_in_the_order_of_the_iterations() -> None:
@@ -183,9 +183,9 @@ def test_a_loop_whose_end_the_step_decides_stays_one() -> None:
 
 
 def test_loops_that_are_too_much_together_stay_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 5)
+    monkeypatch.setattr(unrolling, "MOST_KERNELS", 5)
     assert not unroll_loops(sums(), Target(CPU))
-    monkeypatch.setattr(unroll_loops, "MOST_KERNELS", 6)
+    monkeypatch.setattr(unrolling, "MOST_KERNELS", 6)
     assert unroll_loops(sums(), Target(CPU))
 
 

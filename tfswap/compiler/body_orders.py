@@ -6,20 +6,19 @@ import functools
 
 from tfswap.analysis.cost import Costs
 from tfswap.ir.graph import Graph
-from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.order_bodies import apply_bodies
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.order_bodies import order_bodies
 from tfswap.planner.body_order import order_body
 
 
-def order_bodies(
-    graph: Graph, device: DeviceModel, *, portable: bool = False, grouped: bool = False
-) -> list[list[str]]:
-    """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them.
+def choose_body_orders(graph: Graph, target: Target, *, grouped: bool = False) -> int:
+    """Order the bodies of `graph`, in place, and theirs; returns how many there are.
 
     Args:
-        portable: with TensorFlow's own ops alone.
         grouped: whether kernels run in groups, and not in pairs.
     """
-    costs = Costs.of(device)
-    choose = functools.partial(order_body, device=device, costs=costs, portable=portable, grouped=grouped)
-    return apply_bodies(graph, device, choose, portable=portable)
+    device = target.device
+    choose = functools.partial(
+        order_body, device=device, costs=Costs.of(device), portable=target.portable, grouped=grouped
+    )
+    return order_bodies(graph, target, choose)

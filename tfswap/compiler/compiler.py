@@ -36,7 +36,8 @@ from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.tactics.limit_check import apply_limit
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.planner import MARGIN_BYTES, Planner, promised
@@ -108,26 +109,19 @@ class Optimizer:
             others = keeps_results, tuple(held)
             self._known = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
         self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
-        prepared = prepare(
-            settled,
-            device,
-            portable=self.options.portable,
-            keeps_results=keeps_results,
-            held=held,
-            locate=locate,
-        )
+        self.target = Target(device, self.options.portable, keeps_results, tuple(held))
+        prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.search = Search(settled, self._facts, device, self.options, self.costs, resident)
+        self.search = Search(settled, self._facts, self.target, self.options, self.costs, resident)
         self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
         self._suppose_bytes(resident)
         self.unoptimised = UnoptimisedStep(
             graph,
-            device,
+            self.target,
             self.costs,
             self._ordered_seconds,
             fingerprint=self.fingerprint,
-            held=held,
             others_bytes=beside_bytes,
             known=self._known,
             resident=resident,
@@ -429,9 +423,9 @@ class Optimizer:
         if plan.changes_nothing:
             return self.graph
         form = self.form_of(plan)
-        made = lower(form, self.graph, self.device, portable=self.options.portable, gate=gate)
+        made = lower(form, self.graph, self.target, gate)
         if checked_by_gate and plan.limit_bytes is not None:
-            apply_limit(made, plan.limit_bytes, form.requests_of_one(), device=self.device.kind)
+            write_limit(made, self.target, plan.limit_bytes, form.requests_of_one())
         return made
 
     def report(self, plan: Plan, resident: Resident | None = None) -> Report:

@@ -20,7 +20,8 @@ from tfswap.ir.op_traits import calls_functions, is_const
 from tfswap.ir.types import Shape, TensorType
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.memory_reservation import apply_claim
+from tfswap.passes.contract import Target
+from tfswap.passes.memory_reservation import reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.simulator.simulate import Resident
@@ -102,7 +103,7 @@ def carry_host_limit(changed: Iterable[Planned], request: Request) -> None:
     made = list(changed)
     digest = hashlib.sha256("".join(sorted(one.plan.fingerprint for one in made)).encode()).hexdigest()
     for one in made:
-        apply_claim(one.graph, request.options.claim(int(digest[:15], 16), one.plan))
+        reserve_memory(one.graph, Target(DeviceModel()), request.options.claim(int(digest[:15], 16), one.plan))
 
 
 def offline_optimizer(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfswap.analysis.control_flow import overlapping_bytes
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Pass, Target, printing
+from tfswap.passes.contract import Pass, Target, graph_pass
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
@@ -18,7 +18,9 @@ from tfswap.passes.prepare.free_constants import free_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
 from tfswap.passes.prepare.ordered_splits import order_split_outputs
 from tfswap.passes.prepare.ordered_sums import order_sums
+from tfswap.passes.prepare.outer_products import swap_outer_products
 from tfswap.passes.prepare.pool_argmax import keep_pool_argmax
+from tfswap.passes.prepare.relocate import relocate_results
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
@@ -26,10 +28,16 @@ from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.passes.prepare.zeros_like import fill_zeros_like, share_list_zeros
 
 
+@graph_pass(ensures="every node is needed for what is fetched, or acts")
+def prune(graph: Graph, _: Target) -> int:
+    """Drop nodes that TensorFlow never runs; returns how many."""
+    return len(graph.prune())
+
+
 class Row(NamedTuple):
     """A pass, when it is applied, and why here."""
 
-    apply: Pass[Any]
+    apply: Pass[...]
     when: Callable[[Target], bool]
     reason: str
 
@@ -59,6 +67,7 @@ PREPARE = (
     Row(order_collectives, always, "the traced order is still that of the graph"),
     Row(join_collectives, always, "groups are counted in that order"),
     Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),
+    Row(swap_outer_products, always, "einsums are as they were traced"),
     Row(fuse_onednn, own_ops, "TensorFlow's graph pass would fuse the same nodes, if no order stood between them"),
     Row(keep_pool_argmax, own_ops, "poolings have their final inputs"),
     Row(assign_in_place, own_ops, "assignments are as TensorFlow knows them until here"),
@@ -71,7 +80,9 @@ PREPARE = (
     Row(split_add_n, always, "sums have their order, and terms that nothing else holds"),
     Row(defer_constants, own_ops, "all constants of the step are there"),
     Row(use_result_slots, slots, "fetches are final"),
-    Row(merge_equal_nodes, always, "last, since the others add nodes that are equal"),
+    Row(merge_equal_nodes, always, "the others add nodes that are equal"),
+    Row(prune, always, "nodes that lost their readers are no part of what is planned"),
+    Row(relocate_results, own_ops, "all loops and conditionals that run are there"),
 )
 
 
@@ -80,10 +91,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         locate: from a node's name to the user's line that made it, for nodes of unrolled loops as well.
+        unrolled: whether loops were unrolled.
         overlapping_bytes: the most that concurrent iterations hold, of loops that stay loops, without tfswap.
     """
 
     locate: Callable[[str], str | None]
+    unrolled: bool
     overlapping_bytes: int
 
 
@@ -94,15 +107,13 @@ def prepare(graph: Graph, target: Target, locate: Callable[[str], str | None]) -
         locate: from the name of a node of `graph` to the user's line that made it.
     """
     overlapping = 0
-    with printing():
-        for n, row in enumerate(PREPARE, 1):
-            if row.when(target):
-                row.apply(graph, target)
-            if n == len(FIRST):
-                overlapping = overlapping_bytes(graph)
-    graph.prune()
+    for n, row in enumerate(PREPARE, 1):
+        if row.when(target):
+            row.apply(graph, target)
+        if n == len(FIRST):
+            overlapping = overlapping_bytes(graph)
 
     def locate_unrolled(name: str) -> str | None:
         return locate(graph.names_in_bodies.get(name, name))
 
-    return Prepared(locate_unrolled, overlapping)
+    return Prepared(locate_unrolled, bool(graph.names_in_bodies), overlapping)

@@ -24,7 +24,7 @@ from tfswap.compiler.options import Options
 from tfswap.compiler.variants import PLAIN, Found, Rewriting, Variant, Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.bodies import Rung, least_around
 from tfswap.planner.host_tiers import Tiers
@@ -47,7 +47,7 @@ class Search:
     Args:
         graph: the step, with settled variables; it is changed.
         facts: from a step with settled variables and ordered bodies to its facts.
-        device: where the step runs.
+        target: what the step runs on, and which ops it may have.
         options: what the user asks for.
         costs: what kernels and copies take.
         resident: what is in the arena before the step.
@@ -60,15 +60,15 @@ class Search:
         self,
         graph: Graph,
         facts: Callable[[Graph], Dataflow],
-        device: DeviceModel,
+        target: Target,
         options: Options,
         costs: Costs,
         resident: Resident,
     ):
-        self._device = device
+        self._device = target.device
         self._options = options
         self._costs = costs
-        self.variants = Variants(graph, facts, device, costs, portable=options.portable)
+        self.variants = Variants(graph, facts, target, costs)
         if options.precision:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tfswap.passes.contract import Target
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.planner import MARGIN_SHARE, promised
 from tfswap.simulator.record import Record
@@ -38,11 +37,10 @@ class UnoptimisedStep:
 
     Args:
         graph: the step, with every size bound.
-        device: where it runs.
+        target: what it runs on, and what its caller holds.
         costs: seconds of kernels and copies.
         ordered_seconds: gives the predicted seconds of the step's kernels one after the other.
         fingerprint: of `graph`.
-        held: names of tensors that the step holds until its end.
         others_bytes: bytes that others allocate while the step runs, as a data pipeline does for its batches.
         known: earlier plans and predictions of this step, where there is a cache.
         resident: the content of the arena before the step.
@@ -54,12 +52,11 @@ class UnoptimisedStep:
     def __init__(
         self,
         graph: Graph,
-        device: DeviceModel,
+        target: Target,
         costs: Costs,
         ordered_seconds: Callable[[], float],
         *,
         fingerprint: str,
-        held: Sequence[str],
         others_bytes: int,
         known: StepPlans | None,
         resident: Resident,
@@ -68,11 +65,11 @@ class UnoptimisedStep:
         overlapping_bytes: int,
     ):
         self._graph = graph
-        self._device = device
+        self._target = target
+        self._device = target.device
         self._costs = costs
         self._ordered_seconds = ordered_seconds
         self._fingerprint = fingerprint
-        self._held = held
         self._others_bytes = others_bytes
         self._known = known
         self._first_resident = self._resident = resident
@@ -143,7 +140,7 @@ class UnoptimisedStep:
         The prediction leaves out what concurrent iterations of a loop hold, and those of a loop that it has unrolled
         overlap more on a busy machine.
         """
-        spread = HELD_SPREAD if self._held else BASELINE_SPREAD
+        spread = HELD_SPREAD if self._target.held else BASELINE_SPREAD
         peak_bytes = max(self._alone.peak_bytes, self._concurrent_bytes)
         return math.floor(peak_bytes * spread) + self._overlapping_bytes
 
@@ -158,7 +155,7 @@ class UnoptimisedStep:
     @property
     def holds_lists(self) -> bool:
         """Whether the step holds lists that loops save in until its end."""
-        return any(self._graph.tensor(name).type.dtype == "variant" for name in self._held)
+        return any(self._graph.tensor(name).type.dtype == "variant" for name in self._target.held)
 
     def record(self) -> Record:
         """One run: its bytes in the arena over time."""
@@ -173,11 +170,11 @@ class UnoptimisedStep:
         With its nodes' seconds, and which of them run.
         """
         graph = (self._graph.traced or self._graph).copy()
-        graph.fetches += map(graph.tensor, self._held)
+        graph.fetches += map(graph.tensor, self._target.held)
         # Grappler's result does not tell what a list holds that a function returns.
         if not self.holds_lists:
             graph = as_executed(graph, self._device)
-        unroll_loops(graph, Target(self._device), lowered=True)
+        unroll_loops(graph, self._target, lowered=True)
         flow = analyse_dataflow(graph, self._device, lowered=self._costs.seconds)
         live = graph.live_nodes()
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from tfswap.passes.contract import Target
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.body_encodings import InnerEncoding, find_inner_encodings, is_inner
 from tfswap.analysis.cost import Costs
@@ -31,7 +30,7 @@ from tfswap.analysis.loop_recompute import Passage, Saved, choose_remade, find_p
 from tfswap.analysis.lossless_forms import SLACK, Form, Packing, smaller_form, sparse_form
 from tfswap.analysis.permits import permit_of
 from tfswap.analysis.reduced_precision import Reduction
-from tfswap.compiler.body_orders import order_bodies
+from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
@@ -39,14 +38,14 @@ from tfswap.ir.op_traits import reads_metadata_only
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import origin, passed_on
 from tfswap.kernels.device import DeviceModel
-from tfswap.passes.prepare.relocate import relocate_results
+from tfswap.passes.contract import Target
 from tfswap.passes.tactics.body_plan import apply_inside, tell_effects
-from tfswap.passes.tactics.encode import apply_encodings
-from tfswap.passes.tactics.encode_in_bodies import apply_inner_encodings
-from tfswap.passes.tactics.loop_recompute import apply_loop_recompute
-from tfswap.passes.tactics.loop_swap import apply_loop_swap, looped_pops
-from tfswap.passes.tactics.pack import apply_packings, readers_of
-from tfswap.passes.tactics.reduce_precision import apply_precision
+from tfswap.passes.tactics.encode import encode_tensors
+from tfswap.passes.tactics.encode_in_bodies import encode_in_bodies
+from tfswap.passes.tactics.loop_recompute import recompute_in_loops
+from tfswap.passes.tactics.loop_swap import looped_pops, swap_in_loops
+from tfswap.passes.tactics.pack import pack_tensors, readers_of
+from tfswap.passes.tactics.reduce_precision import reduce_precision
 from tfswap.plan.plan import Inside, Plan
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
 from tfswap.planner.host_tiers import Tiers
@@ -175,11 +174,10 @@ class Variants:
     """The variants of one step, each made when it is first asked for.
 
     Args:
-        graph: the step, with settled variables; it is changed.
-        facts: from a step with settled variables and ordered bodies to its facts.
-        device: where the step runs.
+        graph: the prepared step; it is changed.
+        facts: from a prepared step with ordered bodies to its facts.
+        target: what the step runs on, and which ops it may have.
         costs: what kernels and copies take.
-        portable: with TensorFlow's own ops alone.
 
     Attributes:
         base: what is done whatever is chosen besides.
@@ -189,19 +187,15 @@ class Variants:
         self,
         graph: Graph,
         facts: Callable[[Graph], Dataflow],
-        device: DeviceModel,
+        target: Target,
         costs: Costs,
-        *,
-        portable: bool = False,
     ):
         self.base = PLAIN
-        self._portable = portable
-        self._device = device
+        self._target = target
+        self._device = target.device
         self._costs = costs
-        if not portable:
-            relocate_results(graph, Target(device))
         self._unordered = graph.copy() if graph.bodies else graph
-        self._chains = order_bodies(graph, device, portable=portable)
+        choose_body_orders(graph, target)
         self._graph = graph
         self._facts = facts
         self._keep_apart(graph)
@@ -210,16 +204,16 @@ class Variants:
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
-            graph, chains, inner = self._graph.copy(), self._chains, ()
+            graph, inner = self._graph.copy(), ()
             self._require_allowed(rewriting)
             if rewriting.remade or rewriting.grouped or any(map(is_inner, rewriting.encoded)):
                 graph = self._unordered_with(rewriting.remade)
                 inner = self._encode_inside(graph, rewriting)
-                chains = order_bodies(graph, self._device, grouped=rewriting.grouped)
-            apply_loop_swap(graph, chains, rewriting.accumulators, rewriting.prefetched)
-            apply_precision(graph, rewriting.reduced, self._device)
+                choose_body_orders(graph, self._target, grouped=rewriting.grouped)
+            swap_in_loops(graph, self._target, rewriting.accumulators, rewriting.prefetched)
+            reduce_precision(graph, self._target, rewriting.reduced)
             encodings = self._encode(graph, rewriting)
-            apply_packings(graph, rewriting.packed, self._device)
+            pack_tensors(graph, self._target, rewriting.packed)
             planned = self._carry_out(graph, rewriting)
             graph.prune()
             if not rewriting.grouped:
@@ -251,7 +245,7 @@ class Variants:
         found = _named(kernels, possible)
         for e in found:
             _require_encoded(graph, e)
-        apply_encodings(graph, found)
+        encode_tensors(graph, self._target, found)
         return found
 
     def _encode_inside(self, graph: Graph, rewriting: Rewriting) -> tuple[InnerEncoding, ...]:
@@ -271,7 +265,7 @@ class Variants:
                 _require_encoded(bodies[e.body], e.encoding)
             else:
                 require_allowed(e.saved.permit, "encode", f"encodes what loops save in {e.saved.name!r}")
-        apply_inner_encodings(graph, found)
+        encode_in_bodies(graph, self._target, found)
         return found
 
     def _carry_out(self, graph: Graph, rewriting: Rewriting) -> list[tuple[Inside, Problem, Graph]]:
@@ -369,7 +363,7 @@ class Variants:
     def _unordered_with(self, remade: Collection[str]) -> Graph:
         """A copy of the step with bodies that have no order, in which these lists are not saved."""
         graph = self._unordered.copy()
-        apply_loop_recompute(graph, remade)
+        recompute_in_loops(graph, self._target, remade)
         return graph
 
     def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:

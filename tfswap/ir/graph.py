@@ -101,6 +101,7 @@ class Graph:
         small_constants: flat values of the small integer constants (axes, permutations, sizes).
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
+        order: in a body, names of the kernels in the order in which they were chained.
         beside: in a body, kernels that run as a group with the next one of its order, with that one.
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
@@ -117,6 +118,7 @@ class Graph:
         self.library: Opaque | None = None
         self.small_constants: dict[Node, tuple[int, ...]] = {}
         self.bodies: dict[Node, tuple[Graph, ...]] = {}
+        self.order: tuple[str, ...] = ()
         self.beside: dict[Node, Node] = {}
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
@@ -296,6 +298,7 @@ class Graph:
         twin.read_in_vain = self.read_in_vain
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
+        twin.order = self.order
         twin.beside = {twins[first]: twins[second] for first, second in self.beside.items()}
         twin.bodies = {twins[n]: tuple(body.copy() for body in bodies) for n, bodies in self.bodies.items()}
         return twin

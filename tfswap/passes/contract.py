@@ -1,11 +1,11 @@
 """What a pass is: a named change of a graph in place, with what it requires and ensures, for one target.
 
-Every pass is called as `pass_(graph, target)`, those in `tactics` with what the plan chose for them as well, and returns
-how many changes it made: 0 means that the graph is as it was. Passes stand in tables: `PREPARE` (compiler/prepare.py)
-for every step, `CARRY_OUT` (compiler/lower.py) for a plan.
+Every pass is called with a graph and a target, those in `tactics` also with what a plan chose for them, and returns how
+many changes it made: 0 means that the graph is as it was. Passes stand in tables: `PREPARE` (compiler/prepare.py) for
+every step, `ORDERED` and `FINISH` (compiler/lower.py) for a step with an order.
 
-Watchers see each pass: `watching` takes a function that is called with the pass, the graph after it, the number of
-changes and the seconds. `TFSWAP_PRINT_PASSES` has a watcher of its own (`printing`).
+`watching` takes a function that is called after each pass, with the pass, the graph after it, the number of changes and
+the seconds. `TFSWAP_PRINT_PASSES` prints graphs after passes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec
+from typing import Concatenate, Generic, ParamSpec
 
 from tfswap.ir.graph import Graph
+from tfswap.ir.text import format_graph
 from tfswap.kernels.device import DeviceModel
 
 PRINT = "TFSWAP_PRINT_PASSES"
-"""Names of passes with commas between, or "all": the graph after each of these that changes it goes to standard error."""
+"""Names of passes with commas between, or "all": the graph after each one that changes it goes to standard error."""
 
 P = ParamSpec("P")
-Watcher = Callable[["Pass[Any]", Graph, int, float], None]
+Watcher = Callable[["Pass[...]", Graph, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,10 @@ class Pass(Generic[P]):
 
     def __call__(self, graph: Graph, target: Target, *args: P.args, **kwargs: P.kwargs) -> int:
         """Apply it, and tell the watchers."""
-        if not _watchers:
-            return self.apply(graph, target, *args, **kwargs)
         begun = time.perf_counter()
         changes = self.apply(graph, target, *args, **kwargs)
         seconds = time.perf_counter() - begun
-        for watcher in _watchers:
+        for watcher in (*_watchers, *([_print] if PRINT in os.environ else ())):
             watcher(self, graph, changes, seconds)
         return changes
 
@@ -111,19 +110,9 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-@contextlib.contextmanager
-def printing() -> Iterator[None]:
-    """Prints graphs after passes as `TFSWAP_PRINT_PASSES` asks."""
-    names = {name.strip() for name in os.environ.get(PRINT, "").split(",")} - {""}
-    if not names:
-        yield
-        return
-    from tfswap.ir.text import format_graph
-
-    def show(done: Pass[Any], graph: Graph, changes: int, seconds: float) -> None:
-        if changes and ("all" in names or done.name in names):
-            print(f"# after {done.name}: {changes} changes, {1e3 * seconds:.1f} ms", file=sys.stderr)
-            print(format_graph(graph), file=sys.stderr)
-
-    with watching(show):
-        yield
+def _print(done: Pass[...], graph: Graph, changes: int, seconds: float) -> None:
+    """Print the graph where `TFSWAP_PRINT_PASSES` names the pass."""
+    names = {name.strip() for name in os.environ[PRINT].split(",")}
+    if changes and ("all" in names or done.name in names):
+        print(f"# after {done.name}: {changes} changes, {1e3 * seconds:.1f} ms", file=sys.stderr)
+        print(format_graph(graph), file=sys.stderr)

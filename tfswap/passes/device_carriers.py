@@ -14,6 +14,7 @@ from __future__ import annotations
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.custom_ops import CARRY, DELIVER
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import VARIANT
 
 FIRST = "CPU:0"
@@ -36,7 +37,11 @@ def sharing(graph: Graph) -> list[str]:
     return list(found.values()) if len(found) > 1 and all(each.startswith("CPU:") for each in found) else []
 
 
-def apply_carriers(graph: Graph) -> int:
+@graph_pass(
+    requires="nodes have devices",
+    ensures="no tensor of the arena goes from one device to another but in a carrier",
+)
+def carry_between_devices(graph: Graph, _: Target) -> int:
     """Put carriers on the edges between such devices, in place; returns how many."""
     if not sharing(graph):
         return 0

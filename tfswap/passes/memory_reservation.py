@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tfswap.ir.custom_ops import ALL, GATE, SWAP_OUT
 from tfswap.ir.graph import Graph, Node
+from tfswap.passes.contract import Target, graph_pass
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Claim:
     saved_disk_bytes: int = 0
 
 
-def apply_claim(graph: Graph, claim: Claim) -> bool:
-    """Write `claim` into `graph`, in place; returns whether it swaps, and so claims."""
+@graph_pass(
+    ensures="the step's swap nodes and gate have the owner, and the first of them reserves host memory and disk",
+)
+def reserve_memory(graph: Graph, _: Target, claim: Claim) -> int:
+    """Write `claim` into `graph`, in place; returns how many swaps there are: without any, nothing is claimed."""
     for node in graph:
         if node.op == GATE:
             node.attrs = {**node.attrs, "owner": claim.owner}
@@ -47,7 +51,7 @@ def apply_claim(graph: Graph, claim: Claim) -> bool:
     for node in swaps:
         node.attrs = {**node.attrs, "owner": claim.owner}
     if not swaps:
-        return False
+        return 0
     swaps[0].attrs = {
         **swaps[0].attrs,
         "step_bytes": claim.host_bytes,
@@ -62,7 +66,7 @@ def apply_claim(graph: Graph, claim: Claim) -> bool:
             "spill_bytes": claim.disk_bytes,
             "spill_limit": -1 if claim.disk_limit_bytes is None else claim.disk_limit_bytes,
         }
-    return True
+    return len(swaps)
 
 
 def _saving(graph: Graph) -> Iterator[Node]:

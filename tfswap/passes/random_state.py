@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from tfswap.ir.custom_ops import DRAWS, KERNEL, OWN_KERNEL, STATE_OWNER, STATE_PLACE
 from tfswap.ir.graph import Graph
+from tfswap.passes.contract import Target, graph_pass
 
 
-def apply_states(graph: Graph, owner: int, trace: str) -> int:
+@graph_pass(
+    ensures="random ops go on where those of an earlier plan of the same trace stopped",
+)
+def share_random_state(graph: Graph, target: Target, owner: int, trace: str) -> int:
     """Mark the random ops of `graph`, in place; returns how many there are.
 
     Args:
@@ -27,5 +31,5 @@ def apply_states(graph: Graph, owner: int, trace: str) -> int:
             node.attrs = {**node.attrs, **shared}
             marked += 1
         for i, body in enumerate(graph.bodies.get(node, ())):
-            marked += apply_states(body, owner, f"{place}/{i}")
+            marked += share_random_state.apply(body, target, owner, f"{place}/{i}")
     return marked

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfswap.kernels.device import DeviceModel
-from tfswap.passes.contract import Target
 from tfswap.exporters.function import WATCHED
 from tfswap.importers.function import import_function, own_outputs
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.graph import Graph, Node
+from tfswap.passes.contract import Target
 from tfswap.passes.prepare.result_slots import use_result_slots
-from tfswap.passes.tactics.outer_gradients import apply_outside, outside_of
+from tfswap.passes.tactics.outer_gradients import fix_sides, outside_of
 
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -118,12 +117,12 @@ class Joint:
         made.control_outputs = [op for op in made.get_operations() if op.type == "StatefulPartitionedCall"]
         return concrete_function.ConcreteFunction.from_func_graph(made, None, {})
 
-    def import_graph(self, arguments: Sequence[Any]) -> Graph:
+    def import_graph(self, arguments: Sequence[Any], target: Target) -> Graph:
         """The IR, with what has to come before and after the caller's part, and what he holds until the end."""
         graph = import_function(self.function, arguments)
         outside = outside_of(graph)
-        use_result_slots(graph, Target(DeviceModel()))
-        apply_outside(graph, self.results, is_backward)
+        use_result_slots(graph, target)
+        fix_sides(graph, target, self.results, is_backward)
         graph.fetches += [outside.out(i) for i in range(len(outside.outputs))]
         return graph
 

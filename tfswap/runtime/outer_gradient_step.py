@@ -14,10 +14,12 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfswap.device.live import live_device
 from tfswap.device.placement import refuse_several
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
+from tfswap.passes.contract import Target
 from tfswap.passes.prepare.result_slots import MOST_BYTES
 from tfswap.passes.tactics.outer_gradients import cut, outside_of
 from tfswap.plan.plan import Plan
@@ -153,7 +155,7 @@ class OutsideStep(Step):
             super()._plan(inputs, **options)
 
     def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
-        graph = self._joint.import_graph(arguments)
+        graph = self._joint.import_graph(arguments, Target(live_device()[1]))
         refuse_several(self.name, graph)
         # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
         # size whole, or take one that something else of the second half was planned to have.

@@ -41,9 +41,9 @@ from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
 from tfswap.native.forks import calls_steps
 from tfswap.passes.device_carriers import FIRST, units
-from tfswap.passes.memory_reservation import Claim, apply_claim
+from tfswap.passes.memory_reservation import Claim, reserve_memory
 from tfswap.passes.nodes import waits_for_others
-from tfswap.passes.random_state import apply_states
+from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import promised
 from tfswap.planner.small_slots import LARGEST_BYTES
@@ -661,9 +661,9 @@ class Step:
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
         claim = self._request.options.claim(self._program.owner, plan)
-        swaps = apply_claim(graph, claim)
+        swaps = reserve_memory(graph, optimizer.target, claim)
         trace = f"{self._concrete.name.decode()}/{type(self).__name__}"
-        if live_device()[1].kind == "cpu" and apply_states(graph, self._program.owner, trace):
+        if live_device()[1].kind == "cpu" and share_random_state(graph, optimizer.target, self._program.owner, trace):
             tfswap.ops.keep_states(self._program.owner)
         function = self._export(graph, plan, gate)
         if swaps:
@@ -946,7 +946,7 @@ def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, reques
     from tfswap.exporters.function import export_function
 
     graph = optimizer.rewrite(plan, ALWAYS_OPEN, checked_by_gate=True)
-    apply_claim(graph, request.options.claim(owner, plan))
+    reserve_memory(graph, optimizer.target, request.options.claim(owner, plan))
     arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
     sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
     step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))

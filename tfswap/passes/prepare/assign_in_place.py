@@ -8,10 +8,10 @@ bytes once.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import adopts_value
+from tfswap.passes.contract import Target, graph_pass
 
 
 @graph_pass(

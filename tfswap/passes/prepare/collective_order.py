@@ -9,20 +9,20 @@ group.
 Where several devices of one worker are in one order, no chain of kernels can run the members of a group one after the
 other. While the step is planned they are one kernel, `TOGETHER`, which takes and gives what they all do
 (`join_collectives`); in the graph that runs they are themselves again, each after and before what that kernel was after
-and before (`expand_together`). Which belong together TensorFlow tells by counting, group by group on each device, and
-so does this pass.
+and before (`expand_collectives`). TensorFlow finds out which belong together by counting, per group and device,
+and so does this pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import TOGETHER
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import group_key_input, is_collective, is_const
 from tfswap.ir.views import origin
+from tfswap.passes.contract import Target, graph_pass
 
 
 @graph_pass(
@@ -104,7 +104,11 @@ def _join(graph: Graph, members: Sequence[Node]) -> None:
     graph.join({made: members})
 
 
-def expand_together(graph: Graph) -> int:
+@graph_pass(
+    requires="an order",
+    ensures="the members of each group are nodes again, each where their kernel was in the order",
+)
+def expand_collectives(graph: Graph, _: Target) -> int:
     """Put the members back in the place of their kernel, in place; returns how many."""
     joined = [node for node in graph if node.op == TOGETHER]
     feeds = set(graph.feeds)

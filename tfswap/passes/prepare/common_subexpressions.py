@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_commutative, is_const, is_pure
 from tfswap.ir.permits import ANYTHING
+from tfswap.passes.contract import Target, graph_pass
 
 
 @graph_pass(

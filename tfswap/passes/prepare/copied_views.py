@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.integer_values import Values, rule_of
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import may_share_by_value
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 

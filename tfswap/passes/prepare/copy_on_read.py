@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import (
@@ -32,6 +31,7 @@ from tfswap.ir.op_traits import (
     writes_variable,
 )
 from tfswap.ir.types import TensorType
+from tfswap.passes.contract import Target, graph_pass
 
 
 class _Use(NamedTuple):

@@ -16,11 +16,10 @@ device's own need not have. There the graph is left alone.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.constants import large_spreads, thrown_away
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 
 _TELLING = {
     "int32": 1,  # shapes, which TensorFlow can't see through a Defer

@@ -10,9 +10,9 @@ In TensorFlow 1's graphs that may be all that keeps an update in the step, or be
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Node
+from tfswap.passes.contract import Target, graph_pass
 
 
 @graph_pass(

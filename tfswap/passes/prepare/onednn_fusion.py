@@ -8,9 +8,9 @@ those of the step as TensorFlow runs it.
 
 What was the BiasAddGrad passes the joint kernel's second output on, under its own name and with its shape: TensorFlow's
 shape inference takes that output for as long as the image has channels. What a convolution with a Pad makes is passed
-on as well (`tell_shapes`), since its shape is inferred as if there were no Pad.
+on as well (`hide_padded_shapes`), since its shape is inferred as if there were no Pad.
 
-Where an order happens to give two nodes the same control inputs that were planned as two, `keep_apart` puts a node
+Where an order happens to give two nodes the same control inputs that were planned as two, `keep_unfused` puts a node
 between them.
 
 Where several filters' kernels read one gradient, as of convolutions that are added up, oneDNN joins the one that
@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.prepare.defer_constants import add_defer
 
@@ -59,21 +59,28 @@ def fuse_onednn(graph: Graph, target: Target) -> int:
     return len(joined) + _join_gradients(graph, target.device)
 
 
-def keep_apart(graph: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    requires="an order",
+    ensures="oneDNN's graph pass fuses no nodes that the graph has as two",
+)
+def keep_unfused(graph: Graph, target: Target) -> int:
     """Keep oneDNN's pass from joining what `graph`, which has its order, has as two.
 
     In place; returns how many pairs that were.
     """
-    if not device.onednn:
+    if not target.device.onednn:
         return 0
-    pairs = _Pairs(graph, device)
+    pairs = _Pairs(graph, target.device)
     found = [node for node in graph if pairs.is_padded(node) or pairs.is_biased(node)]
     for node in found:
         graph.replace_input(node, 0, add_defer(graph, node.inputs[0], node.device))
     return len(found)
 
 
-def tell_shapes(graph: Graph) -> int:
+@graph_pass(
+    ensures="readers of a convolution with a Pad in it see its rank, not the shape that TensorFlow infers wrongly",
+)
+def hide_padded_shapes(graph: Graph, _: Target) -> int:
     """Have what reads a convolution with a Pad in it read it through a node of whose shape the rank alone is known.
 
     In place; returns how many such convolutions there are.

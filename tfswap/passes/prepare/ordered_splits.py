@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import use_own_kernel
 
 OUT_OF_ORDER: Final = 4

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.owners import solely_owned
 from tfswap.ir.custom_ops import FIRST, KERNEL, OWN_KERNEL
@@ -33,6 +32,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs
 from tfswap.simulator.sum_order import simulate_sums
@@ -46,8 +46,7 @@ EXACT = 2
     ensures="each sum of three or more rounded terms adds in the order of the unoptimised step, whatever is planned",
 )
 def order_sums(graph: Graph, target: Target) -> int:
-    """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many.
-    """
+    """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many."""
     parts = {"": graph, **graph.named_bodies()}
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
     first = _first_inputs(graph, target.device, target.held) if sums else {}
@@ -59,9 +58,9 @@ def order_sums(graph: Graph, target: Target) -> int:
                 node.attrs = {**node.attrs, FIRST: begins}
             else:
                 _begin_with(node, begins[len(begins) // 2])  # neither in the first iterations nor in the last
-            if not portable:
+            if target.own_ops:
                 node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
-        if portable:
+        if target.portable:
             split_into_pairs(parts[name], found)
     return sum(map(len, sums.values()))
 
@@ -99,7 +98,7 @@ def _first_inputs(graph: Graph, device: DeviceModel, held: Sequence[str]) -> dic
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
     step.fetches += map(step.tensor, held)
     for part in (step, *step.all_bodies()):
-        merge_equal_nodes(part, Target(DeviceModel()))  # as TensorFlow does when it makes a step
+        merge_equal_nodes(part, Target(device))  # as TensorFlow does when it makes a step
         part.prune()
     if not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
         return {}

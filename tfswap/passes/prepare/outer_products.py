@@ -14,11 +14,10 @@ which a product of infinity and zero can be another NaN.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_einsum
-from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.einsum import einsum_parts
+from tfswap.passes.contract import Target, graph_pass
 
 TYPES = frozenset({"float16", "float32", "float64"})
 """Of which the bits were compared, also of zeros with signs, denormal numbers, infinity and NaN."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.device_carriers import unit
 from tfswap.passes.prepare.defer_constants import add_defer
 from tfswap.passes.prepare.onednn_fusion import KERNEL_LABEL
@@ -62,12 +62,15 @@ def keep_pool_argmax(graph: Graph, target: Target) -> int:
     return found
 
 
-def keep_unpaired(graph: Graph, before: Graph, device: DeviceModel) -> int:
+@graph_pass(
+    ensures="oneDNN's graph pass pairs no pooling with a gradient that it does not pair in `before`",
+)
+def keep_gradients_unpaired(graph: Graph, target: Target, before: Graph) -> int:
     """Keep oneDNN's pass from pairing what it does not pair in `before`, the step that `graph` carries out.
 
     In place; returns how many gradients that were.
     """
-    if not device.onednn:
+    if not target.device.onednn:
         return 0
     found = 0
     for node in list(graph):

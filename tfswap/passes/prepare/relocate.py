@@ -11,13 +11,12 @@ Not handled: nodes that return lists or optionals, whose elements lie where they
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.dataflow import undetermined_nodes
 from tfswap.ir.custom_ops import RELOCATED
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.views import origin
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 
 OUTSIDE_ARENA = frozenset(("resource", "string"))
 """Types whose elements are not copied: there is a handle's, or a text's, own memory behind them."""
@@ -28,9 +27,11 @@ OUTSIDE_ARENA = frozenset(("resource", "string"))
     ensures="results of loops and conditionals lie at places that do not depend on how they ran",
 )
 def relocate_results(graph: Graph, target: Target) -> int:
-    """Have the results of loops and conditionals relocated, in place, where the step decides how they run."""
+    """Have results of loops and conditionals relocated, in place, where the step decides how they run; returns of how
+    many."""
     if not graph.bodies:
-        return
+        return 0
+    count = 0
     bodies = {node: run for part in (graph, *graph.all_bodies()) for node, run in part.bodies.items()}
     for node in undetermined_nodes(graph, target.device):
         kind = control_flow(node.op)
@@ -38,6 +39,8 @@ def relocate_results(graph: Graph, target: Target) -> int:
         runs = bodies[node][1:] if kind.is_loop else bodies[node]
         if all(t.type.dtype != "variant" for body in runs for t in body.fetches):
             node.attrs = {**node.attrs, RELOCATED: _places(node, runs, is_loop=kind.is_loop)}
+            count += 1
+    return count
 
 
 def _places(node: Node, bodies: tuple[Graph, ...], *, is_loop: bool) -> tuple[int, ...]:

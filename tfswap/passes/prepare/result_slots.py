@@ -9,9 +9,9 @@ Larger results stay where they are: planning leaves room for them.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Output
+from tfswap.passes.contract import Target, graph_pass
 
 MOST_BYTES = 4096
 """A result of up to so many bytes is handed over."""

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.owners import solely_owned
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_sum
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import PRESERVE
 
 WIDTH = 8

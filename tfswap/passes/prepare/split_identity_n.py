@@ -9,9 +9,9 @@ are not left without: each gets a view that refuses to be differentiated.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_view
+from tfswap.passes.contract import Target, graph_pass
 
 CUSTOM_GRADIENT = "_gradient_op_type"
 REFUSAL = (

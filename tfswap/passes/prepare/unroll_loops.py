@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
@@ -31,6 +30,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import acts, calls_functions, control_flow, is_const, is_one_node, is_pure, is_view
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.prepare.ordered_sums import fix_iteration
 
 MOST_TRIPS = 16
@@ -47,7 +47,9 @@ COLOCATED = "_class"
     ensures="loops of few iterations of large kernels are kernels of the step; values are the loop's",
 )
 def unroll_loops(graph: Graph, target: Target, *, lowered: bool = False) -> int:
-    """Unroll loops of `graph`, in place; returns how many nodes were added. `Graph.names_in_bodies` has their names in the bodies.
+    """Unroll loops of `graph`, in place; returns how many nodes were added.
+
+    `Graph.names_in_bodies` has their names in the bodies.
 
     Args:
         lowered: as TensorFlow lowers loops: also those of small kernels, but none whose iterations do not all run

@@ -15,12 +15,11 @@ are made of.
 
 from __future__ import annotations
 
-from tfswap.passes.contract import Target, graph_pass
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import is_const, is_feed, reads_variable
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_shape, use_own_kernel
 
 _TENSOR_PROTOS = {

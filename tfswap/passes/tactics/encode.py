@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_shape
 
 
@@ -28,7 +29,11 @@ def shape_of(graph: Graph, tensor: Output, device: str) -> Output:
     return (graph[name] if there else add_shape(graph, name, tensor, device)).out()
 
 
-def apply_encodings(graph: Graph, encodings: Iterable[Encoding]) -> int:
+@graph_pass(
+    requires="kernels that `find_encodings` lists for this graph",
+    ensures="these kernels read an encoding in place of the tensor, with the same results",
+)
+def encode_tensors(graph: Graph, _: Target, encodings: Iterable[Encoding]) -> int:
     """Carry out `encodings` in `graph`, in place; returns how many nodes were added."""
     before = len(graph)
     made: dict[tuple[object, ...], Output] = {}  # for all kernels on one device that take the same

@@ -15,15 +15,20 @@ from tfswap.analysis.accumulators import Accumulator
 from tfswap.analysis.body_encodings import InnerEncoding, shape_source
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Dims, Graph, Output
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.tactics.body_plan import tell_effects
-from tfswap.passes.tactics.encode import add_encoding, apply_encodings, take_encoding
+from tfswap.passes.tactics.encode import add_encoding, encode_tensors, take_encoding
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead
 
 BYTES = Dims((None,))
 """The shape of every encoding, whatever the batch."""
 
 
-def apply_inner_encodings(graph: Graph, chosen: Collection[InnerEncoding]) -> None:
+@graph_pass(
+    requires="bodies without an order, and kernels that `find_inner_encodings` lists for this graph",
+    ensures="these kernels read encodings, lists keep encodings, with the same values",
+)
+def encode_in_bodies(graph: Graph, target: Target, chosen: Collection[InnerEncoding]) -> int:
     """Carry out these in the bodies of `graph`, in place."""
     bodies = graph.named_bodies()
     own: dict[str, list[Encoding]] = {}
@@ -35,13 +40,14 @@ def apply_inner_encodings(graph: Graph, chosen: Collection[InnerEncoding]) -> No
             saved.setdefault(inner.saved.name, []).append(inner)
     edited = {bodies[name] for name in own}
     for name, encodings in own.items():
-        apply_encodings(bodies[name], encodings)
+        encode_tensors(bodies[name], target, encodings)
     for readers in saved.values():
         accumulator = readers[0].saved
         assert accumulator is not None, "grouped by it"
         edited |= {push.graph for push in accumulator.pushes}
         _save_encoded(accumulator, readers, bodies)
     tell_effects(graph, edited)
+    return len(chosen)
 
 
 def _save_encoded(accumulator: Accumulator, readers: Sequence[InnerEncoding], bodies: Mapping[str, Graph]) -> None:

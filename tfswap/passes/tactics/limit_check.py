@@ -15,6 +15,7 @@ from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.op_traits import is_feed
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.simulator.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE
 
 MOST_EVENTS = 1 << 22
@@ -35,16 +36,19 @@ shapes, and takes each argument where it is.
 HANDLE_DTYPES = frozenset(("resource", "variant"))
 
 
-def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]], *, device: str) -> None:
-    """Write the limit into the gate of `graph`, in place.
+@graph_pass(
+    requires="a gate",
+    ensures="the gate checks before each step whether the limit is kept in the arena that it finds",
+)
+def write_limit(graph: Graph, target: Target, limit_bytes: int, extremes: Sequence[Sequence[int]]) -> int:
+    """Write the limit into the gate of `graph`, in place; returns 1.
 
     Args:
         extremes: the step's requests, as of Requests, of one step alone.
-        device: the kind of device that it is planned for: "cpu" or "gpu".
     """
     gate = next(node for node in graph if node.op == GATE)
     read = [feed for feed in graph.feeds if _has_size(feed)]
-    on_host = tuple(i for i, feed in enumerate(read) if device == "gpu" and feed.outputs[0].dtype in HOST_DTYPES)
+    on_host = tuple(i for i, feed in enumerate(read) if not target.on_cpu and feed.outputs[0].dtype in HOST_DTYPES)
     encoded = () if any(len(events) > MOST_EVENTS for events in extremes) else tuple(map(encode, extremes))
     gate.inputs = tuple(feed.out() for feed in read)
     gate.attrs = {
@@ -56,6 +60,7 @@ def apply_limit(graph: Graph, limit_bytes: int, extremes: Sequence[Sequence[int]
         "sizes": tuple(Dims(feed.outputs[0].shape or ()) for feed in read),
         **({HOST_INPUTS: on_host} if on_host else {}),
     }
+    return 1
 
 
 def _has_size(feed: Node) -> bool:

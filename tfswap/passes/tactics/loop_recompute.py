@@ -19,11 +19,16 @@ from tfswap.ir.graph import Dims, Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_const
 from tfswap.ir.permits import ANYTHING
 from tfswap.ir.views import passed_on
+from tfswap.passes.contract import Target, graph_pass
 
 FEED = "Placeholder"
 
 
-def apply_loop_recompute(graph: Graph, names: Collection[str]) -> int:
+@graph_pass(
+    requires="accumulators that loops save in",
+    ensures="the backward loop recomputes their elements, and nothing is saved",
+)
+def recompute_in_loops(graph: Graph, _: Target, names: Collection[str]) -> int:
     """Make what the accumulators of these names save again, in place; returns how many kernels run again for it.
 
     Raises InvalidModel where one of them can't be done without.

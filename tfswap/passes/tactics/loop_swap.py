@@ -24,6 +24,7 @@ from tfswap.ir.graph import Dims, Graph, Node, Output
 from tfswap.ir.op_traits import control_flow
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import VARIANT, add_await, add_prefetch, add_release, add_swap_in, add_swap_out
 from tfswap.passes.order import apply_order
 from tfswap.passes.tactics.body_plan import tell_effects
@@ -43,19 +44,20 @@ class _Edits:
     ahead: set[Place] = field(default_factory=set[Place])  # pops whose copies the iteration before starts
 
 
-def apply_loop_swap(
-    graph: Graph, chains: Sequence[Sequence[str]], swapped: Collection[str], prefetched: Collection[str] = ()
-) -> int:
+@graph_pass(
+    requires="bodies with an order",
+    ensures="elements of these lists are in host memory from the iteration that saves them to the one that reads them",
+)
+def swap_in_loops(graph: Graph, _: Target, swapped: Collection[str], prefetched: Collection[str] = ()) -> int:
     """Swap the accumulators of these names, in place; returns how many kernels push to or pop from them.
 
     Args:
-        chains: the order of each body's kernels, as `apply_bodies` gave it.
         prefetched: names of those whose copies back start in the iteration before.
     """
     if not swapped:
         return 0
     chosen = [a for a in find_accumulators(graph) if a.name in swapped]
-    order = {body: [body[name] for name in chain] for body, chain in zip(graph.all_bodies(), chains, strict=True)}
+    order = {body: [body[name] for name in body.order] for body in graph.all_bodies()}
     edits = _edits(chosen)
     for pops in looped_pops(graph, [a for a in chosen if a.name in prefetched]).values():
         for pop in pops:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from tfswap.passes.contract import Target
 from tfswap.analysis.dataflow import Dataflow, analyse_body
 from tfswap.ir.graph import Graph
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.order import apply_order
 from tfswap.passes.prepare.assign_in_place import assign_in_place
@@ -25,31 +24,33 @@ Chosen = tuple[Sequence[int], Sequence[Sequence[int]]]
 """The order of a body's kernels, and the groups of those that run concurrently."""
 
 
-def apply_bodies(
-    graph: Graph, device: DeviceModel, choose: Callable[[Dataflow], Chosen], *, portable: bool = False
-) -> list[list[str]]:
-    """Order the bodies of `graph`, in place, and theirs; returns each one's order, as `Graph.all_bodies` has them.
+@graph_pass(
+    requires="bodies without an order",
+    ensures="the kernels of each body form one chain (`Graph.order`), and groups in it are marked (`Graph.beside`)",
+)
+def order_bodies(graph: Graph, target: Target, choose: Callable[[Dataflow], Chosen]) -> int:
+    """Order the bodies of `graph`, in place, and theirs; returns how many there are.
 
     Args:
         choose: gives the order of a body with such facts (planner/body_order.py).
-        portable: with TensorFlow's own ops alone.
     """
-    chains: list[list[str]] = []
+    count = 0
     for body in graph.all_bodies():
-        split_identity_n(body, Target(DeviceModel()))
-        if not portable:
-            assign_in_place(body, Target(DeviceModel()))
-            defer_constants(body, Target(device), body=True)
-        merge_equal_nodes(body, Target(DeviceModel()))
+        split_identity_n(body, target)
+        if target.own_ops:
+            assign_in_place(body, target)
+            defer_constants(body, target, body=True)
+        merge_equal_nodes(body, target)
         body.prune()
         # How often an inner loop runs can depend on the outer one: here its order is asked for, not its bound.
-        flow = analyse_body(body, device)
+        flow = analyse_body(body, target.device)
         order, groups = choose(flow)
         pairs = (pair for group in groups for pair in pairwise(group))
         body.beside = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
         chain = [flow.nodes[i] for i in order]
-        if body.bodies and not portable:  # a gate, always open, makes them with this body's own kernels
+        if body.bodies and target.own_ops:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))
         apply_order(body, chain)
-        chains.append([node.name for node in chain])
-    return chains
+        body.order = tuple(node.name for node in chain)
+        count += 1
+    return count

@@ -1,6 +1,6 @@
 """A step whose gradients are taken outside: one graph to plan, and two to run.
 
-`apply_outside` fixes what lies on which side of the call in between (`Tfswap>Outside`) whatever the plan says: all that
+`fix_sides` fixes what lies on which side of the call in between (`Tfswap>Outside`) whatever the plan says: all that
 the forward pass does besides computing is done before it, all that the backward pass does after it. Where the rest
 goes, what is computed from the forward pass's tensors alone, is the plan's own choice.
 
@@ -19,6 +19,7 @@ from tfswap.ir.custom_ops import CARRY, DELIVER, OUTSIDE
 from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_pure, is_view, passes_on
 from tfswap.ir.types import TensorType
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import VARIANT, add_gate
 
 
@@ -27,8 +28,12 @@ def outside_of(graph: Graph) -> Node:
     return next(node for node in graph if node.op == OUTSIDE)
 
 
-def apply_outside(graph: Graph, results: int, is_backward: Callable[[Node], bool]) -> None:
-    """Fix what comes before the caller's part, and what after it, in place.
+@graph_pass(
+    requires="a node that stands for the caller's part",
+    ensures="all effects of the forward pass are before the caller's part, those of the backward pass after it",
+)
+def fix_sides(graph: Graph, _: Target, results: int, is_backward: Callable[[Node], bool]) -> int:
+    """Fix what comes before the caller's part, and what after it, in place; returns how many nodes have a side.
 
     Variables are read before it, unless the backward pass itself reads them: the caller may write them.
 
@@ -50,6 +55,7 @@ def apply_outside(graph: Graph, results: int, is_backward: Callable[[Node], bool
     for fetch in graph.fetches[:results]:
         if fetch.node not in feeds:
             graph.add_control(outside, fetch.node)
+    return len(acts)
 
 
 def _behind(graph: Graph, first: Node) -> set[Node]:

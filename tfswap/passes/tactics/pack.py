@@ -22,15 +22,20 @@ from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.kernel_memory import kernel_memory
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.tactics.encode import shape_of
 
 
-def apply_packings(graph: Graph, packings: Sequence[Packing], device: DeviceModel) -> int:
+@graph_pass(
+    requires="packings of tensors by a form that they have in this graph",
+    ensures="the late readers read what is decoded, and the tensor is free in between",
+)
+def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> int:
     """Carry out `packings` in `graph`, in place; returns how many nodes were added."""
     if not packings:
         return 0
     before = len(graph)
-    for packing, (tensor, form) in zip(packings, _forms(graph, packings, device), strict=True):
+    for packing, (tensor, form) in zip(packings, _forms(graph, packings, target.device), strict=True):
         readers = readers_of(graph, tensor)
         late = [name for group in packing.readers for name in group]
         strange = next((name for name in late if name not in readers), None)
@@ -46,7 +51,7 @@ def apply_packings(graph: Graph, packings: Sequence[Packing], device: DeviceMode
             form.encode_attrs,
             form.kept,
             [node for name, node in readers.items() if name not in late],
-            device,
+            target.device,
         )
         for group in packing.readers:
             decode_for(

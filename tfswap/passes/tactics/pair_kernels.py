@@ -16,7 +16,7 @@ from tfswap.analysis.groups import Chunks, with_views
 from tfswap.ir.custom_ops import BESIDE, GROUP
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_view
-from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
@@ -32,16 +32,23 @@ def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -
     return list(dict.fromkeys(stands_for.get(node, node) for node in chain))
 
 
-def join_in_bodies(graph: Graph, device: DeviceModel) -> None:
-    """Join the kernels of each group of a body, in place."""
-    costs = Costs.of(device)
+@graph_pass(
+    requires="bodies with an order, and groups of kernels in it",
+    ensures="each group is one node, which runs its kernels concurrently",
+)
+def join_groups(graph: Graph, target: Target) -> int:
+    """Join the kernels of each group of a body, in place; returns how many groups there are."""
+    count = 0
+    costs = Costs.of(target.device)
     for body in graph.all_bodies():
         groups = body.groups()
         if groups:
             order = body.topological()
             members = [with_views(group, order) for group in groups]
-            chunks = [group_chunks(body, group, device) for group in members]
+            chunks = [group_chunks(body, group, target.device) for group in members]
             body.join({_add_group(body, g, c, costs): g for g, c in zip(members, chunks, strict=True)})
+            count += len(groups)
+    return count
 
 
 def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs) -> Node:

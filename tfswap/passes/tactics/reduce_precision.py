@@ -20,10 +20,15 @@ from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.tactics.pack import decode_for, encode_after
 
 
-def apply_precision(graph: Graph, reductions: Sequence[Reduction], device: DeviceModel) -> int:
+@graph_pass(
+    requires="tensors that the backward pass reads",
+    ensures="the backward pass reads these tensors as they are in fewer bits",
+)
+def reduce_precision(graph: Graph, target: Target, reductions: Sequence[Reduction]) -> int:
     """Carry out `reductions` in `graph`, in place; returns how many nodes were added."""
     if not reductions:
         return 0
@@ -36,7 +41,7 @@ def apply_precision(graph: Graph, reductions: Sequence[Reduction], device: Devic
                 f"this plan keeps {reduction.tensor!r} as {reduction.precision!r} for the backward pass, and the graph "
                 "has no such tensor that waits for it, or tfswap no such precision. Plan again for this graph."
             )
-        _reduce(graph, saved[reduction.tensor], reduction, number, device, backward)
+        _reduce(graph, saved[reduction.tensor], reduction, number, target.device, backward)
     graph.bring_forward(before)
     return len(graph) - before
 

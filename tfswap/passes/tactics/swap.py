@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph, Node, Output
+from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import (
     add_await,
     add_free_rest,
@@ -24,6 +25,7 @@ from tfswap.passes.nodes import (
     add_swap_in,
     add_swap_out,
 )
+from tfswap.passes.order import apply_order
 from tfswap.passes.tactics.pair_kernels import join_leads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, planned_schedule
@@ -111,6 +113,22 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
         else:
             chain.append(node)
     return join_leads(graph, chain, leads)
+
+
+@graph_pass(
+    requires="the graph that the plan was made for",
+    ensures="kernels, copies and second runs are in the planned order, one after the other",
+)
+def carry_out(graph: Graph, target: Target, flow: Dataflow, plan: Plan, gate: int | None = None) -> int:
+    """Carry out the plan's copies, second runs and order in `graph`, in place; returns how many nodes are in the order.
+
+    Args:
+        flow: the facts of the graph as it is before.
+        gate: put this gate before the order.
+    """
+    chain = apply_swaps(graph, flow, plan, portable=target.portable)
+    apply_order(graph, chain, gate)
+    return len(chain)
 
 
 def _in(graph: Graph, tensor: Output) -> Output:

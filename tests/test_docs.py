@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from processes import ROOT, on_arena
 
 DOCS = ROOT / "docs"
 PAGES = (
-    "index.md",
+    "../README.md",
     "tutorial.md",
     "new_tactic.md",
     *(f"howto/{path.name}" for path in sorted(DOCS.glob("howto/*.md"))),
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STATUS = re.compile(r"#\s*exit status (\d)")
-FRAGMENTS = {"index.md"}
+FRAGMENTS = {"../README.md"}
 """Pages whose code is there to be seen: it must be Python, and is not run."""
 BESIDE_TEXT = {"", "text"}
 
@@ -61,6 +62,18 @@ def test_code_has_a_language_that_is_run(page: str) -> None:
 def test_the_site_has_all_pages() -> None:
     listed = set(re.findall(r"[\w/]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.suffix in {".md", ".ipynb"}}
+
+
+def test_the_readme_is_short_and_the_home_page_of_the_site() -> None:
+    sys.path.insert(0, str(DOCS))
+    from site_hooks import home_page
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 600
+    home = home_page(readme)
+    assert "docs/" not in home
+    linked = re.findall(r"\]\(([^)#]+)", home)
+    assert linked and all((DOCS / page).exists() for page in linked)
 
 
 def test_the_reference_has_all_public_names() -> None:

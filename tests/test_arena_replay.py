@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from tfswap.ir.custom_ops import GATE
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import ALIGNMENT_BYTES
+from tfswap.kernels.device import DeviceModel
 from tfswap.native.load import load
+from tfswap.passes.contract import Target
 from tfswap.passes.nodes import add_gate
-from tfswap.passes.tactics.limit_check import HOST_INPUTS, apply_limit, encode
+from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE, Requests
 from tfswap.simulator.simulate import Resident
@@ -131,7 +133,7 @@ def test_a_gate_reads_the_shape_of_each_argument_where_it_is(device: str, on_hos
         """.replace("        ", "")
     )
     add_gate(graph, 0)
-    apply_limit(graph, 1000, [[512, -1]], device=device)
+    write_limit(graph, Target(DeviceModel(device)), 1000, [[512, -1]])
     gate = next(node for node in graph if node.op == GATE)
     assert [source.node.name for source in gate.inputs] == ["x", "rows"]
     assert gate.attrs["exact"] is True

@@ -17,7 +17,6 @@ import functools
 import logging
 import operator
 import os
-import secrets
 import sys
 import threading
 import types
@@ -43,6 +42,7 @@ from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.open_function import has_size, open_function
 from tfswap.runtime.outer_gradient_step import OutsideStep
+from tfswap.runtime.program import Program
 from tfswap.runtime.step import Shapes, Step
 from tfswap.support.sizes import is_share
 
@@ -85,32 +85,6 @@ RECURS = 16
 what fits stays. It takes about as long as the first plan took, and so many steps win that back."""
 MAX_OWN = 8
 """So many sizes of one trace have plans of their own. Each holds the step's constants once more."""
-
-
-class Program:
-    """What functions share that are parts of one program: host memory, and what one was granted another may take too.
-
-    Attributes:
-        owner: of the host memory, by number.
-    """
-
-    def __init__(self) -> None:
-        self.owner = 1 + secrets.randbits(62)  # 0 is nobody
-        self._functions: weakref.WeakSet[OptimizedFunction] = weakref.WeakSet()
-        self._lock = threading.Lock()  # functions are made, and planned, by several threads
-        weakref.finalize(self, _forget, self.owner).atexit = False
-
-    @property
-    def granted_bytes(self) -> int:
-        """The highest limit of all plans; 0 where there is none."""
-        with self._lock:
-            functions = tuple(self._functions)
-        return max((each.granted_bytes for each in functions), default=0)
-
-    def add(self, function: OptimizedFunction) -> None:
-        """Take note of one more, for as long as it is there."""
-        with self._lock:
-            self._functions.add(function)
 
 
 class OptimizedFunction(Generic[P, R]):
@@ -551,11 +525,6 @@ class OptimizedFunction(Generic[P, R]):
         if message not in self._told:
             self._told.add(message)
             log.warning("tfswap: %s: %s", self.__name__, message)
-
-
-def _forget(owner: int) -> None:
-    if (ops := sys.modules.get("tfswap.ops")) is not None:
-        ops.forget_owner(owner)
 
 
 def bind_call(function: Any, concrete: Any, args: Any, kwargs: Any) -> Any:

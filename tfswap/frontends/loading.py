@@ -38,7 +38,7 @@ from tfswap.device.live import live_device
 from tfswap.device.one_region import make_one_region
 from tfswap.device.placement import place
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
-from tfswap.frontends.function import OptimizedFunction, Program
+from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.saved_model import TRACED
 from tfswap.importers.library import through_call
 from tfswap.ir.graph import Graph
@@ -46,6 +46,7 @@ from tfswap.native.load import load_for
 from tfswap.plan.plan import Plan, fingerprint
 from tfswap.runtime.captures import without_asking
 from tfswap.runtime.open_function import open_function
+from tfswap.runtime.program import Program
 from tfswap.runtime.step import Shapes, Step
 from tfswap.support.sizes import check_limit, is_share, parse_limit
 

@@ -54,6 +54,7 @@ from tfswap.runtime.batches import BATCHES_BESIDE, ELEMENTS_BESIDE, batch_sizes,
 from tfswap.runtime.captures import captured, without_asking
 from tfswap.runtime.dynamic_sizes import ToldSizes
 from tfswap.runtime.nested_calls import can_run, inside_function
+from tfswap.runtime.program import Program
 from tfswap.runtime.workers import Meeting, digest, highest, meeting
 from tfswap.runtime.xla_calls import measure_compiled
 from tfswap.simulator.bfc_allocator import regions_of
@@ -63,7 +64,6 @@ from tfswap.support import progress
 from tfswap.support.sizes import format_bytes, is_share, parse_limit
 
 if TYPE_CHECKING:
-    from tfswap.frontends.function import Program
     from tfswap.native.load import CLook
     from tfswap.ops.runtime import StepStats
 

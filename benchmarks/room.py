@@ -298,6 +298,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--limit", type=int, help="per cent of the unoptimised peak; by default each case's own")
     parser.add_argument("--steps", type=int, default=15, help="steps of each, in turns")
+    parser.add_argument("--onednn", action="store_true", help="with oneDNN's kernels")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -308,7 +309,7 @@ def main() -> None:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_CPU_ALLOCATOR_USE_BFC": "1",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ARENA_MIB),
-        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "TF_ENABLE_ONEDNN_OPTS": str(int(args.onednn)),
         "TFSWAP_PLAN_CACHE": "off",
     }
     print("| step | limit | peak / limit | idle machine | elapsed | CPU |\n|---|---|---|---|---|---|")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from processes import on_arena
 from tfswap.analysis.dataflow import NEAR_SHARES, RANDOM_SHARES, analyse_dataflow
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.plan.schedule import RUN, Step
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Ledger
+from tfswap.simulator.simulate import Ledger, judge_memory, widest_bytes
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -223,6 +225,16 @@ def test_sizes_that_are_decided_apart_are_tried_apart():
     tried = [[extreme.values[n].nbytes for n in (w, v, a, b)] for extreme in flow.extremes]
     assert all(first == third and second == fourth for first, second, third, fourth in tried)
     assert sum(first != second for first, second, *_ in tried) == RANDOM_SHARES
+
+
+def test_what_any_size_takes_at_most_is_that_of_the_extreme_that_holds_most():
+    flow = analyse_dataflow(parse_graph(TWO_SIZES), DeviceModel())
+    steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
+    less = dataclasses.replace(flow, values=[v._replace(nbytes=v.nbytes // 2) for v in flow.values])
+    most = widest_bytes(flow, steps)
+    assert most > judge_memory(flow, steps).peak_bytes
+    assert widest_bytes(less, steps) < most
+    assert widest_bytes(dataclasses.replace(less, sequences=(flow,)), steps) == most
 
 
 @pytest.mark.parametrize("widest", [False, True])

@@ -540,11 +540,19 @@ def memory_within(
 
 
 def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> int:
-    """What no course of the step and no sizes that its values decide take more than, wherever chunks lie.
+    """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie, if they hold
+    no more than what holds most of those that are tried.
 
-    A chunk is smaller than twice the request that it serves, or it would be split; and `flow` is the most that is live.
-    While a request is given the end of a chunk, all of the arena may be in use.
+    A chunk is smaller than twice the request that it serves, or it would be split. While a request is given the end of
+    a chunk, all of the arena may be in use.
     """
+    most = max(_widest_bytes(*extreme, resident) for extreme in at_extremes(flow, steps))
+    if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
+        most = max(most, resident.limit_bytes or 0)
+    return most
+
+
+def _widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> int:
     ledger, addresses = filled(flow, resident, live=True)
     assert isinstance(ledger, Ledger)
     ledger.widest = True
@@ -553,8 +561,6 @@ def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOT
     for _ in range(MAX_REPEATS):
         replay.repeat()
         most = max(most, replay.peak)
-    if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
-        most = max(most, resident.limit_bytes or 0)
     return most
 
 

@@ -226,6 +226,8 @@ def check(seed: int, loops: bool) -> dict:
         except tfswap.InfeasibleMemoryLimit:
             continue
         entry["limits"] += 1
+        if loops and step.plan().changes_nothing:  # left to TensorFlow, Grappler included
+            continue
         entry["wrong"] += found not in expected
         entry["swapped"] += len(step.plan().absences)
         entry["reruns"] += step.report().reruns

@@ -1,4 +1,4 @@
-"""The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor`.
+"""The command line: `tfswap analyze | optimize | explain | trace | simulate | fit | verify | doctor | opt`.
 
 Exit status: 0 when all is well, 1 for an error, 2 for a command that is not understood, 3 for a limit that can't
 be met; a command that a signal ends dies of it, and leaves nothing half-written. With --json stdout carries one JSON
@@ -302,6 +302,18 @@ def _doctor(options: argparse.Namespace) -> Result:
     return {**content, "exit_status": OK if content["ok"] else FAILED}, text
 
 
+def _opt(options: argparse.Namespace) -> Result:
+    from tfswap.frontends.apply_passes import PASSES, apply_passes, target_of
+
+    if not options.passes:
+        rows = [(done.name, done.requires or "-", done.ensures) for done in PASSES.values()]
+        content = {"passes": [dict(zip(("name", "requires", "ensures"), row, strict=True)) for row in rows]}
+        return content, listing(("pass", "requires", "ensures"), rows)
+    target = target_of(options.device, onednn=options.onednn, portable=options.portable)
+    text, changes = apply_passes(options.graph_file, options.passes, target)
+    return {"graph": text, "changes": dict(changes)}, text.rstrip("\n")
+
+
 def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None) -> Any:
     from tfswap.native.build import tensorflow_facts
 
@@ -401,6 +413,10 @@ def _tactics(text: str) -> tuple[str, ...]:
     return _checked(tactics, lambda: Options(tactics))
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _spill_limit(text: str) -> str:
     return _checked(text, lambda: parse_limit(text, name="spill_limit"))
 
@@ -456,6 +472,12 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("other_dir", metavar="OTHER_DIR", nargs="?", help="one to run the same steps of, and compare")
     _add_size_flags(verify)
     verify.add_argument("--steps", type=_batch_size, default=3, help="how many steps of both are run (3)")
+    opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
+    opt.add_argument("graph_file", metavar="FILE", nargs="?", default="-", help='a graph in text form; "-" is stdin')
+    opt.add_argument("--passes", type=_names, default=[], help="names of passes, with commas between")
+    opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the step runs on (cpu)")
+    opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")
+    opt.add_argument("--portable", action="store_true", help="with TensorFlow's own ops alone")
     _command(commands, "doctor", _doctor, "say what of this machine tfswap can use, and what is missing")
     return parser
 

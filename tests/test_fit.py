@@ -18,6 +18,7 @@ from tfswap.compiler.options import Options, Spill
 from tfswap.compiler.request import Request
 from tfswap.errors import TfswapError
 from tfswap.frontends import cli
+from tfswap.frontends import max_batch as max_batch_module
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.max_batch import (
     CONFIRMATIONS,
@@ -322,7 +323,7 @@ def test_the_run_that_confirms_has_what_the_size_was_planned_with(tmp_path: Path
             asked.append(request.options)
             super().__init__(function, request, on_exceeded)
 
-    monkeypatch.setattr(max_batch, "OptimizedFunction", Asked)
+    monkeypatch.setattr(max_batch_module, "OptimizedFunction", Asked)
     given = {"tactics": ["swap"], "host_memory_limit": 4 << 20, "spill_dir": tmp_path, "spill_limit": "8MiB"}
     assert max_batch(step, tf.ones([64, 64]), memory_limit="1MiB", multiple_of=256, **given).size > 0
     assert asked == [Options(("swap",), 4 << 20, Spill(str(tmp_path), 8 << 20))]

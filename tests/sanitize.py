@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "tfswap" / "ops" / "csrc" / "core"
 # These know nothing of TensorFlow.
-ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "planes", "runtime")
+ALONE = ("host_pool", "system_memory", "copy_engine", "spill_file", "byte_planes", "runtime")
 FOLDER = ROOT / "build" / "sanitize"
 
 COMPILER = ("g++", "-g1", "-fno-omit-frame-pointer")

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfswap.ir.custom_ops import INSIDE
 from tfswap.runtime.captures import deferred
 
 
@@ -62,7 +63,7 @@ def inside_function(planned: Any, original: Any, run: Callable[..., Sequence[Any
             waits=waits,
             **dict(zip(options[::2], options[1::2], strict=True)),
         )
-    node = next(operation for operation in made.get_operations() if operation.type == tfswap.ops.names.INSIDE)
+    node = next(operation for operation in made.get_operations() if operation.type == INSIDE)
     for output, result in zip(node.outputs, results, strict=True):
         output.set_shape(result.shape)
     made.outputs, made.control_outputs = list(node.outputs), [node]

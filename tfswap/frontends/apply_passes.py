@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tfswap.compiler.lower import FINISH, ORDERED
 from tfswap.compiler.prepare import PREPARE
@@ -18,7 +19,7 @@ PASSES: dict[str, Pass[...]] = {row.apply.name: row.apply for row in (*PREPARE, 
 """Those that need nothing but a graph and a target, by name, in the order in which a step gets them."""
 
 
-def target_of(device: str, *, onednn: bool = False, portable: bool = False) -> Target:
+def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: bool = False) -> Target:
     """The target "cpu" or "gpu".
 
     Args:

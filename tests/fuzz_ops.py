@@ -10,6 +10,7 @@ what AddressSanitizer sees: `make sanitize`.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import resource
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from tfswap.native.load import load, load_codecs
 from tfswap.ops import configure
@@ -56,6 +58,12 @@ CLAIM = {
     "spill_limit": -1,
 }
 POOLING = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME", "explicit_paddings": []}
+
+
+@functools.cache
+def called(dtype: tf.DType) -> Any:
+    """A function that an op calls."""
+    return tf.function(tf.tanh).get_concrete_function(tf.TensorSpec(None, dtype))
 
 
 def right_calls(draw: random.Random) -> list[Call]:
@@ -119,6 +127,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_assign_in_place, {"resource": variable.handle, "value": x}),
         (core.tfswap_own_buffer, {"resource": variable.handle}),
         (core.tfswap_watch_variables, {"resources": [variable.handle], "step": 5, "begin": 0}),
+        (core.tfswap_inside, {"args": [x], "Tout": [dtype], "f": called(dtype), "step": 1}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
         (
             core.tfswap_beside,
@@ -178,6 +187,8 @@ def wrong(draw: random.Random, value: Any, others: list[Any]) -> Any:
         return [wrong(draw, value[0], others), *value[1:]]
     if isinstance(value, list):
         return [draw.choice((*value, draw.choice(NUMBERS))) for _ in range(draw.choice((0, 3, 4, 4, 4, 5, 8)))]
+    if isinstance(value, ConcreteFunction):
+        return called(draw.choice(FLOATS))
     if value.dtype in (tf.variant, tf.resource):
         alike = [other for other in others if other.dtype == value.dtype]
         return draw.choice(

@@ -625,3 +625,8 @@ def test_a_pair_that_fails_says_why_and_keeps_nothing():
     assert "not a NodeDef" in found["not a node"]
     assert "NoSuchOp" in found["no such op"]
     assert found["leaked"] == 0
+
+
+def test_kernels_that_stay_on_a_core_have_the_bits_of_those_that_share_all():
+    code = "import json, one_core_programs; print(json.dumps(one_core_programs.differing()))"
+    assert on_arena(code, 1000, **TWO_THREADS) == []

@@ -55,6 +55,7 @@ def test_every_pass_of_the_table_is_listed_with_what_it_ensures(capsys: pytest.C
     [
         (TWICE, "merge", "no pass is called 'merge'"),
         ("%x = ", "prune", "line 1"),
+        (TWICE.replace("Exp(%x)", "Exp(%sum)"), "defer-constants", "has a cycle"),
         (None, "prune", "can't be read"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tfswap.compiler.lower import FINISH, ORDERED
 from tfswap.compiler.prepare import PREPARE
-from tfswap.errors import TfswapError
+from tfswap.errors import InvalidModel, TfswapError
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Pass, Target
@@ -33,12 +33,17 @@ def apply_passes(path: str, names: Sequence[str], target: Target) -> tuple[str, 
     """The graph in the file, or on standard input for "-", after these passes, and each one's number of changes.
 
     Raises TfswapError for a pass that is not known or a file that can't be read, and InvalidModel for a text that is no
-    graph.
+    graph, or one with a cycle.
     """
     unknown = next((name for name in names if name not in PASSES), None)
     if unknown is not None:
         raise TfswapError(f"no pass is called {unknown!r}. There are {', '.join(PASSES)}.")
     graph = parse_graph(_read(path))
+    try:
+        for part in (graph, *graph.all_bodies()):
+            part.topological()
+    except ValueError as error:
+        raise InvalidModel(f"{path!r} has no graph that can run: {error}") from error
     changes = [(name, PASSES[name](graph, target)) for name in names]
     return format_graph(graph), changes
 

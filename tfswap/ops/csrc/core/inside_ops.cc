@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "export.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/node_def.pb.h"
@@ -126,6 +127,28 @@ class Threads {
   int idle_ = 0;
 };
 
+// Whether the function that is called takes and gives what the node does: TensorFlow's kernel aborts where it gives more.
+absl::Status FitsFunction(OpKernelConstruction* ctx) {
+  tensorflow::NameAttrList called;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("f", &called));
+  const tensorflow::FunctionLibraryRuntime* const library = ctx->function_library();
+  const tensorflow::FunctionDef* const def =
+      library == nullptr ? nullptr : library->GetFunctionLibraryDefinition()->Find(called.name());
+  if (def == nullptr) return absl::NotFoundError(absl::StrCat("there is no function ", called.name()));
+  const tensorflow::OpDef& signature = def->signature();
+  const auto fits = [](const auto& declared, tensorflow::DataTypeSlice types) {
+    if (declared.size() != static_cast<int>(types.size())) return false;
+    for (int i = 0; i < declared.size(); ++i) {
+      if (declared[i].type() != tensorflow::DT_INVALID && declared[i].type() != types[i]) return false;
+    }
+    return true;
+  };
+  if (fits(signature.input_arg(), ctx->input_types()) && fits(signature.output_arg(), ctx->output_types())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("function ", called.name(), " has other arguments or results"));
+}
+
 class InsideOp : public AsyncOpKernel {
  public:
   explicit InsideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
@@ -133,6 +156,7 @@ class InsideOp : public AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("step", &step));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("waits", &waits_));
     const std::string token = Steps::Get().TokenOf(step);
+    if (token.empty()) OP_REQUIRES_OK(ctx, FitsFunction(ctx));
     NodeDef call = ctx->def();
     call.mutable_attr()->erase("step");
     call.mutable_attr()->erase("waits");

@@ -85,7 +85,7 @@ def run(kind, **limit):
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as of steps with loops
 expected, unoptimised, _ = run(KIND)
-found, peak, step = run(KIND, memory_limit="65%")
+found, peak, step = run(KIND, memory_limit="60%")
 report = step.report()
 print(json.dumps([found == expected, peak <= report.memory_limit_bytes, report.memory_limit_bytes < unoptimised]))
 """
@@ -175,17 +175,6 @@ def test_a_limit_with_room_for_some_batches_of_the_pipeline_has_a_plan_that_leav
     assert not messages
 
 
-def test_where_the_next_batch_has_no_room_the_step_is_refused_before_it_runs() -> None:
-    refused = """
-    try:
-        step()
-    except tfswap.InfeasibleMemoryLimit as refusal:
-        print(json.dumps([str(refusal), refusal.floor_bytes, refusal.limit_bytes]))
-        raise SystemExit
-"""
-    program = PIPELINE.replace("\n    step()\n", refused)
-    said, floor, limit = on_arena(f"LIMIT = '35%'\n{program}")
-    assert "step(next(iterator))" in said
-    assert floor > limit
-    peaks, limit, _ = on_arena(f"LIMIT = {floor}\n{PIPELINE}")
-    assert max(peaks) <= limit == floor
+def test_where_batches_have_no_room_that_is_said_before_the_first_step() -> None:
+    messages = on_arena(f"LIMIT = '35%'\n{PIPELINE}")[2]
+    assert "step(next(iterator))" in messages[0]

@@ -107,16 +107,16 @@ def not_kept(step: str, refusal: Exception, copied_bytes: int) -> str:
     )
 
 
-def refused_with_batches(refusal: InfeasibleMemoryLimit, batches: int, batch_bytes: int) -> str:
-    """`refusal`, of a step that takes its batches from pipelines.
+def no_room_for_batches(step: str, element_bytes: int) -> str:
+    """Of a step that takes its batches from pipelines, and has not run yet.
 
     Args:
-        batches: so many of each of them have room in the plan.
-        batch_bytes: of what each of them gives once.
+        element_bytes: bytes that all of them give once.
     """
     return (
-        f"{refusal} {format_bytes(batches * batch_bytes)} of that are room for the next {batches} batches, which the "
-        "pipeline makes while the step runs. Where the step is given each batch, step(next(iterator)), it needs less."
+        f"{step}: the pipeline that it takes its batches from makes others while the first steps run, "
+        f"{format_bytes(element_bytes)} each, and no plan leaves room for one under this limit: they come on top until "
+        "its buffers are full. Raise memory_limit=, or let the step be given each batch: step(next(iterator))."
     )
 
 

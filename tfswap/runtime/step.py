@@ -50,7 +50,7 @@ from tfswap.planner.small_slots import LARGEST_BYTES
 from tfswap.report.report import Report
 from tfswap.runtime import messages, turn
 from tfswap.runtime.audit import Audit, gates_of
-from tfswap.runtime.batches import BATCHES_BESIDE, ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
+from tfswap.runtime.batches import ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
 from tfswap.runtime.captures import captured, without_asking
 from tfswap.runtime.dynamic_sizes import ToldSizes
 from tfswap.runtime.nested_calls import can_run, inside_function
@@ -146,7 +146,6 @@ class Step:
         self._batches_beside = batches_beside
         self._batches: list[int] = []  # the bytes of each tensor that a pipeline makes while the step runs
         self._element_bytes = 0  # what each of the pipelines makes once that the step itself takes batches from
-        self._filling_bytes = 0  # of the margin, what is for elements that are there once the first step has run
         self._optimizer: Optimizer | None = None
         self._margin_bytes = 0  # kept free for what others take while the step runs, as far as is known
         self._growth_bytes = 0  # by which the buffers of who makes the batches may grow between steps
@@ -472,8 +471,7 @@ class Step:
             self._element_bytes = sum(map(round_up, element_bytes(graph)))
         beside_bytes = room_bytes(self._batches)
         self._growth_bytes = beside_bytes // 2
-        self._filling_bytes = (BATCHES_BESIDE - 1) * self._element_bytes
-        self._margin_bytes += beside_bytes + self._filling_bytes + self._element_bytes
+        self._margin_bytes += beside_bytes
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
         resident = self._resident().beside(self._made_around(inputs))
         self._waits = waits_for_others(graph)
@@ -586,8 +584,8 @@ class Step:
         if self._request.plan is not None or self._request.changes_nothing:
             return self._request.choose(optimizer, live_device()[0])
         spare = fetched_bytes(optimizer.flow) + self._growth_bytes + self._shift_bytes + lacking
-        # An element may get a free chunk of up to twice its size whole.
-        elements = [n - BATCHES_BESIDE for n in (2 * ELEMENTS_BESIDE, ELEMENTS_BESIDE)] if self._element_bytes else []
+        # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
+        elements = (2 * ELEMENTS_BESIDE, *range(ELEMENTS_BESIDE, 0, -1)) if self._element_bytes else ()
         spares = [*(spare + each * self._element_bytes for each in elements), spare]
         margins = [self._margin_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin
         if margins:
@@ -601,6 +599,8 @@ class Step:
                 return plan
         optimizer.extra_margin_bytes = self._margin_bytes
         if (plan := optimizer.find(self.limit_bytes, ordered=ordered)) is not None:
+            if elements and not self.planned:
+                log.warning("tfswap: %s", messages.no_room_for_batches(self.name, self._element_bytes))
             return plan
         assert self.limit_bytes is not None, "a plan for no limit is never refused"
         if has_arena() and self.limit_bytes >= _named_floors.get(optimizer.fingerprint, 0):
@@ -626,12 +626,6 @@ class Step:
         """`error`, with what else there is to know where the arena itself may have no more."""
         optimizer = self._optimizer
         assert optimizer is not None
-        if self._element_bytes:
-            error = InfeasibleMemoryLimit(
-                messages.refused_with_batches(error, BATCHES_BESIDE, self._element_bytes),
-                floor_bytes=error.floor_bytes,
-                limit_bytes=error.limit_bytes,
-            )
         arena_bytes = resident.limit_bytes
         asked = self._request.limit(live_device()[0])
         assert asked is not None, "a plan for no limit is never refused"
@@ -884,7 +878,6 @@ class Step:
     def _notice(self, before: CLook, ticket: int, result: Any) -> None:
         """Look whether what has just run, and gave `result`, has passed the limit."""
         after = look(before=False)
-        self._margin_bytes, self._filling_bytes = self._margin_bytes - self._filling_bytes, 0
         self._seen_bytes = after.peak_bytes
         self._audit_what_is_new(after)
         if after.peak_bytes > before.peak_bytes:

@@ -111,8 +111,8 @@ def of_a_graph_turned_round(graph, target):
         graph._nodes = dict(reversed(graph._nodes.items()))
     return order(graph, target)
 
-prepare.PREPARE = tuple(
-    row._replace(apply=of_a_graph_turned_round) if row.apply is order else row for row in prepare.PREPARE
+prepare.REST = tuple(
+    row._replace(apply=of_a_graph_turned_round) if row.apply is order else row for row in prepare.REST
 )
 
 def sums(x):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tfswap.compiler.planned_form import PlannedForm
-from tfswap.compiler.prepare import Row, always, own_ops
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Target
+from tfswap.passes.contract import Row, Target, always, apply_table, own_ops
 from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import expand_collectives
 from tfswap.passes.prepare.onednn_fusion import hide_padded_shapes, keep_unfused
@@ -37,18 +36,12 @@ def lower(form: PlannedForm, traced: Graph, target: Target, gate: int | None = N
     """
     made = form.variant.graph.copy()
     carry_out(made, target, form.variant.flow, form.plan, gate)
-    _apply(ORDERED, made, target)
+    apply_table(ORDERED, made, target)
     if target.own_ops:
         keep_gradients_unpaired(made, target, traced)
-    _apply(FINISH, made, target)
+    apply_table(FINISH, made, target)
     made.prune()
     verify(made)
     if target.portable:
         require_stock(made)
     return made
-
-
-def _apply(table: tuple[Row, ...], graph: Graph, target: Target) -> None:
-    for row in table:
-        if row.when(target):
-            row.apply(graph, target)

@@ -1,4 +1,4 @@
-"""What every step gets before it is planned: a table of passes, in the order in which they need one another."""
+"""What every step gets before it is planned: tables of passes, in the order in which they need one another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tfswap.analysis.control_flow import overlapping_bytes
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Pass, Target, graph_pass
+from tfswap.passes.contract import Row, Target, always, apply_table, graph_pass, own_ops
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.collective_order import join_collectives, order_collectives
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
@@ -34,23 +34,6 @@ def prune(graph: Graph, _: Target) -> int:
     return len(graph.prune())
 
 
-class Row(NamedTuple):
-    """A pass, when it is applied, and why here."""
-
-    apply: Pass[...]
-    when: Callable[[Target], bool]
-    reason: str
-
-
-def always(_: Target) -> bool:
-    return True
-
-
-def own_ops(target: Target) -> bool:
-    """Where tfswap's own ops may be in the graph."""
-    return target.own_ops
-
-
 def slots(target: Target) -> bool:
     """Where the caller keeps results, and tfswap's own ops may be in the graph."""
     return target.keeps_results and target.own_ops
@@ -62,8 +45,7 @@ FIRST = (
 )
 """After these the loops are those that stay loops."""
 
-PREPARE = (
-    *FIRST,
+REST = (
     Row(order_collectives, always, "the traced order is still that of the graph"),
     Row(join_collectives, always, "groups are counted in that order"),
     Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),
@@ -84,6 +66,8 @@ PREPARE = (
     Row(prune, always, "nodes that lost their readers are no part of what is planned"),
     Row(relocate_results, own_ops, "all loops and conditionals that run are there"),
 )
+
+PREPARE = (*FIRST, *REST)
 
 
 class Prepared(NamedTuple):
@@ -106,12 +90,9 @@ def prepare(graph: Graph, target: Target, locate: Callable[[str], str | None]) -
     Args:
         locate: from the name of a node of `graph` to the user's line that made it.
     """
-    overlapping = 0
-    for n, row in enumerate(PREPARE, 1):
-        if row.when(target):
-            row.apply(graph, target)
-        if n == len(FIRST):
-            overlapping = overlapping_bytes(graph)
+    apply_table(FIRST, graph, target)
+    overlapping = overlapping_bytes(graph)
+    apply_table(REST, graph, target)
 
     def locate_unrolled(name: str) -> str | None:
         return locate(graph.names_in_bodies.get(name, name))

@@ -14,9 +14,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Concatenate, Generic, ParamSpec
+from typing import Concatenate, Generic, NamedTuple, ParamSpec
 
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph
@@ -90,14 +90,38 @@ class Pass(Generic[P]):
 
 
 def graph_pass(
-    *, ensures: str, requires: str = "", name: str | None = None
+    *, ensures: str, requires: str = ""
 ) -> Callable[[Callable[Concatenate[Graph, Target, P], int]], Pass[P]]:
     """Makes a pass of a function. Its name is the function's, with hyphens."""
 
     def made(function: Callable[Concatenate[Graph, Target, P], int]) -> Pass[P]:
-        return Pass(name or function.__name__.replace("_", "-"), requires, ensures, function)
+        return Pass(function.__name__.replace("_", "-"), requires, ensures, function)
 
     return made
+
+
+class Row(NamedTuple):
+    """A pass, when it is applied, and why here."""
+
+    apply: Pass[...]
+    when: Callable[[Target], bool]
+    reason: str
+
+
+def always(_: Target) -> bool:
+    return True
+
+
+def own_ops(target: Target) -> bool:
+    """Where tfswap's own ops may be in the graph."""
+    return target.own_ops
+
+
+def apply_table(table: Iterable[Row], graph: Graph, target: Target) -> None:
+    """Apply the passes of `table` that `target` gets, in place."""
+    for row in table:
+        if row.when(target):
+            row.apply(graph, target)
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""What is told of a plan: tables, the page, pictures, traces."""
+"""Reports of a plan: tables, the page, pictures, traces."""

@@ -22,7 +22,7 @@ from tfswap.runtime.captures import deferred
 
 
 def can_run(concrete: Any) -> bool:
-    """Whether Python can run a trace that another function calls: it captures nothing but what is there already."""
+    """Whether Python can run a trace that another function calls: it captures no tensor that the other one computes."""
     import tensorflow as tf
 
     return not any(deferred(concrete)) and not any(map(tf.is_symbolic_tensor, concrete.captured_inputs))

@@ -718,6 +718,45 @@ def any_end(share: float) -> dict[str, Any]:
     }
 
 
+def rare_branch_and_early_end(share: float) -> dict[str, Any]:
+    """A branch that one of a hundred iterations takes, and a loop with as many iterations as another one has left.
+
+    Args:
+        share: of the step's floor, that is the limit.
+    """
+    import tfswap
+
+    settle()
+    (w,) = weights = _weights((64, 64))
+
+    def heavy(h: Any) -> Any:
+        made = [tf.tanh(h * float(k)) for k in range(2, 8)]
+        return tf.add_n([*made, *(tf.sigmoid(t @ w) for t in made)])
+
+    def step(x: Any, least: Any) -> Any:
+        h = x
+        for i in tf.range(100):
+            h = tf.cond(tf.equal(i, 50), lambda: heavy(h), lambda: tf.tanh(h))  # noqa: B023
+        n, h = tf.while_loop(
+            lambda _, h: tf.reduce_sum(h) > least, lambda n, h: (n + 1, tf.tanh(h)), [0, h], maximum_iterations=8
+        )
+        h = tf.while_loop(lambda i, _: i < 8 - n, lambda i, h: (i + 1, heavy(h)), [0, h])[1]
+        h = tf.stop_gradient(h)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(h @ w))
+        return _descend(tape, loss, weights)
+
+    x, least = _data(1024, 64), tf.constant(1e9)
+    with pytest.raises(tfswap.InfeasibleMemoryLimit) as refused:
+        tfswap.optimize(tf.function(step), memory_limit=1)(x, least)
+    optimized = tfswap.optimize(tf.function(step), memory_limit=int(share * refused.value.floor_bytes))
+    optimized(x, least)
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    optimized(x, least)
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+    return {"peak": peak, "limit": optimized.plan().limit_bytes}
+
+
 def any_course(share: float) -> dict[str, Any]:
     """Loops with no bound, one in the other, and a conditional in them, whose inputs decide how often and which.
 

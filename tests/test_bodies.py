@@ -9,7 +9,7 @@ import pytest
 from tfswap.analysis.buffers import Contents, Element
 from tfswap.analysis.control_flow import UNKNOWN_TRIPS, Record, UnboundedLoop, record, resources_used
 from tfswap.analysis.dataflow import MOST_COURSES, analyse_dataflow
-from tfswap.analysis.integer_values import LOOKED_AHEAD, Integers, Values
+from tfswap.analysis.integer_values import LOOKED_AHEAD, AtMost, Integers, Values, common
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
@@ -315,6 +315,37 @@ def test_one_side_can_decide(known):
     )
     found = Integers(graph, graph.topological()).follow({(graph["q"], 0): (known,)}).get((graph["y"], 0))
     assert found == (None if known else (0,))
+
+
+@pytest.mark.parametrize(
+    ("op", "above", "below"),
+    [
+        ("Less(%i, %n) -> bool[]", (0,), None),
+        ("Less(%n, %i) -> bool[]", (1,), None),
+        ("GreaterEqual(%n, %i) -> bool[]", (0,), None),
+        ("AddV2(%i, %n) -> int32[]", AtMost((11,)), AtMost((1,))),
+        ("Sub(%i, %n) -> int32[]", None, None),
+        ("Identity(%n) -> int32[]", AtMost((3,)), AtMost((3,))),
+    ],
+)
+def test_what_follows_from_a_bound(op: str, above: Values | None, below: Values | None):
+    """Where the exact integer lies above the bound, or below."""
+    graph = parse_graph(
+        f"%i = Placeholder() -> int32[]\n%n = Placeholder() -> int32[]\n%r = {op}\nfeeds %i, %n\nfetches %r\n"
+    )
+    i, n, r = (graph[name] for name in "inr")
+    follow = Integers(graph, graph.topological()).follow
+    found = [follow({(i, 0): (exact,), (n, 0): AtMost((3,))}).get((r, 0)) for exact in (8, -2)]
+    assert found == [above, below]
+
+
+def test_bounds_are_no_values():
+    assert AtMost((3,)) != (3,)
+    assert AtMost((3,)) == AtMost((3,))
+    assert len({AtMost((3,)), (3,)}) == 2
+    ways: list[list[Values | None]] = [[(1,), (2,), (5,), None], [(1,), (4,), (5, 6), (1,)]]
+    assert common(ways) == [(1,), None, None, None]
+    assert common(ways, bounds=True) == [(1,), AtMost((4,)), None, None]
 
 
 @pytest.mark.parametrize("reads", ("list", "element"))

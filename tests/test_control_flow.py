@@ -64,6 +64,14 @@ def test_any_end_of_a_loop_that_saves_keeps_the_limit():
     assert found["plans"] == 1
 
 
+def test_a_branch_of_one_iteration_and_a_count_left_by_another_loop_keep_the_limit():
+    """Iterations that stand for all know no counter, and what a loop that ends early leaves is a bound: with neither, 8
+    times the limit.
+    """
+    found = on_arena("import json, control_flow; print(json.dumps(control_flow.rare_branch_and_early_end(1.01)))")
+    assert found["peak"] <= found["limit"]
+
+
 def test_loops_with_no_bound_keep_their_plan_however_often_they_run():
     """None, one or many iterations, and either branch in each: one plan is that of all."""
     found = on_arena("import json, control_flow; print(json.dumps(control_flow.any_course(1.01)))")

@@ -26,7 +26,7 @@ from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.executor import Executor, Program
 from tfswap.analysis.groups import Chunks, Served, chunks_of, with_views
-from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
+from tfswap.analysis.integer_values import AtMost, Integers, Known, Loop, Values, as_feeds, common
 from tfswap.analysis.tensor_lists import LIST_RULES, Call
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import RELOCATED
@@ -561,7 +561,7 @@ class Machine:
             # What decides is known from here on: the gradient's conditional finds it among what has been saved.
             for node in made.choices:
                 decides = node.inputs[0].node, node.inputs[0].index
-                if decides not in known:
+                if isinstance(known.get(decides), AtMost | None):
                     branch = self._chosen(body.bodies[node])
                     known = made.integers.follow({**known, decides: deciding(node, branch)})
         if self.lowered:
@@ -674,7 +674,8 @@ class Machine:
         given = integers[kind.first_argument :]
         if kind.is_loop:
             return self._loop(node, bodies[0], bodies[1], arguments, given)
-        choice = integers[0]
+        choice = None if isinstance(integers[0], AtMost) else integers[0]
+        known = None
         relocated = None if self.lowered else relocated_places(node)
         self.decided &= choice is not None or relocated is not None
         if choice is None and relocated is None and self.course is not None:
@@ -686,14 +687,14 @@ class Machine:
         elif relocated is not None:
             return self._any_branch(bodies, arguments, given, relocated)
         else:
-            branch = self._worst(node, bodies, arguments, given)
+            branch, known = self._worst(node, bodies, arguments, given)
             self.exact = False
-        results = self._run(branch, arguments, given, consume=self.lowered)
+        results, its = self._run(branch, arguments, given, consume=self.lowered)
         if relocated is not None:
-            self._relocate(relocated, results[0], branch)
+            self._relocate(relocated, results, branch)
         if self.lowered:
             self.drop(inputs[0])
-        return results
+        return results, its if known is None else known
 
     def _chosen(self, bodies: Sequence[Graph]) -> int:
         assert self.course is not None
@@ -730,8 +731,11 @@ class Machine:
 
     def _worst(
         self, node: Node, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
-    ) -> Graph:
-        """The branch that leaves most behind. Takes, and gives back, what another one has more at its worst."""
+    ) -> tuple[Graph, list[Values | None]]:
+        """The branch that leaves most behind, and the integers that all branches give. Takes, and gives back, what
+        another one has more at its worst.
+        """
+        known: list[list[Values | None]] = []
         found: list[tuple[int, int, Graph]] = []
         requests: set[tuple[tuple[int, int], ...]] = set()
         for body in bodies:
@@ -739,7 +743,7 @@ class Machine:
             stand_ins = [
                 trial.given(i, a.nbytes, None if a.endless else _contents(a, {})) for i, a in enumerate(arguments)
             ]
-            trial._run(body, stand_ins, integers, consume=False)
+            known.append(trial._run(body, stand_ins, integers, consume=False)[1])
             # What a branch passes on, or saves, of what it is given stays after all others have let go of it.
             given = (*stand_ins, *(part.buffer for b in stand_ins for part in b.parts if part is not None))
             kept_bytes = sum(round_up(b.nbytes) for b in given if b.refs)
@@ -754,7 +758,7 @@ class Machine:
         highest = max(f[1] for f in found)
         if highest > peak:
             self.drop(self.allocate(highest))
-        return branch
+        return branch, common(known)
 
     def _loop(
         self,
@@ -768,19 +772,23 @@ class Machine:
         if trips is None or not certain:
             self.undetermined[node] = None
         relocated = None if self.lowered else relocated_places(node)
+        ended = None if trips is None else trips[-1] if certain else common(trips, bounds=True)
         steady = not self._prepare(body).lists and not self._prepare(condition).lists
         enough = STEADY_TRIPS if relocated is None else RELOCATED_TRIPS
+        chosen = False  # whether how many iterations there are is
         if not certain and relocated is None and (trips is not None or not steady):
             self.decided, self.ends_early = False, True
             self.endless |= trips is None
             if self.course is not None:
                 most = self.course.trips(UNKNOWN_TRIPS if trips is None else len(trips) - 1)
                 trips = trips and trips[: 1 + most]
+                ended = trips[-1] if trips else None
                 enough = most if trips is None else enough
-        last = None if trips is None else trips[-1]
+                chosen = True
         count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
         held = list(arguments) if self.lowered else [self.hold(a) for a in arguments]
-        values: list[Values | None] = list(integers)
+        all_run = chosen if trips is None else len(trips) - 1 == count
+        values = list(integers) if all_run else self._iterated(condition, body).unchanging(integers)
         left = self.live_bytes
         weight = self._weight
         if count:
@@ -804,7 +812,10 @@ class Machine:
         self.drop(results[0])
         if relocated is not None and not count:
             self._relocate(relocated, held, body)
-        return held, last if last is not None else [None] * len(held)
+        return held, ended if ended is not None else [None] * len(held)
+
+    def _iterated(self, condition: Graph, body: Graph) -> Loop:
+        return Loop(condition, body, self._prepare(condition).given, self._prepare(body).given)
 
     def _trips(
         self, condition: Graph, body: Graph, integers: Sequence[Values | None]
@@ -814,7 +825,7 @@ class Machine:
         """
         made, key = self._prepare(body), tuple(integers)
         if key not in made.trips:
-            made.trips[key] = Loop(condition, body, self._prepare(condition).given, made.given).run(integers)
+            made.trips[key] = self._iterated(condition, body).run(integers)
         found, certain = made.trips[key]
         self.exact &= certain
         return found, certain

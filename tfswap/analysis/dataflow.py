@@ -37,7 +37,7 @@ from tfswap.analysis.control_flow import (
     resources_used,
     uses_lists,
 )
-from tfswap.analysis.integer_values import MOST_TRIPS, Values, known_results
+from tfswap.analysis.integer_values import MOST_TRIPS, AtMost, Values, known_results
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.ir.graph import Graph, Node, Output
@@ -583,7 +583,7 @@ class _Builder:
             [source.outputs[o] for source, o in node.inputs],
             node.outputs,
             self.device,
-            {p: integers[t] for p, t in enumerate(node.inputs) if integers.get(t) is not None},
+            {p: known for p, t in enumerate(node.inputs) if not isinstance(known := integers.get(t), AtMost | None)},
         )
         record_ = self._record(node)
         if record_ is not None:
@@ -704,7 +704,7 @@ class _Builder:
         if self.course is not None and self.before is not None and node in self.before.choices:
             # What decides is known from here on: the gradient's conditional reads it too.
             assert bodies is not None
-            if self.integers.get(node.inputs[0]) is None:
+            if isinstance(self.integers.get(node.inputs[0]), AtMost | None):
                 self.integers[node.inputs[0]] = deciding(node, self.course.branch(0, len(bodies)))
         known = [self.integers.get(t) for t in node.inputs]
         contents = [self.contents.get(t) for t in node.inputs]

@@ -3,7 +3,7 @@
 Follows small integer and boolean tensors through the graph, flat, and on demand how many elements lists have. Where one
 side decides (False and anything) the other need not be known.
 
-Invariant: what is given for a tensor is what it will hold; nothing is guessed.
+Invariant: what is given for a tensor is what it will hold, or an `AtMost`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,42 @@ from tfswap.ir.op_traits import is_view
 Values = tuple[int, ...]
 Known = dict[tuple[Node, int], Values]
 """By tensor, its elements."""
+
+
+class AtMost(tuple[int, ...]):
+    """Elements that are bounds: a loop that may end early leaves no larger ones."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AtMost) and super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((AtMost, *self))
+
+
+def common(ways: Sequence[Sequence[Values | None]], *, bounds: bool = False) -> list[Values | None]:
+    """What is known of tensors that have one of several values each.
+
+    Args:
+        ways: the values of all tensors, for each way in which the step can run.
+        bounds: give bounds where the values differ.
+    """
+    return [_common(values, bounds) for values in zip(*ways, strict=True)]
+
+
+def _common(ways: Sequence[Values | None], bounds: bool) -> Values | None:
+    values = set(ways)
+    if len(values) == 1:
+        return ways[0]
+    known = [way for way in values if way is not None]
+    if not bounds or len(known) < len(values) or len(set(map(len, known))) > 1:
+        return None
+    return AtMost(map(max, *known))
+
 
 _DTYPES = frozenset(("bool", "int32", "int64"))
 
@@ -169,6 +205,35 @@ _RULES: dict[str, Rule] = {
 }
 
 
+_RISING = frozenset(("Add", "AddV2", "Maximum", "Minimum", "Pack"))
+"""Ops whose result is no smaller for larger inputs."""
+
+_CERTAIN: dict[str, tuple[int, int]] = {
+    "Greater": (0, 1),
+    "GreaterEqual": (0, 1),
+    "Less": (1, 0),
+    "LessEqual": (1, 0),
+}
+"""By comparison, the result that holds for all smaller values of the first input too, and of the second."""
+
+
+def _applied(node: Node, rule: Rule, inputs: Sequence[Values | None]) -> Values | None:
+    """What follows from the inputs, some of which may be bounds."""
+    bounds = [p for p, values in enumerate(inputs) if isinstance(values, AtMost)]
+    if not bounds:
+        return rule(node, inputs)
+    exact = rule(node, [None if p in bounds else values for p, values in enumerate(inputs)])
+    if exact is not None:
+        return exact
+    values = rule(node, inputs)
+    if values is None:
+        return None
+    if rule is _same or node.op in _RISING:
+        return AtMost(values)
+    certain = _CERTAIN.get(node.op)
+    return values if certain and len(bounds) == 1 and set(values) == {certain[bounds[0]]} else None
+
+
 def _reduced_axes(first: Values, second: Values) -> tuple[Values, Values]:
     """What BroadcastGradientArgs gives for two shapes: the axes that the gradient of each is summed over (bcast.h)."""
     if first == second:
@@ -254,7 +319,7 @@ class Integers:
         """What is known when `given` is."""
         known = {**self._constants, **given}
         for node, rule in self._rules.items():
-            values = rule(node, [known.get(t) for t in node.inputs])
+            values = _applied(node, rule, [known.get(t) for t in node.inputs])
             if values is not None:
                 known[node, 0] = values
         return known
@@ -264,7 +329,7 @@ class Integers:
         rule = self._rules.get(node)
         if rule is None:
             return
-        values = rule(node, [known.get(t) for t in node.inputs])
+        values = _applied(node, rule, [known.get(t) for t in node.inputs])
         if values is not None:
             known[node, 0] = values
 
@@ -273,10 +338,10 @@ def known_results(node: Node, inputs: Sequence[Values | None]) -> dict[int, Valu
     """What a node's outputs will hold, of those that follow from its inputs."""
     if (several := _SEVERAL.get(node.op)) is not None:
         given = [() if t.type.num_elements == 0 else v for t, v in zip(node.inputs, inputs, strict=True)]
-        known = [values for values in given if values is not None]
+        known = [values for values in given if values is not None and not isinstance(values, AtMost)]
         return dict(enumerate(several(*known))) if len(known) == len(given) else {}
     rule = rule_of(node)
-    values = None if rule is None else rule(node, inputs)
+    values = None if rule is None else _applied(node, rule, inputs)
     return {} if values is None else {0: values}
 
 
@@ -325,7 +390,7 @@ class Loop(NamedTuple):
                 return found, certain
             known = self.change.follow(as_feeds(self.body, found[-1]))
             after = [known.get(r) for r in results]
-            if goes_on is None:
+            if goes_on is None or isinstance(goes_on, AtMost):
                 certain = False
                 if after == found[-1] or not bound:
                     break
@@ -337,12 +402,25 @@ class Loop(NamedTuple):
     def _ends(self, before: Sequence[Values | None], after: Sequence[Values | None], asked: tuple[Node, int]) -> bool:
         """Whether the test says no once counters have gone on for long as they do from `before` to `after`."""
         far = [
-            tuple(a + (b - a) * MOST_TRIPS for a, b in zip(one, other, strict=True))
-            if one is not None and other is not None and len(one) == len(other)
+            one
+            if one == other
+            else tuple(a + (b - a) * MOST_TRIPS for a, b in zip(one, other, strict=True))
+            if one is not None and other is not None and len(one) == len(other) and not isinstance(one, AtMost)
             else None
             for one, other in zip(before, after, strict=True)
         ]
         return self.test.follow(as_feeds(self.condition, far)).get(asked) == (0,)
+
+    def unchanging(self, given: Sequence[Values | None]) -> list[Values | None]:
+        """The loop variables' integers that are the same in all iterations."""
+        results = [(f.node, f.index) for f in self.body.fetches]
+        values = list(given)
+        while True:
+            known = self.change.follow(as_feeds(self.body, values))
+            kept = common([values, [known.get(r) for r in results]])
+            if kept == values:
+                return kept
+            values = kept
 
 
 def as_feeds(graph: Graph, integers: Sequence[Values | None]) -> dict[tuple[Node, int], Values]:

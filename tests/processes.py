@@ -159,7 +159,8 @@ def start_python(code: str, **env: str) -> subprocess.Popen[str]:
 def _environment(**env: str) -> dict[str, str]:
     """This process's, without throttled copies, and where `tfswap` and what is in this folder are found."""
     base = {key: value for key, value in os.environ.items() if not key.startswith("TFSWAP_COPY")}
-    return {**base, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), **env}
+    folders = [str(ROOT), str(ROOT / "tests"), *filter(None, [base.get("PYTHONPATH")])]
+    return {**base, "PYTHONPATH": os.pathsep.join(folders), **env}
 
 
 def last_json(run: subprocess.CompletedProcess[str]) -> Any:

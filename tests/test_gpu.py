@@ -21,7 +21,9 @@ tf = pytest.importorskip("tensorflow")
 
 LIMIT = "60%"
 LEAST_BESIDE = 0.5
-"""Of the copies' time, what must pass beside kernels. Where a step swaps so much, memory makes some kernels wait."""
+"""Of the copies' time, or of the kernels' where that is less, what must pass side by side. Where a step swaps so much,
+memory makes some kernels wait.
+"""
 # cuDNN's workspaces come from the arena and are not in the plan: small ones leave the promise to the plan.
 GPU = {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "4"}
 ARENA = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": "512", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -66,7 +68,7 @@ def test_copies_run_beside_kernels(gpu, net):
     found = run_program("overlap", net, gpu, LIMIT, **GPU)
     assert found["swapped"]
     assert min(found["out"], found["back"]) >= found["swapped"]
-    assert found["beside_kernels_s"] >= LEAST_BESIDE * found["copies_s"]
+    assert found["beside_kernels_s"] >= LEAST_BESIDE * min(found["copies_s"], found["kernels_s"])
 
 
 def test_a_cpus_profile_has_no_streams():

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from tfswap.device import cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
@@ -43,7 +44,11 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
     intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
     inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
     if tf.config.list_logical_devices("GPU"):
-        return "GPU:0", DeviceModel("gpu", False, intra, inter)
+        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+        name = str(details.get("device_name", ""))
+        return "GPU:0", DeviceModel(
+            "gpu", False, intra, inter, name=name, workspace_bytes=cudnn.workspace_limit_bytes()
+        )
     found = DeviceModel("cpu", _onednn(), intra, inter)
     if live and memory_info("CPU:0") is not None:
         import tfswap.ops

@@ -20,6 +20,9 @@ class DeviceModel(NamedTuple):
             None where unknown: then these buffers are bounds.
         onednn_dtypes: types of elements that oneDNN's kernels take, where they replace any, in order. Which 16-bit
             floats are among them is up to what the processor can do.
+        name: what its driver calls it, "" where unknown (GPU only).
+        workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was told
+            (TF_CUDNN_WORKSPACE_LIMIT_IN_MB); None where it was not (GPU only).
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -28,6 +31,8 @@ class DeviceModel(NamedTuple):
     inter_op_threads: int = 1
     l3_cache_bytes: int | None = None
     onednn_dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    name: str = ""
+    workspace_bytes: int | None = None
 
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
         """What it is to a kernel of these tensors: oneDNN's do not take all 16-bit floats."""

@@ -117,6 +117,18 @@ _SHEETS: dict[str, _Sheet] = {
 
 NAMES = (*_SHEETS, THIS)
 
+_NAMED_BY_DRIVER = {
+    "H200": "h200",
+    "H100": "h100",
+    "A100": "a100",
+    "V100": "v100-pcie",
+    "P100": "p100",
+    "K40": "k40c",
+    "RTX 4090": "rtx-4090",
+    "TITAN X": "titan-x",
+}
+"""By what is in the driver's name of a GPU ("NVIDIA H200"), whose sheet is nearest."""
+
 FP32_SHARE = 0.6
 """Of the peak that contractions sustain without tensor cores: NVIDIA's ResNet-50 in FP32 on a V100, 390 images a
 second at 24.6 GFLOP each, is 0.61 of its peak over a whole step."""
@@ -180,9 +192,10 @@ DEFAULT_GPU = "a100"
 
 
 def default_rates(device: DeviceModel) -> Rates:
-    """What a machine of this kind does, where no better is known: the same on every machine."""
+    """What a machine of this kind does, where no better is known: the same on every machine with the same GPU."""
     if device.kind == "gpu":
-        return described(DEFAULT_GPU).rates
+        known = (name for part, name in _NAMED_BY_DRIVER.items() if part in device.name)
+        return described(next(known, DEFAULT_GPU)).rates
     cores = max(1, device.intra_op_threads)
     return Rates(
         flops_per_s=CPU_CORE_FLOPS_PER_S * cores,

@@ -139,7 +139,7 @@ def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ..
 def conv2d(facts: Facts) -> Events | Measured:
     """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
+        return _gpu_convolution(facts.device, facts.inputs[0], facts.inputs[1], facts.outputs[0])
     image, kernel = facts.inputs[0], facts.inputs[1]
     if image.shape and kernel.shape and image.shape[-1] != kernel.shape[2]:  # groups: split, and put together
         copies = [kind.nbytes or 0 for kind in (image, kernel, facts.outputs[0])]
@@ -150,7 +150,7 @@ def conv2d(facts: Facts) -> Events | Measured:
 def conv3d(facts: Facts) -> Events | Measured:
     """conv_ops_3d.cc: Eigen's cuboid convolution, whose packing is outside the arena."""
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.inputs[0], facts.inputs[1], facts.outputs[0])
+        return _gpu_convolution(facts.device, facts.inputs[0], facts.inputs[1], facts.outputs[0])
     return _onednn_convolution(facts) if facts.device.onednn else ((OUT0,), True)
 
 
@@ -166,7 +166,7 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
     if kernel is None or gradient is None:
         return _UNKNOWN
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.outputs[0], facts.inputs[1], facts.inputs[2])
+        return _gpu_convolution(facts.device, facts.outputs[0], facts.inputs[1], facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     size = _element_bytes(facts.outputs[0])
@@ -183,7 +183,7 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
     if kernel is None or gradient is None:
         return _UNKNOWN
     if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.inputs[0], facts.outputs[0], facts.inputs[2])
+        return _gpu_convolution(facts.device, facts.inputs[0], facts.outputs[0], facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     size = _element_bytes(facts.outputs[0])
@@ -213,7 +213,7 @@ def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
 
 def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events | Measured:
     if facts.device.kind == "gpu":
-        return _gpu_convolution(volume, kernel, facts.inputs[2])
+        return _gpu_convolution(facts.device, volume, kernel, facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     gradient, window = known_shape(facts.inputs[2]), known_shape(kernel)
@@ -229,13 +229,16 @@ def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_b
     return _temporaries_after_output([columns * size] if columns else [])
 
 
-def _gpu_convolution(image: TensorType, kernel: TensorType, result: TensorType) -> Events:
-    """cuDNN picks its algorithm, and so its workspace, when it first runs, within what the arena has left.
+def _gpu_convolution(device: DeviceModel, image: TensorType, kernel: TensorType, result: TensorType) -> Events:
+    """cuDNN picks its algorithm, and so its workspace, when it first runs, within what it is allowed.
 
-    Not knowable here. This counts the copies that TensorFlow itself makes where cuDNN wants NCHW and the
-    graph is NHWC (conv_ops_gpu.h): image, filter and result once each. Of a graph that is NCHW it copies less.
+    Not knowable here: this counts all that it is allowed, where TensorFlow was told. It counts the copies that
+    TensorFlow itself makes where cuDNN wants NCHW and the graph is NHWC (conv_ops_gpu.h): image, filter and result
+    once each. Of a graph that is NCHW it copies less.
     """
     sizes = [kind.nbytes or 0 for kind in (image, kernel, result)]
+    if device.workspace_bytes:
+        sizes.append(device.workspace_bytes)
     return _temporaries_after_output(sizes, exact=False)
 
 

@@ -246,7 +246,8 @@ class Planner:
         self.portable = portable
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
         self._runs_beside = runs_beside(device) and not portable
-        self.takes_workspaces = device.kind == "gpu" and has_convolutions(flow)
+        # Where cuDNN was told what it may have, that counts as part of each convolution.
+        self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, resident)
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)

@@ -186,14 +186,20 @@ class GpuCopier : public DeviceCopier {
     return std::string(status.message());
   }
 
-  // TensorFlow takes its arguments by pointer: `pinned` lives until the callback.
-  // The time counted includes the wait for the compute stream.
+  // TensorFlow takes its arguments by pointer: `pinned` lives until the callback. It may copy the
+  // callback and keep the copy for longer, so that all copies share what they own, and the first
+  // call gives it up. The time counted includes the wait for the compute stream.
   static tensorflow::StatusCallback Timed(std::shared_ptr<Tensor> pinned, Done done) {
+    struct Owned {
+      std::shared_ptr<Tensor> pinned;
+      Done done;
+    };
     const auto start = std::chrono::steady_clock::now();
-    return [start, pinned = std::move(pinned),
-            done = std::move(done)](const absl::Status& status) mutable {
+    auto owned = std::make_shared<Owned>(Owned{std::move(pinned), std::move(done)});
+    return [start, owned = std::move(owned)](const absl::Status& status) {
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-      pinned.reset();
+      owned->pinned.reset();
+      const Done done = std::exchange(owned->done, nullptr);
       done(Copied{status, taken.count()});
     };
   }

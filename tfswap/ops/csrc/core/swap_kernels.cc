@@ -601,18 +601,19 @@ struct Filling {
 
 // The references go before anybody hears of the end: an op after Await may then
 // be the tensor's only owner and work in place, and the host buffer is back in
-// its pool.
-void EndCopy(std::shared_ptr<Filling> filling, const absl::Status& status) {
+// its pool. They go by name: TensorFlow may hold another copy of the callback.
+void EndCopy(const std::shared_ptr<Filling>& filling, const absl::Status& status) {
   const auto copied = std::move(filling->loading.copied);
-  filling.reset();
+  filling->loading.tensor = Tensor();
+  filling->swapped.reset();
   copied->End(status);
 }
 
 void StartCopy(const std::shared_ptr<DeviceCopier>& copier, std::shared_ptr<Filling> filling) {
   Swapped* const from = filling->swapped.get();
   Tensor* const to = &filling->loading.tensor;
-  from->CopyIn(copier, to, [filling = std::move(filling)](const Copied& copied) mutable {
-    EndCopy(std::move(filling), copied.status);
+  from->CopyIn(copier, to, [filling = std::move(filling)](const Copied& copied) {
+    EndCopy(filling, copied.status);
   });
 }
 
@@ -632,7 +633,7 @@ Loading Load(OpKernelContext* ctx, const std::shared_ptr<Swapped>& swapped, Tens
         if (status.ok()) {
           StartCopy(copier, std::move(filling));
         } else {
-          EndCopy(std::move(filling), status);
+          EndCopy(filling, status);
         }
       });
   return loading;

@@ -201,6 +201,39 @@ def test_values_are_those_of_tensorflow_s_default(rows):
     assert "Pow" not in ops
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_sums_have_tensorflow_s_order_whatever_an_argument_is_called(captured):
+    """Grappler sorts a sum's inputs by name, and in a function an argument's is in lower case: `Sin/x` is `sin_x`."""
+    held = tf.random.stateless_normal([300, 300], seed=(3, 1))
+
+    def terms(x):
+        return tf.add_n([tf.sin(x), tf.cos(x), tf.tanh(x), x, tf.exp(x), tf.atan(x)])
+
+    named = tf.TensorSpec(held.shape, name="Rows")
+    step = tf.function(lambda: terms(held)) if captured else tf.function(terms, input_signature=[named])
+    given = [] if captured else [held]
+    optimized = tfswap.optimize(step, memory_limit="100%")
+    assert bits([optimized(*given)]) == bits([unoptimised(step, *given)])
+    assert not optimized.plan().changes_nothing
+
+
+def test_parts_of_a_function_are_called_as_tensorflow_calls_them():
+    held, weight = tf.ones([30, 30]), tf.Variable(tf.ones([30, 30]))
+
+    @tf.function
+    def step(x, identity, no_12):
+        return tf.identity(held @ x, name="X_0"), tf.sin(identity * weight, name="matmul_a"), no_12 + 1
+
+    concrete = step.get_concrete_function(*(tf.TensorSpec([30, 30], name=name) for name in ("X", None, None)))
+    graph = import_function(concrete)
+    results, renamed = grappler._names_in_function(graph, graph.feeds)
+    signature = concrete.function_def.signature
+    assert [renamed.get(feed.name, feed.name) for feed in graph.feeds] == [each.name for each in signature.input_arg]
+    assert results == [f"{each.name}_RetVal" for each in signature.output_arg]
+    nodes = {node.name for node in concrete.function_def.node_def}
+    assert {renamed.get(node.name, node.name) for node in graph} - {each.name for each in signature.input_arg} <= nodes
+
+
 def test_what_was_made_once_is_found_again_unless_it_is_damaged(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TFSWAP_PLAN_CACHE", str(tmp_path))
     step, x, _ = powers(512)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import re
 from collections import defaultdict
@@ -228,13 +227,13 @@ def _optimized(
             fed[node.name].attr["dtype"].type = arguments[node.name].dtype
             shape = arguments[node.name].shape if shapes is None else shapes[node.name]
             _make_argument(node, feeds[node.name], replace(arguments[node.name], shape=shape))
-    results = _result_names(graph)
+    results, renamed = _names_in_function(graph, given)
     for number, (name, fetch) in enumerate(zip(results, graph.fetches, strict=True)):
         result = nodes.add(name=name, op="_Retval", input=[fetch.name], device=place)
         result.attr["T"].type = enum_of(fetch.type.dtype)
         result.attr["index"].i = number
     targets = [target.name for target in graph.targets]
-    process = ProcessNames(graph_def, feeds, bodies.made)
+    process = ProcessNames(graph_def, renamed, bodies.made)
     process.replace(graph_def)
     kept = [process.replaced(name) for name in (*results, *targets, *kept)]
     made = _made_of(graph_def, kept, options, device)
@@ -355,20 +354,38 @@ def _folding_room(graph: Graph) -> float:
     return max(largest_kernel_bytes(graph), KEPT_BYTES)
 
 
-def _result_names(graph: Graph) -> list[str]:
-    """What TensorFlow calls the nodes that a function's results leave by, of which there may be none in `graph`.
+def _names_in_function(graph: Graph, given: Sequence[Node]) -> tuple[list[str], dict[str, str]]:
+    """What TensorFlow calls the parts of the function that it makes of a trace, where it is another name than there.
 
-    Grappler puts nodes in order from the ends of the graph, which it takes by name (model_pruner.cc), and no later
-    optimizer undoes that. Follows NodeNameMapping in graph_to_functiondef.cc.
+    Grappler goes by names: it puts nodes in order from the ends of the graph (model_pruner.cc), and no later optimizer
+    undoes that; it sorts the inputs of a sum (arithmetic_optimizer.cc), which are added in that order. Follows
+    NodeNameMapping in graph_to_functiondef.cc.
+
+    Args:
+        given: the arguments.
+
+    Returns:
+        The names of the nodes that the results leave by, of which there may be none in `graph`; and by name in the
+        trace what arguments and other nodes are called.
     """
-    taken = {node.name for node in graph}
-    names: list[str] = []
-    for fetch in graph.fetches:
-        base = re.sub("[^a-z0-9]", "_", fetch.node.name.lower()).lstrip("_0123456789") or "unknown"
-        tried = itertools.chain([base], (f"{base}_{k}" for k in itertools.count()))
-        names.append(next(name for each in tried if (name := f"{each}_RetVal") not in taken))
-        taken.add(names[-1])
-    return names
+    used: dict[str, int] = {}
+
+    def unique(name: str) -> str:
+        candidate = name
+        while candidate in used:
+            candidate = f"{name}_{used[name]}"
+            used[name] += 1
+        used[candidate] = 0
+        return candidate
+
+    results = [f"{unique(_in_signature(fetch.node.name))}_RetVal" for fetch in graph.fetches]
+    names = {feed.name: unique(_in_signature(feed.name)) for feed in given}
+    names |= {node.name: unique(node.name) for node in graph if node.name not in names}
+    return results, {traced: name for traced, name in names.items() if name != traced}
+
+
+def _in_signature(name: str) -> str:
+    return re.sub("[^a-z0-9]", "_", name.lower()).lstrip("_0123456789") or "unknown"
 
 
 def _arguments(graph: Graph, given: Sequence[Node]) -> dict[str, Argument]:

@@ -1,9 +1,9 @@
 """Names that TensorFlow makes from a counter of the process, such as `while_body_107`, replaced by their order.
 
 The same step is then the same in every process, whatever was traced there before. The names are those of functions, of
-what a function captures, of Python functions (`tf.py_function`) and of custom gradients. Functions that are no part of
-the graph, such as those that XLA compiles, keep their names there, by which TensorFlow knows them. Where graphs are
-compared their content stands for them (`contents`).
+Python functions (`tf.py_function`) and of custom gradients; nodes get those of TensorFlow's function, where what is
+captured has no number either. Functions that are no part of the graph, such as those that XLA compiles, keep their names
+there, by which TensorFlow knows them. Where graphs are compared their content stands for them (`contents`).
 
 Invariant: a graph is equal in all processes that made it in the same way, and `restore` gives each its own names back,
 also in what names were derived from.
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
 
 FUNCTION = "tfswap_function_%06d"
-CAPTURED = "tfswap_captured_%06d"
 ARGUMENT = "tfswap_argument_%06d"
 COLOCATED = b"loc:@"
 
@@ -36,14 +35,14 @@ COLOCATED = b"loc:@"
 class ProcessNames:
     """The names of one graph that are this process's own."""
 
-    def __init__(self, graph_def: graph_pb2.GraphDef, feeds: Iterable[str], bodies: Collection[str]):
+    def __init__(self, graph_def: graph_pb2.GraphDef, renamed: Mapping[str, str], bodies: Collection[str]):
         """
         Args:
-            feeds: names of the graph's arguments.
+            renamed: what nodes of the graph itself are called meanwhile, by name.
             bodies: names of the functions that loops and conditionals run, whose arguments go by position.
         """
         self._functions = _numbered(FUNCTION, _functions_by_first_use(graph_def))
-        self._captured = _numbered(CAPTURED, (name for name in feeds if name.isdecimal()))
+        self._nodes = renamed
         nodes = _all_nodes(graph_def)
         tokens = _numbered("pyfunc_%d", (node.attr[TOKEN].s.decode() for node in nodes if TOKEN in node.attr))
         self._tokens = tokens
@@ -55,12 +54,12 @@ class ProcessNames:
             if function.signature.name in self._bodies:
                 _number_arguments(function)
         _number_gradients(graph_def)
-        _rename(graph_def, self._functions.get, self._captured, self._tokens)
+        _rename(graph_def, self._functions.get, self._nodes, self._tokens)
 
     def restore(self, graph_def: graph_pb2.GraphDef) -> None:
         """Put them back, in place, in what was made of the graph."""
-        functions, captured, tokens = (
-            {new: old for old, new in names.items()} for names in (self._functions, self._captured, self._tokens)
+        functions, nodes, tokens = (
+            {new: old for old, new in names.items()} for names in (self._functions, self._nodes, self._tokens)
         )
         size = len(FUNCTION % 0)
 
@@ -68,11 +67,11 @@ class ProcessNames:
             old = functions.get(name[:size])
             return None if old is None else old + name[size:]
 
-        _rename(graph_def, find, captured, tokens)
+        _rename(graph_def, find, nodes, tokens)
 
     def replaced(self, node: str) -> str:
         """What a node of the graph is called once they are."""
-        return self._captured.get(node, node)
+        return self._nodes.get(node, node)
 
 
 def names_everywhere(part: Graph) -> list[str]:

@@ -2,7 +2,7 @@
 
 The same step is then the same in every process, whatever was traced there before. The names are those of functions, of
 Python functions (`tf.py_function`) and of custom gradients; nodes get those of TensorFlow's function, where what is
-captured has no number either. Functions that are no part of the graph, such as those that XLA compiles, keep their names
+captured has no number either. Functions that are no part of the graph, such as those that XLA compiles, keep theirs
 there, by which TensorFlow knows them. Where graphs are compared their content stands for them (`contents`).
 
 Invariant: a graph is equal in all processes that made it in the same way, and `restore` gives each its own names back,

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_proof.py --json proof.json                # all parts, 20 minutes on an H100
     python benchmarks/gpu_proof.py nets:resnet50 codecs --json proof.json   # these parts; what else the file has stays
-    python benchmarks/gpu_proof.py --page proof.json > docs/gpu.md  # the page, from the figures
+    python benchmarks/gpu_proof.py --page proof.json                # tables for a page, from the figures
 
     environment   the GPU, its driver, its link, and all versions
     pinned        kernels that read and write a variable whose buffer is pinned host memory: values, and bandwidth
@@ -15,10 +15,10 @@
 Each measurement is a process of its own. A part that fails is reported with the end of its output, and the others go
 on; one that `--minutes` leaves no time for is reported as not run. No network is needed.
 
-Values are compared bit by bit, after the same number of steps, with the unoptimised step's as it was traced (Grappler
-off). Both run with TensorFlow's deterministic kernels, and with the same bound on cuDNN's workspaces, which decides
-which of its algorithms are tried. Peaks are the allocator's own. Times are medians of steps that each end with the
-loss on the host.
+Values are compared bit by bit, after the same number of steps, with the unoptimised step's without Grappler's memory
+optimizer, or without Grappler: "digest" is of all losses and variables. All run deterministic kernels, and with the
+same bound on cuDNN's workspaces, which decides which of its algorithms are tried. Peaks are the allocator's own. Times
+are medians of steps that each end with the loss on the host.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests")]
+
+from tfswap.exporters.function import grappler_off, memory_optimizer_off  # noqa: E402
 
 MIB = 2**20
 GB = 1e9
@@ -202,9 +204,7 @@ def net_child(name: str, how: str) -> dict[str, Any]:
     """One net: as one of PLAIN says, or under a limit: a share, a number of bytes, or "floor"."""
     import tensorflow as tf
 
-    from tfswap.exporters.function import memory_optimizer_off
-
-    with memory_optimizer_off() if how == "unoptimised" else contextlib.nullcontext():
+    with REFERENCES[how]() if how in REFERENCES else contextlib.nullcontext():
         with machine(fcntl.LOCK_SH):
             where = prepare(18 * 1024)
             wrap = {"recompute_grad": tf.recompute_grad}.get(how)
@@ -253,8 +253,12 @@ def net_child(name: str, how: str) -> dict[str, Any]:
     }
 
 
-PLAIN = ("unoptimised", "default", "recompute_grad", "xla")
-"""Grappler off; TensorFlow as it is; every block in tf.recompute_grad; compiled by XLA."""
+REFERENCES = {"no_memory_optimizer": memory_optimizer_off, "no_grappler": grappler_off}
+"""Whose values an optimised step has: TensorFlow without Grappler's memory optimizer, or, where a step is planned as it
+was traced, without Grappler.
+"""
+PLAIN = ("default", *REFERENCES, "recompute_grad", "xla")
+"""TensorFlow as it is; the references; every block in tf.recompute_grad; compiled by XLA."""
 
 
 def streams(steps: Steps) -> dict[str, Any]:
@@ -530,7 +534,7 @@ PARTS: dict[str, Callable[..., dict[str, Any]]] = {
 def cases(part: str) -> list[tuple[str, ...]]:
     """What a part is made of: the arguments of its processes."""
     if part == "nets":
-        return [(part, net, how) for net in _nets() for how in ("unoptimised", "default", *LIMITS)] + [
+        return [(part, net, how) for net in _nets() for how in ("default", *REFERENCES, *LIMITS)] + [
             (part, "blocks", how) for how in PEERS
         ]
     return [(part,)]
@@ -566,17 +570,57 @@ def run_case(case: tuple[str, ...], deadline: float, env: dict[str, str]) -> dic
     return found | {"took_s": time.monotonic() - began}
 
 
+def page(results: dict[str, Any]) -> str:
+    """The figures as tables, in Markdown."""
+    lines = ["| net | limit | planned | measured peak | first step | unoptimised | time | values |"]
+    lines.append("|---|--:|--:|--:|--:|--:|--:|---|")
+    nets = {key.split(":")[1]: None for key in results if key.startswith("nets:")}
+    for net in nets:
+        references = {results.get(f"nets:{net}:{how}", {}).get("digest") for how in REFERENCES} - {None}
+        default = results.get(f"nets:{net}:default", {})
+        for key, row in results.items():
+            if not key.startswith(f"nets:{net}:") or "limit_bytes" not in row or "peak_bytes" not in default:
+                continue
+            values = "identical" if row["digest"] in references else "differ" if len(references) > 1 else "not compared"
+            sizes = [row[name] for name in ("limit_bytes", "planned_bytes", "peak_bytes")]
+            sizes += [max(row["first_peaks"]), default["peak_bytes"]]
+            shown = " | ".join(f"{size / 1e6:,.0f}" for size in sizes)
+            ratio = row["median_s"] / default["median_s"]
+            lines.append(f"| {net}, {key.split(':')[2]} | {shown} | {ratio:.2f} | {values} |")
+    lines += ["", "Sizes in MB (10^6 bytes).", "", "| net | step, ms | kernels, ms | copies, ms | beside kernels |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for key, row in results.items():
+        if key.startswith("nets:") and row.get("streams", {}).get("copies_s", 0) > 1e-3 and "limit_bytes" in row:
+            of = row["streams"]
+            times = (row["median_s"], of["kernels_s"], of["copies_s"])
+            shown = " | ".join(f"{1e3 * each:.1f}" for each in times)
+            lines.append(f"| {key[5:].replace(':', ', ')} | {shown} | {of['beside_kernels_s'] / of['copies_s']:.0%} |")
+    for part, name in (("codecs", "GB/s of the tensor"), ("copies", "GB/s")):
+        found = results.get(part, {}).get("gb_s")
+        if isinstance(found, dict):
+            lines += ["", f"| {part} | {name} |", "|---|--:|"]
+            lines += [f"| {op} | {rate:,.0f} |" for op, rate in found.items() if not isinstance(rate, str)]
+        elif found:
+            lines += ["", "| " + " | ".join(found[0]) + " |", "|" + "--:|" * len(found[0])]
+            lines += ["| " + " | ".join(f"{value:,.1f}" for value in row.values()) + " |" for row in found]
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART[:CASE[:HOW]]", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--json", type=Path, help="write the figures here; those that are there already stay")
     parser.add_argument("--minutes", type=float, default=20, help="what does not fit into so many is not run")
     parser.add_argument("--processes", type=int, default=4, help="so many plan side by side; one at a time runs steps")
+    parser.add_argument("--page", type=Path, metavar="JSON", help="print tables of these figures, and run nothing")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         part, *rest = arguments.child
         print(json.dumps(PARTS[part](*rest)), flush=True)
+        return 0
+    if arguments.page:
+        print(page(json.loads(arguments.page.read_text())))
         return 0
     chosen = [tuple(part.split(":")) for part in arguments.parts] or [(part,) for part in PARTS]
     wanted = [case for given in chosen for case in cases(given[0]) if case[: len(given)] == given]

@@ -1,4 +1,6 @@
-"""What TensorFlow's use of cuDNN is told: one thing, for the whole process, and only when a user asks for it."""
+"""What TensorFlow's use of cuDNN is told, for the whole process: how large workspaces may be, when a user asks for it,
+and that autotuning needs no memory of its own, where a step has a limit.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,18 @@ import os
 WORKSPACE_LIMIT = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 """Read once by each kind of convolution, when the first of it in the process runs on a GPU (`GetDnnWorkspaceLimit` in
 conv_ops_gpu.h, from statics of functions); 4096 where it is not set. No algorithm with a larger workspace is tried."""
+
+
+REDZONES_OFF = "TF_DISABLE_RZ_CHECK"
+"""Read whenever a convolution runs for the first time, which is when TensorFlow tries cuDNN's algorithms for it
+(`RedzoneCheckDisabled` in gpu_utils.cc). Unless it is 1, each try writes to another buffer as large as the result, and
+16 MiB larger, to see whether the algorithm writes past its end: of a U-Net, a step's largest tensor more.
+"""
+
+
+def without_redzones() -> None:
+    """Have the first run of each convolution take no more memory than the others. A user's own setting stays."""
+    os.environ.setdefault(REDZONES_OFF, "1")
 
 
 def workspace_limit_bytes() -> int | None:

@@ -44,17 +44,30 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
     intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
     inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
     if tf.config.list_logical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
-        name = str(details.get("device_name", ""))
-        return "GPU:0", DeviceModel(
-            "gpu", False, intra, inter, name=name, workspace_bytes=cudnn.workspace_limit_bytes()
-        )
+        return "GPU:0", _gpu(intra, inter)
     found = DeviceModel("cpu", _onednn(), intra, inter)
     if live and memory_info("CPU:0") is not None:
         import tfswap.ops
 
         found = found._replace(l3_cache_bytes=tfswap.ops.l3_cache_bytes(), onednn_dtypes=tfswap.ops.onednn_dtypes())
     return "CPU:0", found
+
+
+def _gpu(intra: int, inter: int) -> DeviceModel:
+    import tensorflow as tf
+    from tensorflow.python.framework import config
+
+    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    capability = details.get("compute_capability") or (0, 0)
+    return DeviceModel(
+        "gpu",
+        intra_op_threads=intra,
+        inter_op_threads=inter,
+        name=str(details.get("device_name", "")),
+        workspace_bytes=cudnn.workspace_limit_bytes(),
+        tf32=capability >= (8, 0) and tf.config.experimental.tensor_float_32_execution_enabled(),
+        deterministic=config.is_op_determinism_enabled(),
+    )
 
 
 def _default_threads(variable: str) -> int:

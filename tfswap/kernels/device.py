@@ -23,6 +23,9 @@ class DeviceModel(NamedTuple):
         name: what its driver calls it, "" where unknown (GPU only).
         workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was told
             (TF_CUDNN_WORKSPACE_LIMIT_IN_MB); None where it was not (GPU only).
+        tf32: whether contractions of float32 are computed in TF32 (GPU only).
+        deterministic: whether kernels give the same result each time (`enable_op_determinism`), for which some take
+            temporaries (GPU only).
     """
 
     kind: Literal["cpu", "gpu"] = "cpu"
@@ -33,6 +36,8 @@ class DeviceModel(NamedTuple):
     onednn_dtypes: tuple[str, ...] = ("bfloat16", "float32")
     name: str = ""
     workspace_bytes: int | None = None
+    tf32: bool = False
+    deterministic: bool = False
 
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:
         """What it is to a kernel of these tensors: oneDNN's do not take all 16-bit floats."""

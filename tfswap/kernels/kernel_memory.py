@@ -27,8 +27,8 @@ from typing import NamedTuple, cast
 
 from tfswap.ir.custom_ops import KERNEL, TEMPORARY_BYTES, TOGETHER
 from tfswap.ir.types import TensorType
+from tfswap.kernels import gpu_temporaries, recurrent_cells, ring_collectives, temporaries
 from tfswap.kernels import memory_rules as rules
-from tfswap.kernels import recurrent_cells, ring_collectives, temporaries
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.einsum import einsum
 from tfswap.kernels.memory_rules import KernelMemory
@@ -600,6 +600,29 @@ _cache: dict[object, KernelMemory] = {}
 _NO_VALUES: Mapping[int, tuple[int, ...]] = {}
 
 
+_WINDOW = ("data_format", "dilations", "padding", "strides")
+_GPU_CONVOLUTION = _Entry(rules.events_rule(gpu_temporaries.convolution), attrs=_WINDOW)
+_GPU_INPUT_GRADIENT = _Entry(rules.events_rule(gpu_temporaries.convolution_input_gradient), attrs=_WINDOW)
+_GPU_FILTER_GRADIENT = _Entry(rules.events_rule(gpu_temporaries.convolution_filter_gradient), attrs=_WINDOW)
+
+_GPU_RULES = {
+    "BiasAddGrad": _Entry(rules.events_rule(gpu_temporaries.bias_add_grad), attrs=("data_format",)),
+    "Conv2D": _GPU_CONVOLUTION,
+    "Conv2DBackpropFilter": _GPU_FILTER_GRADIENT,
+    "Conv2DBackpropInput": _GPU_INPUT_GRADIENT,
+    "Conv3D": _GPU_CONVOLUTION,
+    "Conv3DBackpropFilterV2": _GPU_FILTER_GRADIENT,
+    "Conv3DBackpropInputV2": _GPU_INPUT_GRADIENT,
+    "DepthwiseConv2dNativeBackpropFilter": _Entry(rules.events_rule(gpu_temporaries.depthwise_filter_gradient)),
+    "LogSoftmax": _Entry(rules.events_rule(gpu_temporaries.softmax, forward=(0,))),
+    "Softmax": _Entry(rules.events_rule(gpu_temporaries.softmax, forward=(0,))),
+    "UnsortedSegmentSum": _Entry(rules.events_rule(gpu_temporaries.unsorted_segment_sum)),
+    "_FusedConv2D": _GPU_CONVOLUTION,
+    "_FusedConv3D": _GPU_CONVOLUTION,
+}
+"""Kernels that take other temporaries on a GPU than on a CPU."""
+
+
 def no_larger_inputs(op: str) -> tuple[int, ...]:
     """Positions of the inputs that are, axis by axis, no larger than the op's result: what it computes element by
     element, as its kernel may write over them.
@@ -635,6 +658,8 @@ def kernel_memory(
     if op == TOGETHER:
         return _together(attrs, inputs, outputs, device, values)
     entry = _RULES.get(op, _DEFAULT)
+    if device.kind == "gpu":
+        entry = _GPU_RULES.get(op, entry)
     key = (
         entry.rule,
         tuple(inputs),
@@ -646,7 +671,7 @@ def kernel_memory(
     found = _cache.get(key)
     if found is None:
         found = entry.rule(rules.Facts(attrs, inputs, outputs, device.running((*inputs, *outputs)), values))
-        if device.kind == "gpu" and found.events:  # measured on CPUs only; GPU kernels may take scratch
+        if device.kind == "gpu" and found.events:  # those of few GPU kernels have been measured
             found = found._replace(exact=False)
         _cache[key] = found
     return found

@@ -138,8 +138,6 @@ def _image_products(filter_shape: tuple[int, ...], gradient_shape: tuple[int, ..
 
 def conv2d(facts: Facts) -> Events | Measured:
     """conv_ops*.h: Eigen's spatial convolution, whose packing is outside the arena."""
-    if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.device, facts.inputs[0], facts.inputs[1], facts.outputs[0])
     image, kernel = facts.inputs[0], facts.inputs[1]
     if image.shape and kernel.shape and image.shape[-1] != kernel.shape[2]:  # groups: split, and put together
         copies = [kind.nbytes or 0 for kind in (image, kernel, facts.outputs[0])]
@@ -149,8 +147,6 @@ def conv2d(facts: Facts) -> Events | Measured:
 
 def conv3d(facts: Facts) -> Events | Measured:
     """conv_ops_3d.cc: Eigen's cuboid convolution, whose packing is outside the arena."""
-    if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.device, facts.inputs[0], facts.inputs[1], facts.outputs[0])
     return _onednn_convolution(facts) if facts.device.onednn else ((OUT0,), True)
 
 
@@ -165,8 +161,6 @@ def conv2d_backprop_input(facts: Facts) -> Events | Measured:
     kernel, gradient = known_shape(facts.inputs[1]), known_shape(facts.inputs[2])
     if kernel is None or gradient is None:
         return _UNKNOWN
-    if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.device, facts.outputs[0], facts.inputs[1], facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     size = _element_bytes(facts.outputs[0])
@@ -182,8 +176,6 @@ def conv2d_backprop_filter(facts: Facts) -> Events | Measured:
     kernel, gradient = known_shape(facts.outputs[0]), known_shape(facts.inputs[2])
     if kernel is None or gradient is None:
         return _UNKNOWN
-    if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.device, facts.inputs[0], facts.outputs[0], facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     size = _element_bytes(facts.outputs[0])
@@ -205,15 +197,12 @@ def conv3d_backprop_input(facts: Facts) -> Events | Measured:
 
 def conv3d_backprop_filter(facts: Facts) -> Events | Measured:
     """conv_grad_ops_3d.cc, Conv3DCustomBackpropFilterOp: the same; of half precision, Eigen's without a buffer."""
-    plain = facts.device.kind == "cpu" and not _is_onednn_gradient(facts)
-    if plain and facts.outputs[0].dtype not in ("float32", "float64"):
+    if not _is_onednn_gradient(facts) and facts.outputs[0].dtype not in ("float32", "float64"):
         return (OUT0,), True
     return _conv3d_backprop(facts, facts.inputs[0], facts.outputs[0], one_by_one=False)
 
 
 def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_by_one: bool) -> Events | Measured:
-    if facts.device.kind == "gpu":
-        return _gpu_convolution(facts.device, volume, kernel, facts.inputs[2])
     if _is_onednn_gradient(facts):
         return onednn(facts)
     gradient, window = known_shape(facts.inputs[2]), known_shape(kernel)
@@ -227,19 +216,6 @@ def _conv3d_backprop(facts: Facts, volume: TensorType, kernel: TensorType, one_b
         most = most_columns(gradient, window, volume.num_elements)
         return _temporaries_after_output([most // columns * columns * size], exact=False)
     return _temporaries_after_output([columns * size] if columns else [])
-
-
-def _gpu_convolution(device: DeviceModel, image: TensorType, kernel: TensorType, result: TensorType) -> Events:
-    """cuDNN picks its algorithm, and so its workspace, when it first runs, within what it is allowed.
-
-    Not knowable here: this counts all that it is allowed, where TensorFlow was told. It counts the copies that
-    TensorFlow itself makes where cuDNN wants NCHW and the graph is NHWC (conv_ops_gpu.h): image, filter and result
-    once each. Of a graph that is NCHW it copies less.
-    """
-    sizes = [kind.nbytes or 0 for kind in (image, kernel, result)]
-    if device.workspace_bytes:
-        sizes.append(device.workspace_bytes)
-    return _temporaries_after_output(sizes, exact=False)
 
 
 _PACKET_BYTES = 32  # the wheels are built for AVX

@@ -29,7 +29,7 @@ from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
 from tfswap.compiler.variants import MOST_VARIANTS
 from tfswap.device import machine
-from tfswap.device.cudnn import limit_workspaces
+from tfswap.device.cudnn import limit_workspaces, without_redzones
 from tfswap.device.live import free_functions, has_arena, is_live, live_device, look, runs_at_once
 from tfswap.device.memory_owners import Holders
 from tfswap.device.placement import place
@@ -386,6 +386,8 @@ class Step:
         self._live, self._resident_bytes, self._peaks, self._expected_bytes = live, resident.total_bytes, {}, peak
         self._calls_steps = gate is None and calls_steps(self._concrete)
         self.planned = True
+        if self.limit_bytes is not None and live_device()[1].kind == "gpu":
+            without_redzones()
         if self._request.options.limit_workspaces:
             limit_workspaces(self.report.workspace_bytes)
         if live and gate is not None:

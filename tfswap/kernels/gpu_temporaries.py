@@ -1,0 +1,116 @@
+"""The temporaries of GPU kernels: what they ask of the arena besides their outputs.
+
+Each function follows one source file of TensorFlow 2.21 and gives (events, exact), as those of temporaries.py.
+Compared with the allocator's own record of seven nets' steps on an H200 (tests/gpu_allocations.json); the scratch of a
+few KiB that cub takes for reductions is left out.
+
+Not handled: cuDNN's workspace where TensorFlow was not told how much it may be, and the copies of outputs between
+which autotuning looks for writes past their ends (`device.cudnn.without_redzones`).
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from tfswap.ir.types import HALVES, TensorType
+from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
+from tfswap.kernels.temporaries import OUT0, Events, Facts, known_shape
+
+SORT_BYTES = 16 << 10
+"""What cub's radix sort takes besides two copies of the keys, and a 32nd of one."""
+
+
+def convolution(facts: Facts) -> Events:
+    """conv_ops_gpu.h, LaunchConvOpImpl: the filter in cuDNN's layout, and the image where it is padded."""
+    image, kernel = facts.inputs[:2]
+    result = facts.outputs[0]
+    copied = [_bytes(kernel), *_padded(facts, image, kernel, result)]
+    return _with_workspace(facts, copied, channels_last=[image, result])
+
+
+def convolution_input_gradient(facts: Facts) -> Events:
+    """conv_grad_input_ops.cc, LaunchConv2DBackpropInputOpImpl: the filter, and the gradient as cuDNN writes it."""
+    kernel, gradient = facts.inputs[1:3]
+    image = facts.outputs[0]
+    copied = [_bytes(kernel), *(_padded(facts, image, kernel, gradient) or [_bytes(image)])]
+    return _with_workspace(facts, copied, channels_last=[gradient])
+
+
+def convolution_filter_gradient(facts: Facts) -> Events:
+    """conv_grad_filter_ops.cc, LaunchConv2DBackpropFilterOpImpl: the gradient as cuDNN has it, the image if padded."""
+    image, gradient = facts.inputs[0], facts.inputs[2]
+    copied = [_bytes(facts.outputs[0]), *_padded(facts, image, facts.outputs[0], gradient)]
+    return _with_workspace(facts, copied, channels_last=[image, gradient])
+
+
+def depthwise_filter_gradient(facts: Facts) -> Events:
+    """depthwise_conv_grad_op.cc: as convolutions in groups, whose filter's gradient is transposed."""
+    return (OUT0, ("temp", _bytes(facts.outputs[0]))), False
+
+
+def softmax(facts: Facts) -> Events:
+    """softmax_op_gpu.cu.cc: each row's largest logit and its sum, in tensors of the result's shape."""
+    kind = facts.outputs[0]
+    nbytes = _bytes(kind)
+    return (OUT0, ("temp", nbytes), ("temp", 2 * nbytes if kind.dtype in HALVES else nbytes)), False
+
+
+def bias_add_grad(facts: Facts) -> Events:
+    """bias_op.cc, ComputeWithReduceSum: where results must be the same each time, a copy with the channels last."""
+    if not facts.device.deterministic or facts.attrs.get("data_format") not in CHANNELS_FIRST:
+        return (OUT0,), False
+    return (OUT0, ("temp", _bytes(facts.inputs[0]))), False
+
+
+def unsorted_segment_sum(facts: Facts) -> Events:
+    """segment_reduction_ops_gpu.cu.h: where results must be the same each time, segments are sorted first."""
+    ids, sums = facts.inputs[1], facts.outputs[0]
+    if not facts.device.deterministic or not sums.shape:
+        return (OUT0,), False
+    keys = _bytes(ids)
+    segments = (sums.shape[0] or 0) * (keys // (ids.num_elements or 1))
+    sizes = [keys, keys, keys, 2 * keys + keys // 32 + SORT_BYTES, segments]
+    return (OUT0, *(("temp", size) for size in sizes)), False
+
+
+def _padded(facts: Facts, image: TensorType, kernel: TensorType, result: TensorType) -> list[int]:
+    """The bytes of the image with its padding, where it needs more of it at one end than at the other: cuDNN knows but
+    one padding for both. Nothing where it does not.
+    """
+    before, window, after = known_shape(image), known_shape(kernel), known_shape(result)
+    if before is None or window is None or after is None or facts.attrs.get("padding") != b"SAME":
+        return []
+    strides = cast("tuple[int, ...]", facts.attrs["strides"])
+    dilations = cast("tuple[int, ...]", facts.attrs.get("dilations") or (1,) * len(before))
+    first = 2 if facts.attrs.get("data_format") in CHANNELS_FIRST else 1
+    nbytes, uneven = _bytes(image), False
+    for axis, length in enumerate(window[:-2], first):
+        extent = before[axis]
+        covered = (after[axis] - 1) * strides[axis] + (length - 1) * dilations[axis] + 1
+        if max(covered - extent, 0) % 2:
+            nbytes, uneven = nbytes // extent * (extent + 1), True
+    return [nbytes] if uneven else []
+
+
+def _with_workspace(facts: Facts, always: list[int], channels_last: list[TensorType]) -> Events:
+    """What cuDNN's convolutions take: the workspace last, all that it is allowed.
+
+    cuDNN picks its algorithm, and so its workspace, when it first runs, within what it is allowed.
+
+    Args:
+        always: bytes of what is copied in either layout.
+        channels_last: what is copied as well where the graph has channels last and cuDNN is given them first, which
+            it is not of 16-bit floats, nor of those that it computes in TF32 (`ComputeInNhwcEnabled`).
+    """
+    dtype = facts.outputs[0].dtype
+    taken = dtype in HALVES or (dtype == "float32" and facts.device.tf32)
+    if taken or facts.attrs.get("data_format") in CHANNELS_FIRST:
+        channels_last = []
+    sizes = [*always, *map(_bytes, channels_last)]
+    if facts.device.workspace_bytes:
+        sizes.append(facts.device.workspace_bytes)
+    return (OUT0, *(("temp", size) for size in sizes)), False
+
+
+def _bytes(kind: TensorType) -> int:
+    return kind.nbytes or 0

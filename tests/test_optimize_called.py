@@ -251,3 +251,21 @@ def test_what_is_cast_to_a_signature_is_cast_each_time():
         assert step([1.0, 2.0]).numpy().tolist() == [2.0, 4.0]
         with pytest.raises(TypeError, match="Binding inputs"):
             step(tf.constant([1, 2]))
+
+
+def test_ops_that_tensorflow_replaces_before_it_places_a_step():
+    x = tf.reshape(tf.range(9e4), [300, 300]) - 100
+
+    @tf.function
+    def step(x, minus_zero):
+        a, b = tf.abs(x), -x
+        total = tf.raw_ops.AccumulateNV2(inputs=[a, b, x, a], shape=x.shape)
+        zeros = tf.raw_ops.AccumulateNV2(inputs=[minus_zero, -a], shape=x.shape)
+        whole = tf.raw_ops.AccumulateNV2(inputs=[tf.cast(a, tf.int32)] * 3, shape=x.shape)
+        return total, 1 / zeros, whole, tf.parallel_stack([a, b]), tf.parallel_stack([total])
+
+    given = tf.nn.relu(x), tf.constant(-0.0, shape=x.shape)
+    expected = bits(step(*given))
+    planned = tfswap.optimize(step, memory_limit="100%")
+    assert bits(planned(*given)) == expected
+    assert not planned.plan().changes_nothing

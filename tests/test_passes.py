@@ -24,6 +24,7 @@ from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
 from tfswap.passes.prepare.defer_constants import defer_constants
 from tfswap.passes.prepare.onednn_fusion import fuse_onednn
+from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
@@ -154,6 +155,13 @@ def test_split_sums():
     assert len(golden.graph) == before + 2 + 4
     golden.check()
     assert split_add_n(golden.graph, Target(DeviceModel())) == 0
+
+
+def test_replaced_ops():
+    golden = Golden("replaced_ops")
+    assert keep_replaced_ops(golden.graph, Target(DeviceModel())) == 4
+    golden.check()
+    assert keep_replaced_ops(golden.graph, Target(DeviceModel())) == 0
 
 
 def test_likes():

@@ -21,6 +21,7 @@ from tfswap.passes.prepare.ordered_sums import order_sums
 from tfswap.passes.prepare.outer_products import swap_outer_products
 from tfswap.passes.prepare.pool_argmax import keep_pool_argmax
 from tfswap.passes.prepare.relocate import relocate_results
+from tfswap.passes.prepare.replaced_ops import keep_replaced_ops
 from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
@@ -46,6 +47,7 @@ FIRST = (
 """After these the loops are those that stay loops."""
 
 REST = (
+    Row(keep_replaced_ops, always, "sums that TensorFlow adds by other kernels are no part of what is replayed before"),
     Row(order_collectives, always, "the traced order is still that of the graph"),
     Row(join_collectives, always, "groups are counted in that order"),
     Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),

@@ -10,13 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfswap.ir import custom_ops
-from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
 from tfswap.ir.op_traits import may_wait
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
 PRESERVE = "_grappler_do_not_remove"
 """Tells Grappler to keep a node (grappler_item.cc, NodesToPreserve)."""
+
+_TENSOR_PROTO_TYPES = {
+    "bfloat16": 14,
+    "complex64": 8,
+    "complex128": 18,
+    "float16": 19,
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+}
+"""Numbers of types in a TensorProto (types.proto)."""
 
 VARIANT = TensorType("variant", ())
 """What handles and tickets are."""
@@ -87,6 +98,20 @@ def add_shape(graph: Graph, name: str, tensor: Output, device: str) -> Node:
         (tensor,),
         attrs={"T": Dtype(tensor.type.dtype), "out_type": Dtype("int32")},
         outputs=(TensorType("int32", (len(tensor.type.shape or ()),)),),
+        device=device,
+    )
+
+
+def add_zero(graph: Graph, name: str, dtype: str, device: str) -> Node:
+    """A scalar zero."""
+    content = bytes(
+        [0x08, _TENSOR_PROTO_TYPES[dtype], 0x12, 0]
+    )  # dtype (field 1), the shape of a scalar (2), no values
+    return graph.add(
+        "Const",
+        graph.unique_name(name),
+        attrs={"dtype": Dtype(dtype), "value": Opaque("tensor", content)},
+        outputs=(TensorType(dtype, ()),),
         device=device,
     )
 

@@ -58,11 +58,17 @@ def order_sums(graph: Graph, target: Target) -> int:
                 node.attrs = {**node.attrs, FIRST: begins}
             else:
                 _begin_with(node, begins[len(begins) // 2])  # neither in the first iterations nor in the last
-            if target.own_ops:
-                node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
-        if target.portable:
-            split_into_pairs(parts[name], found)
+        fix_order(parts[name], found, target)
     return sum(map(len, sums.values()))
+
+
+def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
+    """Let sums of `graph` add their inputs in the order that they have, whoever else holds them, in place."""
+    if target.portable:
+        split_into_pairs(graph, sums)
+    else:
+        for node in sums:
+            node.attrs = {**node.attrs, KERNEL: OWN_KERNEL.encode()}
 
 
 def fix_iteration(graph: Graph, nodes: Iterable[Node], iteration: int) -> None:

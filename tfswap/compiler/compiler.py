@@ -28,6 +28,7 @@ from tfswap.compiler.preconditions import (
 )
 from tfswap.compiler.prepare import prepare
 from tfswap.compiler.process_names import contents
+from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
 from tfswap.compiler.search import Search
 from tfswap.compiler.unoptimised import UnoptimisedStep
@@ -99,6 +100,7 @@ class Optimizer:
         self.extra_margin_bytes = extra_margin_bytes
         require_functional(graph, locate)
         require_sight(graph, locate)
+        settle_recurrent(graph, device)
         require_sizes(graph, locate)
         require_countable(graph, resident.total_bytes)
         self.fingerprint = fingerprint(graph, contents(graph))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.types import HALVES, TensorType
 from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
 from tfswap.kernels.temporaries import OUT0, Events, Facts, known_shape
@@ -71,6 +72,23 @@ def unsorted_segment_sum(facts: Facts) -> Events:
     segments = (sums.shape[0] or 0) * (keys // (ids.num_elements or 1))
     sizes = [keys, keys, keys, 2 * keys + keys // 32 + SORT_BYTES, segments]
     return (OUT0, *(("temp", size) for size in sizes)), False
+
+
+def recurrent(facts: Facts) -> Events:
+    """cudnn_rnn_ops.cc, CudnnRNNForwardOp: what it keeps for the gradient comes last."""
+    outs = tuple(("out", index) for index in range(3))
+    return (*outs, *_recurrent_temporaries(facts), ("out", 3), ("out", 4)), False
+
+
+def recurrent_gradient(facts: Facts) -> Events:
+    """cudnn_rnn_ops.cc, CudnnRNNBackwardOp."""
+    return (*(("out", index) for index in range(4)), *_recurrent_temporaries(facts)), False
+
+
+def _recurrent_temporaries(facts: Facts) -> list[tuple[str, int]]:
+    """The sequences' lengths, and the workspace (compiler/recurrent_sizes.py)."""
+    lengths = _bytes(facts.inputs[4]) if len(facts.inputs) > 4 else 0
+    return [("temp", lengths), ("temp", cast("int", facts.attrs.get(TEMPORARY_BYTES, 0)))]
 
 
 def _padded(facts: Facts, image: TensorType, kernel: TensorType, result: TensorType) -> list[int]:

@@ -605,6 +605,9 @@ _GPU_CONVOLUTION = _Entry(rules.events_rule(gpu_temporaries.convolution), attrs=
 _GPU_INPUT_GRADIENT = _Entry(rules.events_rule(gpu_temporaries.convolution_input_gradient), attrs=_WINDOW)
 _GPU_FILTER_GRADIENT = _Entry(rules.events_rule(gpu_temporaries.convolution_filter_gradient), attrs=_WINDOW)
 
+_GPU_RECURRENT = _Entry(rules.events_rule(gpu_temporaries.recurrent), attrs=(TEMPORARY_BYTES,))
+_GPU_RECURRENT_GRADIENT = _Entry(rules.events_rule(gpu_temporaries.recurrent_gradient), attrs=(TEMPORARY_BYTES,))
+
 _GPU_RULES = {
     "BiasAddGrad": _Entry(rules.events_rule(gpu_temporaries.bias_add_grad), attrs=("data_format",)),
     "Conv2D": _GPU_CONVOLUTION,
@@ -613,6 +616,10 @@ _GPU_RULES = {
     "Conv3D": _GPU_CONVOLUTION,
     "Conv3DBackpropFilterV2": _GPU_FILTER_GRADIENT,
     "Conv3DBackpropInputV2": _GPU_INPUT_GRADIENT,
+    "CudnnRNNBackpropV2": _GPU_RECURRENT_GRADIENT,
+    "CudnnRNNBackpropV3": _GPU_RECURRENT_GRADIENT,
+    "CudnnRNNV2": _GPU_RECURRENT,
+    "CudnnRNNV3": _GPU_RECURRENT,
     "DepthwiseConv2dNativeBackpropFilter": _Entry(rules.events_rule(gpu_temporaries.depthwise_filter_gradient)),
     "LogSoftmax": _Entry(rules.events_rule(gpu_temporaries.softmax, forward=(0,))),
     "Softmax": _Entry(rules.events_rule(gpu_temporaries.softmax, forward=(0,))),

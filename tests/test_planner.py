@@ -31,7 +31,7 @@ from tfswap.kernels.hardware import Rates, default_rates
 from tfswap.passes.order import apply_order
 from tfswap.passes.tactics.swap import apply_swaps
 from tfswap.passes.verify import verify
-from tfswap.plan.plan import Absence, Plan, Split, fingerprint
+from tfswap.plan.plan import Absence, Overlap, Plan, Split, fingerprint
 from tfswap.plan.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner import ordering
 from tfswap.planner import planner as planning
@@ -74,8 +74,9 @@ def live_peak(
     intervals: tuple[Interval, ...] | list[Interval] = (),
     beside: tuple[int, ...] = (),
     splits: tuple[Split, ...] = (),
+    overlaps: tuple[Overlap, ...] = (),
 ) -> int:
-    return simulate_memory(flow, build_schedule(order, intervals, beside, splits), live=True).peak_bytes
+    return simulate_memory(flow, build_schedule(order, intervals, beside, splits, overlaps), live=True).peak_bytes
 
 
 def costs(flow: Dataflow) -> list[float]:

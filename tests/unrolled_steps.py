@@ -7,12 +7,15 @@ import hashlib
 import json  # noqa: F401 for what imports all
 import random
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tfswap
@@ -69,12 +72,36 @@ def convolutions() -> Any:
     return keras.Sequential([keras.Input((32, 32, 3)), *first, *rest, *ends])
 
 
-def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float) -> dict[str, Any]:
-    """Bits and peaks with and without a limit, a share of the unoptimised peak. Grappler is off, for its last bits."""
+def attention() -> Any:
+    """Kernels of one core, and gradients of weights that nothing waits for."""
+    make = keras.layers
+    h = inputs = keras.Input((128, 128))
+    for _ in range(2):
+        h = make.Add()([h, make.MultiHeadAttention(4, 32)(h, h)])
+        h = make.Add()([h, make.Dense(128)(make.Dense(256, "gelu")(make.LayerNormalization()(h)))])
+    return keras.Model(inputs, make.Dense(10)(make.GlobalAveragePooling1D()(h)))
+
+
+def burn(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    a = np.ones((300, 300))
+    while time.monotonic() < end:
+        a @ a
+
+
+def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float, busy: int = 0) -> dict[str, Any]:
+    """Bits and peaks with and without a limit, a share of the unoptimised peak. Grappler is off, for its last bits.
+
+    Args:
+        busy: so many other threads run meanwhile.
+    """
     step, run = model_step(make, shape)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     wanted, unoptimised = run(tf.function(step))
     optimised = tfswap.optimize(tf.function(step), memory_limit=int(unoptimised * share))
+    others = [threading.Thread(target=burn, args=(3.0,)) for _ in range(busy)]
+    for thread in others:
+        thread.start()
     bits, peak = run(optimised)
     plan = optimised.plan()
     return {
@@ -83,6 +110,7 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float) -> d
         "planned": plan.planned_peak_bytes,
         "limit": plan.limit_bytes,
         "order": list(plan.order),
+        "overlaps": len(plan.overlaps),
     }
 
 

@@ -199,6 +199,7 @@ class Work(NamedTuple):
         spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
             four ordered steps (ResNet-50, VGG16, MobileNetV2, a transformer) with one thread over those with two, or
             from the share of a kernel's CPU time that the thread takes which calls it (`benchmarks/one_core.py`).
+        alone: what it takes where it stays on one core, over what it takes where threads share it and gain nothing.
         gathers: whether it touches no more of its first input than it gives: a table may be a thousand times as large.
     """
 
@@ -207,6 +208,7 @@ class Work(NamedTuple):
     steps: float = 0.0
     passes: float = 1.0
     spread: float = 1.0
+    alone: float = 1.0
     gathers: bool = False
 
 
@@ -332,7 +334,7 @@ LARGE_PRODUCT_FLOPS = 64e6
 """Eigen shares a product among cores where each matrix of the batch takes more: one of 256 x 256 x 256 ran on one core,
 one of 128 x 384 x 1536 on 1.5 of two."""
 _MATMUL = Work(_matmul)
-_SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0)
+_SMALL_PRODUCTS = Work(_matmul, 0.55, spread=0.0, alone=0.5)
 _LARGE_PRODUCTS = Work(_matmul, 0.8, spread=0.77)
 _ONEDNN_PRODUCTS = Work(_matmul, 0.85, spread=0.8)
 """oneDNN shares all of them. Shares and rates of nine shapes, with one thread and with two."""
@@ -387,7 +389,7 @@ def _einsum(node: Node, rates: Rates) -> Work:
     def computed(_: Node) -> float:
         return flops
 
-    return work._replace(flops=computed, steps=steps)
+    return work._replace(flops=computed, steps=steps, alone=1.0)
 
 
 def _slice_gradient(node: Node, _: Rates) -> Work:
@@ -544,6 +546,21 @@ def beside_seconds(kernels: Sequence[tuple[Node, float]], rates: Rates) -> float
     """
     work_s = sum(seconds * spread_over(node, rates) for node, seconds in kernels)
     return max(work_s / rates.cores, *(seconds for _, seconds in kernels))
+
+
+ONE_CORE_WORK = 0.8
+"""Of the core seconds that a kernel takes of all cores so much on one: the kernels of a transformer's step take 0.24 in
+all on one core, and 0.32 shared by two, without what they wait for."""
+
+
+def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
+    """Seconds of a kernel that stays on one core, beside others.
+
+    Args:
+        seconds: that it takes when it may have all cores.
+    """
+    shared = 1.0 if seconds <= GRAIN_S else spread_over(node, rates)
+    return seconds * _work(node, rates).alone * max(1.0, ONE_CORE_WORK * shared)
 
 
 def _work(node: Node, rates: Rates) -> Work:

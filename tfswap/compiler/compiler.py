@@ -115,7 +115,9 @@ class Optimizer:
         prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)
-        self.search = Search(settled, self._facts, self.target, self.options, self.costs, resident)
+        self.search = Search(
+            settled, self._facts, self.target, self.options, self.costs, resident, unrolled=prepared.unrolled
+        )
         self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
         self._suppose_bytes(resident)
         self.unoptimised = UnoptimisedStep(

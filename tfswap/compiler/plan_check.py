@@ -28,7 +28,9 @@ def _require_tactics(plan: Plan, options: Options) -> None:
     recomputes = plan.remade or any(len(p.order) > len(set(p.order)) for p in parts)
     if recomputes and "recompute" not in options.tactics:
         raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
-    own_ops = plan.splits or plan.beside or plan.accumulators or plan.remade or plan.inside or plan.reduced
+    own_ops = (
+        plan.splits or plan.beside or plan.overlaps or plan.accumulators or plan.remade or plan.inside or plan.reduced
+    )
     if options.portable and own_ops:
         raise InvalidModel(
             "this plan takes ops of tfswap's, and a portable model has none: plan again for a portable one"

@@ -51,6 +51,7 @@ class Search:
         options: what the user asks for.
         costs: what kernels and copies take.
         resident: what is in the arena before the step.
+        unrolled: whether loops of the step have been unrolled.
 
     Attributes:
         variants: the step's, each made when it is first asked for.
@@ -64,7 +65,10 @@ class Search:
         options: Options,
         costs: Costs,
         resident: Resident,
+        *,
+        unrolled: bool = False,
     ):
+        self._unrolled = unrolled
         self._device = target.device
         self._options = options
         self._costs = costs
@@ -148,6 +152,7 @@ class Search:
                 least_s=least_s,
                 least_bytes=least_bytes,
                 orders=self._orders_of(variant),
+                overlapping=self._unrolled and not variant.rewriting.inside,
                 outside=self.planner_of(self.variants[variant.rewriting.outside]) if variant.rewriting.inside else None,
             )
         return self._planners[variant.rewriting]

@@ -165,6 +165,7 @@ class Found(NamedTuple):
             solver=solver,
             beside=choice.beside,
             splits=choice.splits,
+            overlaps=choice.overlaps,
             disk_bytes=self.candidate.memory.disk_peak_bytes,
             **self.variant.rewriting._asdict(),
         )

@@ -28,12 +28,13 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Node
 from tfswap.ir.permits import TACTICS
 from tfswap.kernels.device import DeviceModel
-from tfswap.plan.plan import Split
+from tfswap.plan.plan import Overlap, Split
 from tfswap.plan.schedule import KERNELS, build_schedule, on_disk
 from tfswap.planner.chunk_splits import LEAST_SHARES, choose_ends, choose_splits
 from tfswap.planner.convolution_room import Computed, Need, computed, has_convolutions, needs
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ordering import rank_orders
+from tfswap.planner.overlapping import overlapping_orders
 from tfswap.planner.pairing import (
     brought_together,
     ever_fewer,
@@ -219,6 +220,8 @@ class Planner:
         least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
         orders: what `rank_orders` gives for these facts and costs, where that is known.
         outside: the planner of the same step with nothing moved inside of its bodies: the orders are that one's.
+        overlapping: whether there are also orders whose kernels run concurrently, each on one core: for steps of
+            unrolled loops, whose iterations have kernels enough that need nothing of each other.
     """
 
     def __init__(
@@ -237,6 +240,7 @@ class Planner:
         least_bytes: int = 0,
         orders: Sequence[list[int]] = (),
         outside: Planner | None = None,
+        overlapping: bool = False,
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
         self._least_s, self.least_bytes = least_s, least_bytes
@@ -255,6 +259,11 @@ class Planner:
         self.cost_s = self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = list(orders or rank_orders(flow, self.cost_s))
+        # Of the order that holds least: pairs hold more, and leave less room.
+        spread = (
+            overlapping_orders(flow, orders[0], self.cost_s, self.rates) if overlapping and self._runs_beside else ()
+        )
+        self._overlapped = [self.judged(Choice(order, [], overlaps=overlaps)) for order, overlaps in spread]
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
@@ -344,6 +353,9 @@ class Planner:
             found = judged.fitting(limit_bytes)
             if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
                 best = found
+        for judged in self._overlapped:
+            if best is None or judged.seconds < best.timing.total_s:
+                best = judged.as_drafted(limit_bytes) or best
         return best
 
     def drafted(self, live_bytes: int) -> Draft | None:
@@ -393,7 +405,7 @@ class Planner:
         Args:
             least_s: what it takes at least, as is known from what it is made from.
         """
-        if self._runs_beside:
+        if self._runs_beside and not choice.overlaps:
             choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 
@@ -412,7 +424,8 @@ class Planner:
         return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates, on_disk(choice.intervals))
 
 
-_Besides = tuple[tuple[int, ...], tuple[Split, ...]]
+_Concurrent = tuple[tuple[int, ...], tuple[Overlap, ...]] | tuple[()]
+_Besides = tuple[_Concurrent, tuple[Split, ...]]
 """What a choice has besides an order and what is swapped: what runs side by side, and splits."""
 
 
@@ -429,13 +442,13 @@ class Judged:
 
     def __init__(self, planner: Planner, choice: Choice, least_s: float):
         self._choice = choice
-        self._one_by_one = choice._replace(beside=())
+        self._one_by_one = choice.one_by_one
         self._least_s = least_s
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
-        self._live_above: dict[tuple[int, ...], float] = {}  # by what runs beside: more than this is live at once
-        self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
+        self._live_above: dict[_Concurrent, float] = {}  # by what runs beside: more than this is live at once
+        self._splits: dict[_Concurrent, tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
         self._needs: dict[_Besides, list[Need]] = {}
 
     @cached_property
@@ -453,7 +466,7 @@ class Judged:
         return self._is_live_within(self._one_by_one, limit_bytes)
 
     def _is_live_within(self, choice: Choice, limit_bytes: float) -> bool:
-        most_bytes, made = _simulated(limit_bytes), choice.beside
+        most_bytes, made = _simulated(limit_bytes), choice.concurrent
         if made in self._splits:
             return self._splits[made][0] <= most_bytes
         if self._live_above.get(made, -1) >= most_bytes:
@@ -474,6 +487,10 @@ class Judged:
             least_s = self._computed(found.choice._replace(splits=()), limit_bytes).timing.total_s
             made = dataclasses.replace(made, timing=made.timing.no_less_than(least_s))
         return dataclasses.replace(found, timing=made.timing, computed=made)
+
+    def as_drafted(self, limit_bytes: float) -> Candidate | None:
+        """With all kernels concurrent that are so in the draft, where that is within a limit."""
+        return next(self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes), None)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
         """Those within a limit."""
@@ -625,14 +642,14 @@ class Judged:
         return choice._replace(splits=tuple(split for split in splits if split.nbytes >= share * live_bytes))
 
     def _splits_of(self, choice: Choice) -> tuple[int, tuple[Split, ...]]:
-        if choice.beside not in self._splits:
+        if choice.concurrent not in self._splits:
             steps = build_schedule(*choice)
-            self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)
-        return self._splits[choice.beside]
+            self._splits[choice.concurrent] = choose_splits(self._planner.flow, steps, self._planner.resident)
+        return self._splits[choice.concurrent]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
         """What the draft does to memory with what `choice` has besides; None where it peaks above `most_bytes`."""
-        made = choice.beside, choice.splits
+        made = choice.concurrent, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
             memory = planner.judge.memory(build_schedule(*choice), on_disk(choice.intervals), most_bytes)
@@ -645,7 +662,7 @@ class Judged:
 
     def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
         """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
-        made = choice.beside, choice.splits
+        made = choice.concurrent, choice.splits
         planner, steps = self._planner, build_schedule(*choice)
         if made not in self._needs:
             self._needs[made] = needs(planner.flow, steps, planner.resident)

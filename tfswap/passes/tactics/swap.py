@@ -9,7 +9,7 @@ reads the buffer that came last, views between the two are made anew on it, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import Dataflow
@@ -26,9 +26,21 @@ from tfswap.passes.nodes import (
     add_swap_out,
 )
 from tfswap.passes.order import apply_order
-from tfswap.passes.tactics.pair_kernels import join_leads
+from tfswap.passes.tactics.pair_kernels import add_finish, add_start, join_leads
 from tfswap.plan.plan import Inside, Plan
-from tfswap.plan.schedule import AWAIT, IN, LEAD, OUT, RELEASE, RERUN, RUN, SPLIT, planned_schedule
+from tfswap.plan.schedule import (
+    AWAIT,
+    FINISH,
+    IN,
+    LEAD,
+    OUT,
+    RELEASE,
+    RERUN,
+    RUN,
+    SPLIT,
+    START,
+    planned_schedule,
+)
 
 HOST = "/device:CPU:0"
 """Where the copies of portable models lie."""
@@ -78,18 +90,28 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
 
     chain: list[Node] = []
     leads: dict[Node, int] = {}  # kernels that the next one of the chain runs beside, and their allocations
+    started: dict[int, Node] = {}  # by kernel, what starts it
+    finished: dict[Node, Sequence[Node]] = {}  # by what waits for a kernel, the kernel
     parted: list[int] = []  # the next step's requests that are to get no larger chunks
-    for kind, subject in planned_schedule(flow, plan):
+    schedule = planned_schedule(flow, plan)
+    for number, (kind, subject) in enumerate(schedule):
         if kind == SPLIT:
             parted.append(subject)
             continue
-        if kind in (RUN, LEAD):
+        if kind in (RUN, LEAD, START):
             node = graph[flow.nodes[subject].name]
             for position, tensor in enumerate(_current(graph, flow, subject, travels)):
                 if tensor != node.inputs[position]:
                     graph.replace_input(node, position, tensor)
             if kind == LEAD:
                 leads[node] = flow.allocations(subject)
+            elif kind == START:
+                # What is finished next wakes no thread: it makes fewer allocations than are awaited.
+                is_finished = schedule[number + 1] == (FINISH, subject)
+                node = started[subject] = add_start(graph, node, flow.allocations(subject) + is_finished)
+        elif kind == FINISH:
+            node = add_finish(graph, graph[flow.nodes[subject].name], started[subject])
+            finished[node] = [graph[flow.nodes[subject].name]]
         elif kind == RERUN:
             first = flow.nodes[subject]
             node = graph.add(
@@ -112,6 +134,7 @@ def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: 
             parted = []
         else:
             chain.append(node)
+    graph.join(finished)
     return join_leads(graph, chain, leads)
 
 

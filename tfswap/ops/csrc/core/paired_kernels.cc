@@ -23,8 +23,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "online_choice.h"
+#include "concurrent_kernel.h"
 #include "inner_kernels.h"
+#include "online_choice.h"
 #include "serial_executor.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -76,35 +77,10 @@ absl::Status InferShapes(InferenceContext* ctx) {
   TF_RETURN_IF_ERROR(ParseKernels(*ctx, &kernels));
   int input = 0, output = 0;
   for (const auto& kernel : kernels) {
-    const tensorflow::OpRegistrationData* op = nullptr;
-    TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUp(kernel->node_def.op(), &op));
-    const int inputs = kernel->input_types.size();
-    std::vector<tensorflow::PartialTensorShape> shapes(inputs);
-    std::vector<const Tensor*> tensors(inputs);
-    for (int i = 0; i < inputs; ++i) {
-      tensorflow::TensorShapeProto shape;
-      ctx->ShapeHandleToProto(ctx->input(input + i), &shape);
-      shapes[i] = tensorflow::PartialTensorShape(shape);
-      tensors[i] = ctx->input_tensor(input + i);
-    }
-    const std::vector<std::unique_ptr<std::vector<std::pair<tensorflow::PartialTensorShape, tensorflow::DataType>>>>
-        resources(inputs);
-    InferenceContext inner(ctx->graph_def_version(), tensorflow::AttrSlice(kernel->node_def), op->op_def, shapes,
-                           tensors, {}, resources);
-    TF_RETURN_IF_ERROR(inner.construction_status());
-    if (op->shape_inference_fn) TF_RETURN_IF_ERROR(inner.Run(op->shape_inference_fn));
-    for (int i = 0; i < inner.num_outputs(); ++i, ++output) {
-      tensorflow::TensorShapeProto shape;
-      if (op->shape_inference_fn) {
-        inner.ShapeHandleToProto(inner.output(i), &shape);
-      } else {
-        shape.set_unknown_rank(true);
-      }
-      ShapeHandle made;
-      TF_RETURN_IF_ERROR(ctx->MakeShapeFromShapeProto(shape, &made));
-      ctx->set_output(output, made);
-    }
-    input += inputs;
+    std::vector<ShapeHandle> made;
+    TF_RETURN_IF_ERROR(InferKernelShapes(ctx, *kernel, input, &made));
+    for (const ShapeHandle& shape : made) ctx->set_output(output++, shape);
+    input += kernel->input_types.size();
   }
   return absl::OkStatus();
 }
@@ -127,112 +103,6 @@ kernels: The two nodes, as serialized NodeDefs.
 allocations: How many the first makes. The second starts after them.
 )doc");
 
-// The device's allocator as the first kernel sees it: what comes back is kept until both have ended. It is there for as
-// long as anything that came from it, since a tensor goes back to where it came from.
-class Deferring : public Allocator {
- public:
-  // Calls `all_made` once, when it has made so many allocations.
-  Deferring(Allocator* allocator, int64_t allocations, std::function<void()> all_made)
-      : allocator_(allocator), allocations_(allocations), all_made_(std::move(all_made)) {}
-
-  std::string Name() override { return allocator_->Name(); }
-
-  void* AllocateRaw(size_t alignment, size_t num_bytes) override {
-    return AllocateRaw(alignment, num_bytes, tensorflow::AllocationAttributes());
-  }
-  void* AllocateRaw(size_t alignment, size_t num_bytes,
-                    const tensorflow::AllocationAttributes& attributes) override {
-    void* const made = allocator_->AllocateRaw(alignment, num_bytes, attributes);
-    if (made == nullptr) return nullptr;
-    bool all_made;
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      ++alive_;
-      all_made = ++made_ == allocations_;
-    }
-    if (all_made) all_made_();
-    return made;
-  }
-
-  void DeallocateRaw(void* ptr) override {
-    Allocator* const allocator = allocator_;  // once this is counted, another thread may be the last, and delete it
-    bool last;
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      if (is_open_) return kept_.push_back(ptr);
-      last = --alive_ == 0;
-    }
-    allocator->DeallocateRaw(ptr);
-    if (last) delete this;
-  }
-
-  // Both have ended.
-  void Close() {
-    Allocator* const allocator = allocator_;
-    std::vector<void*> kept;
-    bool last;
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      is_open_ = false;
-      kept = std::move(kept_);
-      alive_ -= kept.size();
-      last = alive_ == 0;
-    }
-    for (void* ptr : kept) allocator->DeallocateRaw(ptr);
-    if (last) delete this;
-  }
-
-  bool TracksAllocationSizes() const override { return allocator_->TracksAllocationSizes(); }
-  size_t RequestedSize(const void* ptr) const override { return allocator_->RequestedSize(ptr); }
-  size_t AllocatedSize(const void* ptr) const override { return allocator_->AllocatedSize(ptr); }
-  int64_t AllocationId(const void* ptr) const override { return allocator_->AllocationId(ptr); }
-  std::optional<tensorflow::AllocatorStats> GetStats() override { return allocator_->GetStats(); }
-  tensorflow::AllocatorMemoryType GetMemoryType() const override { return allocator_->GetMemoryType(); }
-
- private:
-  Allocator* const allocator_;
-  const int64_t allocations_;
-  const std::function<void()> all_made_;
-  std::mutex mu_;
-  int64_t made_ = 0, alive_ = 0;
-  bool is_open_ = true;
-  std::vector<void*> kept_;
-};
-
-// One run of one of the two kernels.
-class Side {
- public:
-  Side(OpKernelContext* ctx, OpKernel* kernel, DeviceBase* device, int input, int output) : output_(output) {
-    // Held twice, so that the kernel takes none of them over: the other may read it.
-    for (int i = 0; i < kernel->num_inputs(); ++i) run_.held.push_back(ctx->input(input + i));
-    for (int i = 0; i < kernel->num_inputs(); ++i) {
-      run_.inputs.emplace_back(&run_.held[i]);
-      run_.input_attributes.push_back(ctx->input_alloc_attr(input + i));
-    }
-    for (int i = 0; i < kernel->num_outputs(); ++i) {
-      run_.output_attributes.push_back(ctx->output_alloc_attr(output + i));
-    }
-    run_.MakeContext(ctx, kernel, device);
-  }
-
-  void Run() { run_.params.op_kernel->Compute(run_.ctx.get()); }
-
-  // To the op's own outputs, or its status, with the kernel's own name: the op's says nothing of the second.
-  void HandOver(OpKernelContext* ctx) {
-    if (!run_.ctx->status().ok()) {
-      return ctx->SetStatus(tensorflow::AttachDef(run_.ctx->status(), run_.params.op_kernel->def()));
-    }
-    for (int i = 0; i < run_.ctx->num_outputs(); ++i) {
-      const std::unique_ptr<Tensor> made(run_.ctx->release_output(i).tensor);
-      ctx->set_output(output_ + i, *made);
-    }
-  }
-
- private:
-  const int output_;
-  InnerRun run_;
-};
-
 // One run of both.
 class Pair : public std::enable_shared_from_this<Pair> {
  public:
@@ -244,8 +114,8 @@ class Pair : public std::enable_shared_from_this<Pair> {
         allocator_(new Deferring(ctx->device()->GetAllocator({}), allocations, [this] { OfferSecond(); })),
         first_device_(ctx->device(), allocator_, one_core),
         second_device_(ctx->device(), ctx->device()->GetAllocator({}), one_core),
-        first_(std::make_unique<Side>(ctx, first, &first_device_, 0, 0)),
-        second_(std::make_unique<Side>(ctx, second, &second_device_, first->num_inputs(), first->num_outputs())),
+        first_(std::make_unique<KernelRun>(ctx, first, &first_device_, 0)),
+        second_(std::make_unique<KernelRun>(ctx, second, &second_device_, first->num_inputs())),
         done_(std::move(done)) {}
 
   void Run() {
@@ -269,8 +139,8 @@ class Pair : public std::enable_shared_from_this<Pair> {
   // Of one of the two; of both the second time.
   void End() {
     if (--running_ > 0) return;
-    first_->HandOver(ctx_);
-    second_->HandOver(ctx_);
+    first_->HandOver(ctx_, 0);
+    second_->HandOver(ctx_, first_->num_outputs());
     first_.reset();
     second_.reset();
     allocator_->Close();
@@ -281,7 +151,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
   OpKernelContext* const ctx_;
   Deferring* const allocator_;  // its own, once closed
   InnerDevice first_device_, second_device_;
-  std::unique_ptr<Side> first_, second_;
+  std::unique_ptr<KernelRun> first_, second_;
   std::atomic<bool> is_taken_{false};
   std::atomic<int> running_{2};
   AsyncOpKernel::DoneCallback done_;

@@ -406,3 +406,5 @@ def test_what_another_course_or_size_can_take_is_named_of_what_decides_it():
     course = "l (While, judged by some of its courses: another takes at most 512 bytes more)"
     assert _named(sampled, flow.nodes[1], 512) == course
     assert _named(sampled, flow.nodes[1], None) == "l (While)"
+    unknown = "l (While, judged by some of its courses: what another takes has no known bound)"
+    assert _named(dataclasses.replace(sampled, covered=False), flow.nodes[1], 512) == unknown

@@ -15,6 +15,7 @@ class Element(NamedTuple):
     Attributes:
         parts: of a list, what is known of it in turn; None of one of which nothing is known.
         is_list: whether it is a list or an optional in turn.
+        pool: as of the Part.
     """
 
     nbytes: int
@@ -23,6 +24,7 @@ class Element(NamedTuple):
     output: int | None = None
     parts: tuple[Element | None, ...] | None = ()
     is_list: bool = False
+    pool: tuple[int, ...] | None = None
 
 
 Contents = tuple[Element | None, ...]
@@ -66,9 +68,12 @@ class Part(NamedTuple):
         nbytes: its own size.
         values: its integers where they are known.
         is_list: whether it is a list or an optional in turn.
+        pool: of a part that stands for several elements (analysis/pools.py), their sizes; () where another part has
+            them.
     """
 
     buffer: Buffer
     nbytes: int
     values: Values | None = None
     is_list: bool = False
+    pool: tuple[int, ...] | None = None

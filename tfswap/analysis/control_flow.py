@@ -27,6 +27,7 @@ from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.executor import Executor, Program
 from tfswap.analysis.groups import Chunks, Served, chunks_of, with_views
 from tfswap.analysis.integer_values import AtMost, Integers, Known, Loop, Values, as_feeds, common
+from tfswap.analysis.pools import Merged, Way, reached, structure
 from tfswap.analysis.tensor_lists import LIST_RULES, Call
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import RELOCATED
@@ -192,6 +193,7 @@ def record(
     given_up: Sequence[int | None] = (),
     lowered: Seconds | None = None,
     course: Course | None = None,
+    covering: Sequence[int] | None = None,
     prepared: Bodies | None = None,
 ) -> Record:
     """What a loop or a conditional does to the allocator.
@@ -206,12 +208,13 @@ def record(
         lowered: seconds of a kernel, where TensorFlow lowers the node: the kernels of bodies have no order then. The
             record is that of the run that peaks in the middle of a few.
         course: what the step decides; by default a bound is found.
+        covering: by input, the bytes that are held with it. Where these are given, the record covers all courses: at
+            each point it holds for each buffer of a course another that is no smaller.
         prepared: gets what is known of the bodies, of the same device; not of nodes that are lowered.
     """
     if lowered is None:
-        return _run_of(Machine(device, strict, course=course, prepared=prepared), node, bodies, contents, integers, ())[
-            1
-        ]
+        machine = Machine(device, strict, course=course, covering=covering is not None, prepared=prepared)
+        return _run_of(machine, node, bodies, contents, integers, (), covering or ())[1]
     runs = [
         _run_of(
             Machine(device, strict, lowered=lowered, chance=random.Random(seed), course=course),
@@ -233,9 +236,12 @@ def _run_of(
     contents: Sequence[Contents | None],
     integers: Sequence[Values | None],
     given_up: Sequence[int | None],
+    given_bytes: Sequence[int] = (),
 ) -> tuple[int, Record]:
     """The most that a run has made at once, in bytes, and its record."""
     inputs = machine.inputs(node, contents)
+    for buffer, nbytes in zip(inputs, given_bytes, strict=False):
+        buffer.nbytes = max(buffer.nbytes, nbytes)
     for buffer, value in zip(inputs, given_up, strict=False):
         machine.give_up(buffer, value)
     outputs, known = machine.control_flow(node, bodies, inputs, integers)
@@ -243,10 +249,15 @@ def _run_of(
 
 
 def record_list(
-    node: Node, device: DeviceModel, contents: Sequence[Contents | None], integers: Sequence[Values | None]
+    node: Node,
+    device: DeviceModel,
+    contents: Sequence[Contents | None],
+    integers: Sequence[Values | None],
+    *,
+    covering: bool = False,
 ) -> Record:
     """What an op of lists does to the allocator. Arguments as those of `record`."""
-    machine = Machine(device, strict=True)
+    machine = Machine(device, strict=True, covering=covering)
     call = Call(node, machine.inputs(node, contents), integers, {})
     outputs = LIST_RULES[node.op](machine, call)
     return machine.write_down(outputs, [call.known.get(o) for o in range(len(outputs))])
@@ -356,9 +367,11 @@ class Machine:
         lowered: Seconds | None = None,
         chance: random.Random | None = None,
         course: Course | None = None,
+        covering: bool = False,
         prepared: Bodies | None = None,
     ):
         self.device = device if lowered else device.in_bodies
+        self.covering = covering
         self._seconds = lowered
         self._chance = chance
         self.course = course
@@ -686,6 +699,8 @@ class Machine:
             branch = bodies[choice[0] if 0 <= choice[0] < len(bodies) else -1]
         elif relocated is not None:
             return self._any_branch(bodies, arguments, given, relocated)
+        elif self.covering:
+            return self._all_branches(bodies, arguments, given)
         else:
             branch, known = self._worst(node, bodies, arguments, given)
             self.exact = False
@@ -716,6 +731,41 @@ class Machine:
             results, _ = self._run(branch, arguments, integers, consume=False)
         self._relocate(relocated, results, *bodies)
         return results, [None] * len(results)
+
+    def _all_branches(
+        self, bodies: Sequence[Graph], arguments: Sequence[Buffer], integers: Sequence[Values | None]
+    ) -> tuple[list[Buffer], list[Values | None]]:
+        """Run one branch after another, and give what covers the results of each."""
+        self.exact = False
+        ways: list[Way] = []
+        known: list[list[Values | None]] = []
+        for branch in bodies:
+            results, its = self._run(branch, arguments, integers, consume=False)
+            ways.append(Way.of(results))
+            known.append(its)
+            for buffer in results:
+                self.drop(buffer)
+        return self._merged(Merged.of(ways), []), common(known)
+
+    def _merged(self, merged: Merged, results: Sequence[Buffer]) -> list[Buffer]:
+        """What covers the results of several ways, in place of `results`; held once each."""
+        shared = [self.hold(b) for b in merged.shared]
+        same = [None if b is None else self.hold(b) for b in merged.same]
+        for buffer in results:
+            self.drop(buffer)
+        pool = self.hold(Buffer(None, 0))
+        pool.parts = [Part(b, b.nbytes) for b in (*shared, *map(self.allocate, merged.pool_bytes))]
+        found: list[Buffer] = []
+        for result, buffer in enumerate(same):
+            made = self.allocate(merged.nbytes[result]) if buffer is None else buffer
+            if buffer is None:
+                made.parts = merged.parts(result, pool)
+                for part in made.parts:
+                    if part is not None:
+                        self.hold(part.buffer)
+            found.append(made)
+        self.drop(pool)
+        return found
 
     def _relocate(self, places: Sequence[int], results: list[Buffer], *bodies: Graph) -> None:
         """Give results buffers that are requested in their order, once all of them have been freed.
@@ -787,7 +837,10 @@ class Machine:
                 chosen = True
         count = enough if trips is None or (steady and len(trips) > enough) else len(trips) - 1
         held = list(arguments) if self.lowered else [self.hold(a) for a in arguments]
+        several = self.covering and not certain and relocated is None
         all_run = chosen if trips is None else len(trips) - 1 == count
+        ways = [Way.of(held)]
+        before: tuple[object, ...] = ()
         values = list(integers) if all_run else self._iterated(condition, body).unchanging(integers)
         left = self.live_bytes
         weight = self._weight
@@ -798,13 +851,17 @@ class Machine:
             self._iterations[-1] = iteration
             results, _ = self._run(condition, held, values, consume=False)
             self.drop(results[0])
-            left = self.live_bytes
+            left, before = self.live_bytes, structure(held) if self.covering else ()
             held, values = self._run(body, held, values, consume=True)
             if relocated is not None:
                 self._relocate(relocated, held, body)
+            if several:
+                ways.append(Way.of(held))
         self._iterations.pop()
         if trips is None and self.live_bytes != left:
             self.exact = False
+        if self.covering and trips is None and count and structure(held) != before:
+            raise UnboundedLoop(node.name, self.live_bytes - left)
         if self.strict and (trips is None or len(trips) - 1 != count) and self.live_bytes != left:
             raise UnboundedLoop(node.name, self.live_bytes - left)
         self._weight = weight
@@ -812,6 +869,8 @@ class Machine:
         self.drop(results[0])
         if relocated is not None and not count:
             self._relocate(relocated, held, body)
+        if several:
+            held = self._merged(Merged.of(ways), held)
         return held, ended if ended is not None else [None] * len(held)
 
     def _iterated(self, condition: Graph, body: Graph) -> Loop:
@@ -832,8 +891,17 @@ class Machine:
 
     # --- the record ------------------------------------------------------------------------------------------
 
+    def _in_arena(self, buffer: Buffer) -> Buffer:
+        """A result, or, of an element of a pool, a buffer that keeps the pool."""
+        if buffer.number is not None or buffer.source is not None or not buffer.parts or not self.covering:
+            return buffer
+        made = self.allocate(max(1, *(p.nbytes for p in buffer.parts if p is not None)))
+        made.parts = buffer.parts
+        return made
+
     def write_down(self, outputs: Sequence[Buffer], known: Sequence[Values | None]) -> Record:
         """The record, of a run that has given `outputs`."""
+        outputs = [self._in_arena(buffer) for buffer in outputs]
         alias: dict[int, int] = {}
         twins: dict[int, int] = {}
         keeps: dict[int, Keeps] = {}
@@ -946,8 +1014,11 @@ def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:
 
 def _element(part: Part, names: Mapping[int | None, int]) -> Element:
     buffer = part.buffer
+    if part.pool is not None:  # whose buffers the lists keep by `Record.keeps`
+        pool_bytes = sum(round_up(b.nbytes) for b in reached(buffer)) + round_up(buffer.nbytes)
+        return Element(pool_bytes, part.values, is_list=part.is_list, pool=part.pool)
     kept = None if buffer.endless else _contents(buffer, names)
-    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept, part.is_list)
+    return Element(part.nbytes, part.values, buffer.value, names.get(buffer.number), kept, part.is_list, part.pool)
 
 
 def _given_element(element: Element, source: int) -> Buffer:
@@ -960,7 +1031,8 @@ def _given_element(element: Element, source: int) -> Buffer:
 
 def _given_parts(contents: Contents | None, source: int) -> list[Part | None]:
     return [
-        None if e is None else Part(_given_element(e, source), e.nbytes, e.values, e.is_list) for e in contents or ()
+        None if e is None else Part(_given_element(e, source), e.nbytes, e.values, e.is_list, e.pool)
+        for e in contents or ()
     ]
 
 

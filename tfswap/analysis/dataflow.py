@@ -30,6 +30,7 @@ from tfswap.analysis.control_flow import (
     Course,
     Record,
     Seconds,
+    UnboundedLoop,
     deciding,
     output_bytes,
     record,
@@ -155,7 +156,9 @@ class Dataflow:
         permits: by value, what the user allows to be done to it, of those to which not everything may be.
         sequences: where the step decides which branches its conditionals take, or when its loops end, the facts for
             each course that it can take, or for some of very many.
+            Of very many, one more covers all courses, where one is known to.
         all_courses: whether these are all.
+        covered: whether these, or the one that covers all, hold at each point what any course does.
     """
 
     nodes: list[Node]
@@ -190,6 +193,7 @@ class Dataflow:
     permits: dict[int, Permit] = field(default_factory=dict[int, Permit])
     sequences: tuple[Dataflow, ...] = ()
     all_courses: bool = True
+    covered: bool = True
 
     @property
     def inner_host_bytes(self) -> int:
@@ -406,6 +410,10 @@ def analyse_dataflow(
     several = builder.ends_early or (builder.undecided and (strict or builder.repeated))
     if several and lowered is None:
         flow.sequences, flow.all_courses = _of_courses(builder)
+        if not flow.all_courses and strict:
+            covering = _covering(builder)
+            flow.covered = covering is not None
+            flow.sequences += () if covering is None else (covering,)
     return flow
 
 
@@ -441,6 +449,14 @@ def _of_courses(builder: _Builder) -> tuple[tuple[Dataflow, ...], bool]:
         if math.prod(numbered.options) > MOST_COURSES or (digits is not None and len(found) == MOST_COURSES):
             return tuple(map(facts, _some_courses(builder))), False
     return tuple(found), not builder.endless
+
+
+def _covering(builder: _Builder) -> Dataflow | None:
+    """Facts that cover all courses; None where none are known to."""
+    try:
+        return _Builder(builder.graph, builder.device, False, None, before=builder, covering=True).build()
+    except UnboundedLoop:
+        return None
 
 
 class _Numbered:
@@ -513,6 +529,8 @@ class _Builder:
         lowered: Seconds | None,
         course: Course | None = None,
         before: _Builder | None = None,
+        *,
+        covering: bool = False,
     ):
         self.graph = graph
         # What is known already, by the builder of the same facts for another course.
@@ -520,6 +538,7 @@ class _Builder:
         self.prepared: Bodies = {} if before is None else before.prepared
         self.records: dict[Node, tuple[list[Contents | None], list[Values | None], Record]] = {}
         self.course = course
+        self.covering = covering
         self.undetermined: dict[Node, None] = {}
         self.undecided = 0
         self.choices: set[Node] = set()  # conditionals whose branch the step decides
@@ -709,7 +728,7 @@ class _Builder:
         known = [self.integers.get(t) for t in node.inputs]
         contents = [self.contents.get(t) for t in node.inputs]
         if bodies is None:
-            made = record_list(node, self.device, contents, known)
+            made = record_list(node, self.device, contents, known, covering=self.covering)
         elif self.before is not None and (kept := self.before.records.get(node)) and kept[:2] == (contents, known):
             made = kept[2]
         else:
@@ -724,6 +743,7 @@ class _Builder:
                 given_up=given_up,
                 lowered=self.lowered,
                 course=self.course,
+                covering=[self._held_bytes(t) for t in node.inputs] if self.covering else None,
                 prepared=self.prepared,
             )
             if made.decided:
@@ -738,6 +758,11 @@ class _Builder:
             self.endless |= made.endless
         self.integers.update({(node, o): v for o, v in made.integers.items()})
         return made
+
+    def _held_bytes(self, tensor: Output) -> int:
+        """What is held with a tensor: all of what it is a view of."""
+        v = self.flow.value_of.get(tensor)
+        return 0 if v is None else self.flow.values[v].nbytes
 
     def _kept(self, tensor: Output) -> tuple[int, ...]:
         return self.flow.kept.get(tensor, ())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tfswap.analysis.buffers import Buffer, Part
 from tfswap.analysis.integer_values import Values
+from tfswap.analysis.pools import element_sizes, is_pooled
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Node
 from tfswap.ir.types import TensorType
@@ -89,6 +90,8 @@ def _let_go(machine: Machine, part: Part | None) -> None:
 def _element(machine: Machine, call: Call, output: int, index: int | None) -> Buffer:
     """An element of the first input as an output, held; one that is not set is made of zeros."""
     source, missing = call.inputs[0], call.node.outputs[output]
+    if is_pooled(source):
+        return _any_element(machine, call, output)
     if index is None and source.parts:
         machine.exact = False  # any element; zeros, if there may be any, are the most that it can take
         index = next((i for i, p in enumerate(source.parts) if p is None), 0)
@@ -102,6 +105,26 @@ def _element(machine: Machine, call: Call, output: int, index: int | None) -> Bu
     made = Buffer(None, _bytes(missing), source.source)
     made.endless = missing.dtype == "variant"
     return machine.hold(made)
+
+
+def _any_element(machine: Machine, call: Call, output: int) -> Buffer:
+    """An element of a pool, or one of zeros where the list may have some that are not set."""
+    source, missing = call.inputs[0], call.node.outputs[output]
+    made = Buffer(None, 0)
+    made.parts = [_shared(machine, p) for p in source.parts]
+    for part in source.parts:
+        if part is not None and part.buffer.ahead is not None:
+            made.ahead, part.buffer.ahead = part.buffer.ahead, None
+    if None in source.parts:
+        made.parts.append(Part(machine.allocate(_bytes(missing)), _bytes(missing), pool=()))
+    call.known[output] = next(p.values for p in source.parts if p is not None and p.pool is not None)
+    return machine.hold(made)
+
+
+def _pool(machine: Machine, sizes: Sequence[int]) -> list[Part | None]:
+    """Elements of these sizes that are made anew, of a list that may have fewer."""
+    made: list[Part | None] = [_made(machine, size)._replace(pool=(size,)) for size in sizes]
+    return made
 
 
 def _empty(machine: Machine, call: Call) -> list[Buffer]:
@@ -125,7 +148,7 @@ def _pop_back(machine: Machine, call: Call) -> list[Buffer]:
     source = call.inputs[0]
     element = _element(machine, call, 1, len(source.parts) - 1 if source.parts else None)
     made = _own(machine, source)
-    if made.parts:
+    if made.parts and not is_pooled(made):
         _let_go(machine, made.parts.pop())
     return [made, element]
 
@@ -137,6 +160,11 @@ def _get_item(machine: Machine, call: Call) -> list[Buffer]:
 def _set_item(machine: Machine, call: Call) -> list[Buffer]:
     made = _own(machine, call.inputs[0])
     index = call.number(1)
+    if is_pooled(made):
+        made.parts.append(call.part(machine, 2))
+        if call.node.attrs.get("resize_if_index_out_of_bounds"):
+            made.parts.append(None)
+        return [made]
     if index is None:
         machine.exact = False
         index = next((i for i, p in enumerate(made.parts) if p is None), max(0, len(made.parts) - 1))
@@ -152,8 +180,9 @@ def _set_item(machine: Machine, call: Call) -> list[Buffer]:
 def _resize(machine: Machine, call: Call) -> list[Buffer]:
     made = _own(machine, call.inputs[0])
     size = call.number(1)
-    if size is None:
+    if size is None or is_pooled(made):
         machine.exact = False
+        made.parts.append(None)
         return [made]
     made.parts += [None] * (size - len(made.parts))
     for part in made.parts[size:]:
@@ -210,7 +239,7 @@ def _push_back_batch(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _length(machine: Machine, call: Call) -> list[Buffer]:
-    if not call.inputs[0].endless:
+    if not call.inputs[0].endless and not is_pooled(call.inputs[0]):
         call.known[0] = (len(call.inputs[0].parts),)
     return [machine.allocate(_bytes(call.node.outputs[0]))]
 
@@ -227,8 +256,9 @@ def _stack(machine: Machine, call: Call) -> list[Buffer]:
     """One tensor of all; elements that are not set are read from one of zeros."""
     made = machine.allocate(_bytes(call.node.outputs[0]))
     parts = call.inputs[0].parts
-    if any(p is None for p in parts):
-        machine.drop(machine.allocate(_bytes(call.node.outputs[0]) // len(parts)))
+    if None in parts:
+        rows = (call.node.outputs[0].shape or (1,))[0] if is_pooled(call.inputs[0]) else len(parts)
+        machine.drop(machine.allocate(_bytes(call.node.outputs[0]) // (rows or 1)))
     return [made]
 
 
@@ -242,6 +272,9 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
 
     def fill(made: Buffer, source: Buffer) -> Buffer:
         machine.exact &= not source.endless
+        if is_pooled(source):
+            made.parts = _pool(machine, element_sizes(source))
+            return made
         for part in source.parts:
             if part is None:
                 made.parts.append(None)
@@ -296,6 +329,10 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
 def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
     """The sums of two lists' elements; the other's where one is not set."""
     machine.exact &= not (one.endless or other.endless)
+    if is_pooled(one) or is_pooled(other):
+        sizes = max(element_sizes(one), element_sizes(other), key=sum)
+        terms = [_shared(machine, part) for part in (*one.parts, *other.parts)]
+        return [*_pool(machine, sizes), *(None if p is None else p._replace(pool=p.pool or ()) for p in terms)]
     sums: list[Part | None] = []
     for left, right in zip(one.parts, other.parts, strict=False):
         if left is None or right is None:
@@ -320,6 +357,8 @@ def _swap_out(machine: Machine, call: Call) -> list[Buffer]:
 
 def _release(machine: Machine, call: Call) -> list[Buffer]:
     handle = call.inputs[0]
+    if is_pooled(handle):
+        return []  # another one may be it
     for part in handle.parts:
         _let_go(machine, part)
     handle.parts = []

@@ -466,6 +466,8 @@ def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
         bound = ", no bound on what its Python function allocates"
     elif more_bytes is None:
         pass
+    elif not flow.covered and control_flow(node.op):
+        bound = ", judged by some of its courses: what another takes has no known bound"
     elif not flow.all_courses and control_flow(node.op):
         bound = f", judged by some of its courses: another takes at most {more_bytes} bytes more"
     elif flow.decides_sizes(node):

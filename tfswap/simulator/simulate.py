@@ -562,11 +562,11 @@ def memory_within(
 
 
 def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> int:
-    """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie, if they hold
-    no more than what holds most of those that are tried.
+    """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie.
 
-    A chunk is smaller than twice the request that it serves, or it would be split. While a request is given the end of
-    a chunk, all of the arena may be in use.
+    At each point some of the facts hold no less than the step can (`Dataflow.covered`). A chunk is smaller than twice
+    the request that it serves, or it would be split. While a request is given the end of a chunk, all of the arena may
+    be in use.
     """
     most = max(_widest_bytes(*extreme, resident) for extreme in at_extremes(flow, steps))
     if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):

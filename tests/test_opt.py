@@ -43,6 +43,8 @@ def test_passes_are_applied_in_the_order_in_which_they_are_named(
 
 
 def test_every_pass_of_the_table_is_listed_with_what_it_ensures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["opt", "graph.txt"]) == cli.FAILED
+    assert "--passes" in capsys.readouterr().err
     assert cli.main(["opt", "--json"]) == cli.OK
     listed = json.loads(capsys.readouterr().out)["passes"]
     assert {row.apply.name for row in PREPARE} <= {each["name"] for each in listed}

@@ -305,12 +305,14 @@ def _doctor(options: argparse.Namespace) -> Result:
 def _opt(options: argparse.Namespace) -> Result:
     from tfswap.frontends.apply_passes import PASSES, apply_passes, target_of
 
+    if not options.passes and options.graph_file is not None:
+        raise TfswapError("which passes to apply to the graph is not said: give --passes, or no FILE to list them")
     if not options.passes:
         rows = [(done.name, done.requires or "-", done.ensures) for done in PASSES.values()]
         content = {"passes": [dict(zip(("name", "requires", "ensures"), row, strict=True)) for row in rows]}
         return content, listing(("pass", "requires", "ensures"), rows)
     target = target_of(options.device, onednn=options.onednn, portable=options.portable)
-    text, changes = apply_passes(options.graph_file, options.passes, target)
+    text, changes = apply_passes(options.graph_file or "-", options.passes, target)
     return {"graph": text, "changes": dict(changes)}, text.rstrip("\n")
 
 
@@ -473,7 +475,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_size_flags(verify)
     verify.add_argument("--steps", type=_batch_size, default=3, help="how many steps of both are run (3)")
     opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
-    opt.add_argument("graph_file", metavar="FILE", nargs="?", default="-", help='a graph in text form; "-" is stdin')
+    opt.add_argument("graph_file", metavar="FILE", nargs="?", help='a graph in text form; "-", or none, is stdin')
     opt.add_argument("--passes", type=_names, default=[], help="names of passes, with commas between")
     opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the step runs on (cpu)")
     opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")

@@ -162,7 +162,7 @@ if (table) {
       made("td", {className: "n"}, r.moved ? size(r.moved) : ""),
       made("td", {className: "n"}, r.cost_s ? time(r.cost_s) : ""))));
     more.hidden = rows.length <= shown;
-    found.textContent = `${rows.length} tensors`;
+    found.textContent = `${rows.length} tensor${rows.length === 1 ? "" : "s"}`;
   }
   table.querySelectorAll("th").forEach((head, n) => head.querySelector("button").addEventListener("click", () => {
     down = sorted === n ? !down : n !== 1 && n !== 2 && n !== 3;

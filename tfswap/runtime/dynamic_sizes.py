@@ -205,8 +205,9 @@ def _computing(
 
     specs = [tf.TensorSpec(concrete.inputs[p].shape, concrete.inputs[p].dtype) for p in used]
     compute = tf.function(sizes, input_signature=specs, autograph=False)
-    if not any(rule.of == tensor for tensor, rule in rules.items()):  # whose sizes are open
-        compute = under_limit(compute)
+    is_open = any(rule.of == tensor for tensor, rule in rules.items())
+    # A concrete function: of others TensorFlow counts traces, and warns users of code that is not theirs.
+    compute = compute.get_concrete_function() if is_open else under_limit(compute)
 
     def run(given: Sequence[Any]) -> Sizes:
         try:

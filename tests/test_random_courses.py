@@ -33,7 +33,7 @@ def test_no_course_of_many_random_steps_holds_more_than_the_run_that_covers_all(
 @pytest.mark.parametrize("seed", [3, 5])
 def test_no_course_passes_its_plan_by_more_than_is_named(seed: int):
     """Random courses, and those that were changed wherever the measured peak rose."""
-    found = on_arena(f"import json, random_courses; print(json.dumps(random_courses.peaks({seed}, 1.01, 60)))")
+    found = on_arena(f"import json, random_courses; print(json.dumps(random_courses.peaks({seed}, 1.1, 60)))")
     named = [int(n) for kernel in found["unmodelled"] for n in re.findall(r"at most (\d+) bytes more", kernel)]
     assert named, found
     assert found["peak"] <= found["planned"] + max(named)

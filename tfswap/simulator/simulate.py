@@ -728,6 +728,12 @@ class Span(NamedTuple):
     end_s: float
 
 
+SPLIT_S = 20e-6
+"""What parting the chunks for a kernel takes the host, with giving the rest back: measured where there are some thousand
+chunks.
+"""
+
+
 def simulate_time(
     flow: Dataflow,
     steps: Sequence[Step],
@@ -776,6 +782,9 @@ def simulate_time(
             now += waited_s
             compute += waited_s
             del ends[subject]
+        elif kind == SPLIT:
+            if steps[number + 1].kind != SPLIT:
+                now += SPLIT_S
         elif kind == RERUN:
             now += cost_s[subject]
             rerun += cost_s[subject]

@@ -15,7 +15,9 @@ from unittest import mock
 
 import pytest
 
+from tfswap.compiler.options import Options
 from tfswap.device import cudnn
+from tfswap.errors import TfswapError
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates, described
@@ -84,6 +86,14 @@ def test_redzones_are_off_unless_a_user_has_said():
         os.environ[cudnn.REDZONES_OFF] = "0"
         cudnn.without_redzones()
         assert os.environ[cudnn.REDZONES_OFF] == "0"
+
+
+def test_a_gpu_without_codecs_swaps_and_recomputes():
+    other = DeviceModel("gpu", name="METAL", codecs=False)
+    assert Options().on(other).tactics == tuple(t for t in Options().tactics if t != "encode")
+    assert Options().on(H200).tactics == Options().tactics
+    with pytest.raises(TfswapError, match="NVIDIA"):
+        Options(precision=(("*", "fp16"),)).on(other)
 
 
 @pytest.mark.parametrize(("said", "nbytes"), [("", None), ("32", 32 * MIB), ("much", None)])

@@ -106,7 +106,18 @@ class Options:
             )
 
     def on(self, device: DeviceModel) -> Options:
-        """What of this can be done on a device: TensorFlow's own copies to the host leave a CPU's tensors in place."""
-        if not self.portable or device.kind != "cpu":
+        """What of this can be done on a device: TensorFlow's own copies to the host leave a CPU's tensors in place, and
+        the codecs have kernels for CPUs and for NVIDIA's GPUs.
+
+        Raises TfswapError where `precision` asks for codecs and there are none.
+        """
+        if self.precision and not device.codecs:
+            raise TfswapError("precision is given, and its codecs run on CPUs and on NVIDIA's GPUs only. Leave it out")
+        left_out = set[str]()
+        if self.portable and device.kind == "cpu":
+            left_out.add("swap")
+        if not device.codecs:
+            left_out.add("encode")
+        if not left_out.intersection(self.tactics):
             return self
-        return dataclasses.replace(self, tactics=tuple(tactic for tactic in self.tactics if tactic != "swap"))
+        return dataclasses.replace(self, tactics=tuple(tactic for tactic in self.tactics if tactic not in left_out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from tfswap.device import cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
 from tfswap.kernels.device import DeviceModel
 from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+
+log = logging.getLogger("tfswap")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ def current_device(live: bool = False) -> tuple[str, DeviceModel]:
     return "CPU:0", found
 
 
+@functools.cache
+def _has_codecs() -> bool:
+    """Whether the codecs run on this TensorFlow's GPUs: where it was built for CUDA."""
+    import tensorflow as tf
+
+    found = bool(tf.sysconfig.get_build_info().get("is_cuda_build"))
+    if not found:
+        log.warning("tfswap: codecs are disabled: they are for NVIDIA's GPUs. Tensors are swapped and recomputed.")
+    return found
+
+
 def _gpu(intra: int, inter: int) -> DeviceModel:
     import tensorflow as tf
     from tensorflow.python.framework import config
@@ -65,6 +79,7 @@ def _gpu(intra: int, inter: int) -> DeviceModel:
         inter_op_threads=inter,
         name=str(details.get("device_name", "")),
         workspace_bytes=cudnn.workspace_limit_bytes(),
+        codecs=_has_codecs(),
         tf32=capability >= (8, 0) and tf.config.experimental.tensor_float_32_execution_enabled(),
         deterministic=config.is_op_determinism_enabled(),
     )

@@ -24,6 +24,7 @@ class DeviceModel(NamedTuple):
         workspace_bytes: the most that cuDNN may take for a convolution, as TensorFlow was told
             (TF_CUDNN_WORKSPACE_LIMIT_IN_MB); None where it was not (GPU only).
         tf32: whether contractions of float32 are computed in TF32 (GPU only).
+        codecs: whether the codecs run. On a GPU they are CUDA's.
         deterministic: whether kernels give the same result each time (`enable_op_determinism`), for which some take
             temporaries (GPU only).
     """
@@ -37,6 +38,7 @@ class DeviceModel(NamedTuple):
     name: str = ""
     workspace_bytes: int | None = None
     tf32: bool = False
+    codecs: bool = True
     deterministic: bool = False
 
     def running(self, tensors: Iterable[TensorType]) -> DeviceModel:

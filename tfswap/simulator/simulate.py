@@ -729,9 +729,7 @@ class Span(NamedTuple):
 
 
 SPLIT_S = 20e-6
-"""What parting the chunks for a kernel takes the host, with giving the rest back: measured where there are some thousand
-chunks.
-"""
+"""What parting chunks for a kernel takes the host, with giving the rest back: measured among some thousand chunks."""
 
 
 def simulate_time(

@@ -161,6 +161,11 @@ absl::Status FindKernel(const std::string& type, void** kernel) {
   static std::mutex* const mu = new std::mutex;
   static auto* const kernels = new std::map<std::pair<void*, std::string>, void*>;
   const Library& driver = Driver();
+  if (!driver.found()) {
+    return absl::FailedPreconditionError(
+        "tfswap's codecs run on NVIDIA's GPUs, whose driver (libcuda.so.1) is not installed. Leave "
+        "\"encode\" out of tactics=, and precision= out.");
+  }
   void* context = nullptr;
   RETURN_IF_NONZERO(driver, cuCtxGetCurrent, &context);
   std::lock_guard<std::mutex> lock(*mu);

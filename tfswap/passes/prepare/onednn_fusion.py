@@ -51,7 +51,7 @@ KERNEL_LABEL = b"MklNameChangeOp"
 )
 def fuse_onednn(graph: Graph, target: Target) -> int:
     """Join such pairs of `graph`, in place; returns how many."""
-    if not target.device.onednn:
+    if not target.onednn:
         return 0
     pairs = _Pairs(graph, target.device, graph.read_in_vain)
     joined = [pairs.join(node, _with_pad) for node in list(graph) if pairs.is_padded(node)]
@@ -68,7 +68,7 @@ def keep_unfused(graph: Graph, target: Target) -> int:
 
     In place; returns how many pairs that were.
     """
-    if not target.device.onednn:
+    if not target.onednn:
         return 0
     pairs = _Pairs(graph, target.device)
     found = [node for node in graph if pairs.is_padded(node) or pairs.is_biased(node)]

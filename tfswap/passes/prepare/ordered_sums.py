@@ -50,7 +50,7 @@ def order_sums(graph: Graph, target: Target) -> int:
     parts = {"": graph, **graph.named_bodies()}
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
     first = _first_inputs(graph, target.device, target.held) if sums else {}
-    by_iteration = not target.portable and target.device.kind == "cpu"
+    by_iteration = target.own_ops and target.on_cpu
     for name, found in sums.items():
         for node in found:
             begins = first.get((name, node.name), (0,))

@@ -39,7 +39,7 @@ SPATIAL = {b"NHWC": (1, 2), b"NCHW": (2, 3), b"NDHWC": (1, 2, 3), b"NCDHW": (2, 
 )
 def keep_pool_argmax(graph: Graph, target: Target) -> int:
     """Have the MaxPools of `graph` give places to their gradients, in place; returns how many gradients that were."""
-    if not target.device.onednn:
+    if not target.onednn:
         return 0
     found = 0
     for node in graph:
@@ -70,7 +70,7 @@ def keep_gradients_unpaired(graph: Graph, target: Target, before: Graph) -> int:
 
     In place; returns how many gradients that were.
     """
-    if not target.device.onednn:
+    if not target.onednn:
         return 0
     found = 0
     for node in list(graph):

@@ -129,7 +129,7 @@ losses = expected(tf.function(Net(8).step), 4)
 net = Net(8)
 step = optimized(net, spill_dir={str(tmp_path)!r})
 ops.configure(disk_bandwidth_bytes_per_s=100e6)
-moved, copying = [], []
+moved = []
 for n, compressed in enumerate((False, True, True, False)):
     assert ops.configure(disk_compression=compressed).disk_compression == compressed
     assert bits(step(batch(ROWS, n))) == losses[n]
@@ -139,10 +139,8 @@ for n, compressed in enumerate((False, True, True, False)):
     moved.append(stats.disk_out_bytes)
     share = stats.disk_written_bytes / stats.disk_out_bytes
     assert share < 0.8 if compressed else share == 1, share  # half of a ReLU's values are zeros
-    copying.append(stats.copying_s)
 plan = step.plan()
 assert len(set(moved)) == 1 and moved[0] > 0
-assert max(copying[1:3]) < min(copying[0], copying[3]), copying
 assert peak() <= plan.limit_bytes and ops.stats().pool_reserved_bytes <= HOST
 assert ops.stats().disk_written_bytes < ops.stats().disk_out_bytes
 print(json.dumps(0))

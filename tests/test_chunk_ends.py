@@ -67,14 +67,17 @@ del slab  # one region, as a GPU's
 keras.utils.set_random_seed(0)
 inputs = keras.Input((35,), dtype="int32")
 h = keras.layers.LSTM(128, return_sequences=True)(keras.layers.Embedding(1000, 128)(inputs))
-model = keras.Model(inputs, keras.layers.Dense(1000)(h))
+model, head = keras.Model(inputs, h), keras.layers.Dense(1000)
+head.build((None, 128))  # of one axis besides the batch: of more, Keras' versions do differently
+variables = [*model.trainable_variables, *head.trainable_variables]
 loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 words, following = tf.random.stateless_uniform([2, 126, 35], (1, 2), 0, 1000, tf.int32)
 
 def step(words, following):
     with tf.GradientTape() as tape:
-        loss = loss_of(following, model(words, training=True))
-    for variable, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
+        rows = head(tf.reshape(model(words, training=True), [-1, 128]))
+        loss = loss_of(following, tf.reshape(rows, [126, 35, 1000]))
+    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
         variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
     return loss
 

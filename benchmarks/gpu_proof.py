@@ -45,9 +45,11 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(ROOT))
 
-from tfswap.exporters.function import grappler_off, memory_optimizer_off  # noqa: E402
+from tfswap.exporters.function import grappler_off, memory_optimizer_off  # noqa: E402 - of this clone
 
 MIB = 2**20
 GB = 1e9

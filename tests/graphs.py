@@ -242,3 +242,17 @@ def training_steps(draw: st.DrawFn, min_layers: int = 2, max_layers: int = 12) -
         width=draw(st.sampled_from((64, 128, 130))),
         assign=draw(st.booleans()),
     )
+
+
+def draw_kernels(data: st.DataObject) -> str:
+    """A graph of products and element-wise kernels, each of which reads any before it, as text."""
+    lines, readable = ["%x = Placeholder() {dtype=float32} -> float32[4,256,256]"], ["x"]
+    for i in range(data.draw(st.integers(2, 14))):
+        read = data.draw(st.lists(st.sampled_from(readable), min_size=2, max_size=2))
+        if data.draw(st.booleans()):
+            kernel = f"BatchMatMulV2(%{read[0]}, %{read[1]}) {{adj_x=false, adj_y=false}}"
+        else:
+            kernel = data.draw(st.sampled_from(["Exp", "Relu", "Neg"])) + f"(%{read[0]})"
+        lines.append(f"%n{i} = {kernel} -> float32[4,256,256]")
+        readable.append(f"n{i}")
+    return "\n".join([*lines, "feeds %x", f"fetches %{readable[-1]}", ""])

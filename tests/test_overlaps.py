@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from graphs import draw_kernels
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import on_arena
@@ -51,16 +52,7 @@ def test_a_kernel_runs_while_others_do() -> None:
 @given(st.data())
 def test_any_order_stays_an_order(data: st.DataObject) -> None:
     """Every kernel runs once, after the end of all that it reads."""
-    lines, readable = ["%x = Placeholder() {dtype=float32} -> float32[4,256,256]"], ["x"]
-    for i in range(data.draw(st.integers(2, 14))):
-        read = data.draw(st.lists(st.sampled_from(readable), min_size=2, max_size=2))
-        if data.draw(st.booleans()):
-            kernel = f"BatchMatMulV2(%{read[0]}, %{read[1]}) {{adj_x=false, adj_y=false}}"
-        else:
-            kernel = data.draw(st.sampled_from(["Exp", "Relu", "Neg"])) + f"(%{read[0]})"
-        lines.append(f"%n{i} = {kernel} -> float32[4,256,256]")
-        readable.append(f"n{i}")
-    flow = facts("\n".join([*lines, "feeds %x", f"fetches %{readable[-1]}", ""]))
+    flow = facts(draw_kernels(data))
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     cost_s = [data.draw(st.sampled_from([1e-5, 2e-4, 1e-3, 4e-3])) for _ in flow.nodes]
     for found, overlaps in overlapping_orders(flow, order, cost_s, RATES):
@@ -204,9 +196,11 @@ def aborted():
         return finish(started)[0]
 
 results["aborted"] = [refused(aborted) for _ in range(5)]
-time.sleep(0.5)  # until the kernels have ended
 del once, large, aborted
 gc.collect()
+until = time.monotonic() + 30
+while in_use() > before and time.monotonic() < until:
+    time.sleep(0.01)  # the kernels have not all ended
 results["leaked"] = in_use() - before
 print(json.dumps(results))
 """

@@ -1,5 +1,6 @@
-"""What TensorFlow's use of cuDNN is told, for the whole process: how large workspaces may be, when a user asks for it,
-and that autotuning needs no memory of its own, where a step has a limit.
+"""Settings of TensorFlow's that bound what cuDNN takes, for the whole process.
+
+Workspaces are bounded when a user asks for it. Autotuning takes no buffers of its own once a step has a limit.
 """
 
 from __future__ import annotations

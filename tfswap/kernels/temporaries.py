@@ -264,8 +264,6 @@ def depthwise_backprop_filter(facts: Facts) -> Events:
     kernel, image = known_shape(facts.outputs[0]), known_shape(facts.inputs[0])
     if kernel is None or image is None:
         return _UNKNOWN
-    if facts.device.kind == "gpu":
-        return (OUT0,), False
     padded = _depthwise_padded(kernel, _element_bytes(facts.outputs[0]))
     return _temporaries_after_output([image[0] * padded, *[padded] * _depthwise_shards(facts)], exact=False)
 
@@ -366,7 +364,7 @@ def _partial_rows(facts: Facts, kind: TensorType) -> int:
 def bias_add_grad(facts: Facts) -> Events:
     """bias_op.cc: narrow rows are summed in one partial row for each thread."""
     gradient = facts.inputs[0]
-    if known_shape(gradient) is None or facts.device.kind == "gpu":
+    if known_shape(gradient) is None:
         return (OUT0,), False
     if facts.attrs.get("data_format") == b"NCHW":
         return (OUT0,), False

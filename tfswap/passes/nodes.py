@@ -102,15 +102,16 @@ def add_shape(graph: Graph, name: str, tensor: Output, device: str) -> Node:
     )
 
 
-def add_zero(graph: Graph, name: str, dtype: str, device: str) -> Node:
-    """A scalar zero."""
-    content = bytes(
-        [0x08, _TENSOR_PROTO_TYPES[dtype], 0x12, 0]
-    )  # dtype (field 1), the shape of a scalar (2), no values
+def add_scalar(graph: Graph, name: str, dtype: str, device: str, content: bytes = b"") -> Node:
+    """A constant scalar of these bytes; zero where none are given."""
+    # Of a TensorProto the type (field 1), the shape of a scalar (2), and the content (4).
+    proto = bytes([0x08, _TENSOR_PROTO_TYPES[dtype], 0x12, 0])
+    if content:
+        proto += bytes([0x22, len(content)]) + content
     return graph.add(
         "Const",
         graph.unique_name(name),
-        attrs={"dtype": Dtype(dtype), "value": Opaque("tensor", content)},
+        attrs={"dtype": Dtype(dtype), "value": Opaque("tensor", proto)},
         outputs=(TensorType(dtype, ()),),
         device=device,
     )

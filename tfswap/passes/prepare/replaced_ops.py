@@ -15,7 +15,7 @@ from __future__ import annotations
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.types import is_rounded
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.nodes import add_zero
+from tfswap.passes.nodes import add_scalar
 from tfswap.passes.prepare.ordered_sums import fix_order
 
 _ACCUMULATE = "AccumulateNV2"
@@ -47,7 +47,7 @@ def _as_sum(graph: Graph, node: Node) -> Node:
     total = graph.add(
         "AddN", name, node.inputs, controls=node.controls, attrs=attrs, outputs=(kind,), device=node.device
     )
-    zero = add_zero(graph, f"tfswap/{node.name}/zero", kind.dtype, node.device)
+    zero = add_scalar(graph, f"tfswap/{node.name}/zero", kind.dtype, node.device)
     node.op, node.inputs, node.attrs = "AddV2", (total.out(), zero.out()), {"T": dtype}
     return total
 
@@ -57,6 +57,6 @@ def _as_concatenation(graph: Graph, node: Node) -> None:
     if count == 1:  # for which a concatenation is not defined
         node.op, node.attrs = "Identity", {"T": dtype}
         return
-    axis = add_zero(graph, f"tfswap/{node.name}/axis", "int32", node.device)
+    axis = add_scalar(graph, f"tfswap/{node.name}/axis", "int32", node.device)
     node.op, node.inputs = "ConcatV2", (*node.inputs, axis.out())
     node.attrs = {"N": count, "T": dtype, "Tidx": Dtype("int32")}

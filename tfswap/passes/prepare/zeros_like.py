@@ -15,20 +15,14 @@ are made of.
 
 from __future__ import annotations
 
-from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
+from tfswap.ir.graph import Dtype, Graph, Node, Output
 from tfswap.ir.op_traits import is_const, is_feed, reads_variable
-from tfswap.ir.types import TensorType
 from tfswap.ir.views import origin
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.nodes import add_shape, use_own_kernel
+from tfswap.passes.nodes import add_scalar, add_shape, use_own_kernel
 
-_TENSOR_PROTOS = {
-    "bfloat16": (14, "803f"),
-    "float16": (19, "003c"),
-    "float32": (1, "0000803f"),
-    "float64": (2, "000000000000f03f"),
-}
-"""By type: its number in a TensorProto, and the bytes of a one."""
+_ONES = {"bfloat16": "803f", "float16": "003c", "float32": "0000803f", "float64": "000000000000f03f"}
+"""The bytes of a one, by type."""
 _FILLED_WITH_ONES = {"OnesLike": True, "ZerosLike": False}
 
 
@@ -40,7 +34,7 @@ def fill_zeros_like(graph: Graph, _: Target) -> int:
     count = 0
     for node in list(graph):
         ones = _FILLED_WITH_ONES.get(node.op)
-        if ones is None or node.outputs[0].dtype not in _TENSOR_PROTOS or not _is_made(node.inputs[0]):
+        if ones is None or node.outputs[0].dtype not in _ONES or not _is_made(node.inputs[0]):
             continue
         dtype = Dtype(node.outputs[0].dtype)
         node.op = "Fill"
@@ -68,16 +62,6 @@ def _is_made(tensor: Output) -> bool:
 def _number(graph: Graph, node: Node, *, ones: bool) -> Output:
     """A one, or a zero, of the node's type."""
     dtype = node.outputs[0].dtype
-    number, one = _TENSOR_PROTOS[dtype]
-    content = bytes.fromhex(one) if ones else bytes(len(one) // 2)
-    return graph.add(
-        "Const",
-        graph.unique_name(f"tfswap/{node.name}/value"),
-        attrs={
-            "dtype": Dtype(dtype),
-            # dtype (field 1), the shape of a scalar (2), and the content (4).
-            "value": Opaque("tensor", bytes([0x08, number, 0x12, 0, 0x22, len(content)]) + content),
-        },
-        outputs=(TensorType(dtype, ()),),
-        device=node.device,
-    ).out()
+    one = bytes.fromhex(_ONES[dtype])
+    content = one if ones else bytes(len(one))
+    return add_scalar(graph, f"tfswap/{node.name}/value", dtype, node.device, content).out()

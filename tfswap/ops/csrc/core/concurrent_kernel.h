@@ -64,8 +64,8 @@ inline absl::Status InferKernelShapes(tensorflow::shape_inference::InferenceCont
   return absl::OkStatus();
 }
 
-// The device's allocator as a kernel sees it that others run beside: what comes back is kept until it is closed. It is there for as
-// long as anything that came from it, since a tensor goes back to where it came from.
+// The device's allocator, as a kernel sees it that runs concurrently with others: buffers that are freed are kept until
+// it is closed. It exists as long as any of its buffers, since a tensor frees its buffer through it.
 class Deferring : public tensorflow::Allocator {
  public:
   // Calls `all_made` once, when it has made so many allocations.

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from versus.turns import MIB, Form, attempt, was_refused
+from papers.harness.turns import MIB, Form, attempt, was_refused
 
 from tfswap.support import progress
 

@@ -240,7 +240,7 @@ def spawn(name: str, mode: str, steps: int) -> dict[str, Any]:
 
 def spreads(row: dict[str, Any], base: dict[str, Any]) -> dict[str, list[float]]:
     """Quartiles of a form's steps over the median of the unoptimised ones; forms run one after another."""
-    from versus.turns import quartiles
+    from papers.harness.turns import quartiles
 
     return {
         f"{key}_spread": quartiles(took[n] / base[f"{key}_s"] for took in row["took_s"]) for n, key in enumerate(CLOCKS)

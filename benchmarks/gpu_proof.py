@@ -77,7 +77,7 @@ def _nets() -> dict[str, Net]:
     import accuracy
     import peers
     import seq2seq
-    from versus import nets
+    from papers.harness import nets
 
     of = functools.partial
 

@@ -1,10 +1,10 @@
-"""The headlines of this field's papers, each measured here: a row for each, as JSON, and a page made from that.
+"""The headlines of this field's papers, each measured here: a row for each, as JSON, and pages made from that.
 
-    python benchmarks/headlines.py                                   # all rows; hours on two cores
-    python benchmarks/headlines.py offloading batch --json docs/headlines.json   # these two; the others stay
-    python benchmarks/headlines.py layrub:AlexNet "layrub:ResNet-50"             # these parts of a row
-    python benchmarks/headlines.py --quick                           # ratios of small nets, within bounds? seconds
-    python benchmarks/headlines.py --page docs/headlines.json        # docs/headlines.md and its plots, from the figures
+    python benchmarks/headlines.py                                    # all rows; hours on two cores
+    python benchmarks/headlines.py offloading batch                   # these two; the others stay
+    python benchmarks/headlines.py layrub:AlexNet "layrub:ResNet-50"  # these parts of a row
+    python benchmarks/headlines.py --quick                            # ratios of small nets, within bounds? seconds
+    python benchmarks/headlines.py --pages                            # docs/comparisons, from benchmarks/results
 
     offloading     VGG19's memory against time beside checkpoints (CPU offloading)
     batch          the largest batch under a fixed cap (Meng et al., TFLMS)
@@ -18,9 +18,10 @@
     gist           encodings as the only tactic (benchmarks/gist.py)
     scale          a step's time against what is swapped in it, and against the link's rate
 
-Each row is a module of benchmarks/versus: `measure` gives the figures of one of its parts, as one of its nets,
-`present` says what they mean. A part that was measured takes the place of that part in the JSON file, and carries its
-command, machine, versions, time and load. What only papers say of other systems is in versus/published.py.
+Each row is a module of benchmarks/papers: `measure` gives the figures of one of its parts, as one of its nets,
+`present` says what they mean. A part that was measured takes the place of that part in benchmarks/results/ROW.json, and
+carries its command, machine, versions, time and load. What only papers say of other systems is in
+papers/harness/published.py.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ ROWS = (
     "gist",
     "scale",
 )
+
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "comparisons"
+
+
+def figures_of(results: Path) -> dict[str, Any]:
+    """By row and part, the figures of a folder."""
+    return {row: json.loads(path.read_text()) for row in ROWS if (path := results / f"{row}.json").exists()}
 
 
 def _commit() -> str:
@@ -98,9 +108,9 @@ INSTRUCTIONS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 
 
 def _quick() -> int:
-    from versus import quick, turns
+    from papers.harness import quick, turns
 
-    found = turns.told_by({"module": "quick"}, 512)
+    found = turns.told_by({"module": "harness.quick"}, 512)
     for name, ratio in found.items():
         print(f"{name:<36}{ratio:>7.3f}, at most {quick.BOUNDS[name]}")
     return 0 if all(found[name] <= most for name, most in quick.BOUNDS.items()) else 1
@@ -114,16 +124,20 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="no rows, but ratios of small nets, and whether they are within bounds"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here; rows that are there already stay")
-    parser.add_argument("--page", type=Path, metavar="JSON", help="make a page from these figures, beside them")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="the folder of figures, a file for each row; other parts stay"
+    )
+    parser.add_argument(
+        "--pages", type=Path, nargs="?", const=PAGES, metavar="FOLDER", help="make the pages from the figures"
+    )
     parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch, for the row pytorch")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         spec = json.loads(args.child)
-        importlib.import_module(f"versus.{spec.get('module', 'turns')}").child(spec)
+        importlib.import_module(f"papers.{spec.get('module', 'harness.turns')}").child(spec)
         return 0
-    from versus import page
+    from papers.harness import page
 
     from tfswap.support import progress
 
@@ -139,8 +153,8 @@ def main() -> int:
 
     if args.quick:
         return _quick()
-    if args.page:
-        page.make_page(json.loads(args.page.read_text()), args.page.with_suffix(".md"), ROWS)
+    if args.pages:
+        page.make_pages(figures_of(args.results), args.pages, ROWS)
         return 0
     for row, part in progress.over("measuring rows", asked):
         started = time.time()
@@ -148,10 +162,9 @@ def main() -> int:
             found = page.module_of(row).measure(part, **({"python": args.python} if row == "pytorch" else {}))
         command = ["python", "benchmarks/headlines.py", f"{row}:{part}"]
         command += ["--python", "PYTHON"] * (row == "pytorch")
-        figures = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-        figures.setdefault(row, {})[part] = {"taken": taken(command, started), "found": found}
-        if args.json:
-            args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        figures = figures_of(args.results).get(row, {}) | {part: {"taken": taken(command, started), "found": found}}
+        args.results.mkdir(parents=True, exist_ok=True)
+        (args.results / f"{row}.json").write_text(json.dumps(figures, indent=1) + "\n")
         section = page.module_of(row).present({part: found})
         print(f"{section.title}\n  published: {section.published}\n  here: {section.ours}", flush=True)
         for table in section.tables:

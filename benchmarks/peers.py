@@ -51,7 +51,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from versus.turns import Child
+from papers.harness.turns import Child
 
 from tfswap.support import progress
 

@@ -7,7 +7,7 @@
 Each net trains unoptimised, with TensorFlow's memory optimizer off (whose sums, in any order, differ from run to run),
 and under tfswap with two limits: a share of the unoptimised peak, in an arena that is hard limited to 1.25 of that, and
 the smallest that is planned. Each is a process of its own on TensorFlow's BFC allocator over the CPU's arena; they take
-a step each in turns (versus/turns.py). Times are medians of ratios of two steps of the same round, with their
+a step each in turns (papers/harness/turns.py). Times are medians of ratios of two steps of the same round, with their
 quartiles; losses are compared step by step, which tells of all weights but the last step's. Exit status 1 where a limit
 is passed, a planned peak is more than 5% off or 2% too low, or losses are not those of either.
 """
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from versus.turns import MIB, REFERENCE, UNOPTIMISED, Form, compare
+from papers.harness.turns import MIB, REFERENCE, UNOPTIMISED, Form, compare
 
 from tfswap.support import progress
 
@@ -29,7 +29,7 @@ TOO_HIGH, TOO_LOW = 0.05, 0.02
 
 
 class Case(NamedTuple):
-    """A net of versus/nets.py, what it is called with, and a share of its peak."""
+    """A net of papers/harness/nets.py, what it is called with, and a share of its peak."""
 
     net: str
     size: dict[str, Any]

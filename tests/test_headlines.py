@@ -19,7 +19,8 @@ from terminals import on_terminal
 from tfswap.support import progress
 
 BENCHMARKS = ROOT / "benchmarks"
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "comparisons"
+RESULTS = BENCHMARKS / "results"
 
 
 @pytest.fixture
@@ -31,43 +32,44 @@ def headlines(monkeypatch):
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     yield made
-    for name in [name for name in sys.modules if name.partition(".")[0] == "versus"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "papers"]:
         del sys.modules[name]
 
 
 def test_the_page_is_made_from_its_figures(headlines, tmp_path, monkeypatch):
-    figures = tmp_path / "headlines.json"
-    figures.write_text((DOCS / "headlines.json").read_text())
-    monkeypatch.setattr(sys, "argv", ["headlines.py", "--page", str(figures)])
+    monkeypatch.setattr(sys, "argv", ["headlines.py", "--pages", str(tmp_path)])
     assert headlines.main() == 0
-    made = (tmp_path / "headlines.md").read_text()
-    assert made == (DOCS / "headlines.md").read_text(), "make it again: python benchmarks/headlines.py --page"
-    drawn = {path.name for path in (tmp_path / "images").iterdir()}
-    assert drawn == {path.name for path in (DOCS / "images").glob("headlines_*.png")}
-    assert all(f"(images/{name})" in made for name in drawn)
+    pages, plots = ({path.name for path in tmp_path.glob(f"*.{ext}")} for ext in ("md", "png"))
+    for name in pages:
+        there = (DOCS / name).read_text()
+        assert (tmp_path / name).read_text() == there, "run python benchmarks/headlines.py --pages"
+    assert pages | plots == {path.name for path in DOCS.iterdir()}
+    assert pages == {f"{name}.md" for name in (*headlines.ROWS, "index", "method", "published")}
+    text = "".join((tmp_path / name).read_text() for name in pages)
+    assert all(f"]({name})" in text for name in plots)
 
 
 def test_every_row_has_a_module_and_is_told_of(headlines):
-    modules = {path.stem for path in (BENCHMARKS / "versus").glob("*.py") if "\ndef present(" in path.read_text()}
+    modules = {path.stem for path in (BENCHMARKS / "papers").glob("*.py") if "\ndef present(" in path.read_text()}
     assert modules == set(headlines.ROWS)
     assert all(f"\n    {row} " in headlines.__doc__ for row in headlines.ROWS)
 
 
 def test_each_part_is_shown_by_itself(headlines):
     """As `headlines.py ROW:PART` does; not each note applies to each part."""
-    from versus import page
+    from papers.harness import page
 
-    figures = json.loads((DOCS / "headlines.json").read_text())
+    figures = headlines.figures_of(RESULTS)
     for row, parts in figures.items():
         for part, one in parts.items():
             section = page.module_of(row).present({part: one["found"]})
             assert all(page.as_text(table) for table in section.tables), (row, part)
 
 
-def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys):
-    from versus import solvers
+def test_what_is_measured_is_shown_on_a_terminal(headlines, tmp_path, monkeypatch, capsys):
+    from papers import solvers
 
-    figures = json.loads((DOCS / "headlines.json").read_text())["solvers"]
+    figures = json.loads((RESULTS / "solvers.json").read_text())
     part = next(iter(figures))
 
     def measure(part):
@@ -76,21 +78,22 @@ def test_what_is_measured_is_shown_on_a_terminal(headlines, monkeypatch, capsys)
 
     monkeypatch.setattr(solvers, "measure", measure)
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["headlines.py", f"solvers:{part}"])
+    monkeypatch.setattr(sys, "argv", ["headlines.py", f"solvers:{part}", "--results", str(tmp_path)])
     with on_terminal() as screen:
         assert headlines.main() == 0
     assert "measuring rows" in screen.text
     assert f"solvers: {part}" in screen.text
     assert "published:" in capsys.readouterr().out
+    assert list(headlines.figures_of(tmp_path)["solvers"]) == [part]
 
 
 def figures_of(row):
     """By part, what was measured."""
-    return {part: one["found"] for part, one in json.loads((DOCS / "headlines.json").read_text())[row].items()}
+    return {part: one["found"] for part, one in json.loads((RESULTS / f"{row}.json").read_text()).items()}
 
 
 def test_forms_are_level_where_the_quartiles_of_their_rounds_lie_on_both_sides_of_1(headlines):
-    from versus import standing
+    from papers.harness import standing
 
     others = [1.0] * 9
     noisy = [0.90, 0.91, 0.92, 0.93, 0.94, 1.01, 1.02, 1.03, 1.04]  # a median that is 6% less
@@ -103,7 +106,7 @@ def test_forms_are_level_where_the_quartiles_of_their_rounds_lie_on_both_sides_o
 
 
 def test_rounds_are_of_the_form_and_the_other_and_without_them_quartiles_must_not_overlap(headlines):
-    from versus import standing
+    from papers.harness import standing
 
     def line(ratio, low, high, **rounds):
         return {"clock_ratio": ratio, "clock_spread": [low, high], **rounds}
@@ -118,7 +121,7 @@ def test_rounds_are_of_the_form_and_the_other_and_without_them_quartiles_must_no
 
 
 def test_peers_tell_the_quartiles_of_the_ratio_and_where_the_peer_wins(headlines):
-    from versus import peers
+    from papers import peers
 
     found = figures_of("peers")
     pairs = [pair for rows in found.values() for pair in peers.pairs_of(rows)]
@@ -133,8 +136,24 @@ def test_peers_tell_the_quartiles_of_the_ratio_and_where_the_peer_wins(headlines
     peers.present({"resnet": [{k: v for k, v in row.items() if k != "first_s"} for row in found["resnet"]]})
 
 
+def test_a_row_is_better_level_or_worse_where_its_comparisons_agree(headlines):
+    from papers.harness import page, standing
+
+    def verdict(*comparisons):
+        return page.Section("", "", "", "", comparisons=comparisons).verdict
+
+    good, even, bad = (page.against_published("", gain) for gain in (1.2, 1.01, 0.9))
+    assert [verdict(good, good), verdict(even), verdict(bad)] == [page.BETTER, page.LEVEL, page.WORSE]
+    assert verdict(good, bad, good) == "better in 2, worse in 1"
+    assert verdict() == page.NO_RIVAL
+    over = standing.of_rounds([0.5] * 4, [1.0] * 4)
+    assert standing.as_comparison("", over, reached=True) == page.Comparison("", 2.0, page.BETTER)
+    assert standing.as_comparison("", over, reached=False).standing == page.WORSE
+    assert standing.as_comparison("", None, reached=False) == page.Comparison("", 1.0, page.WORSE)
+
+
 def test_vgg19_is_not_judged_by_swapping_alone(headlines):
-    from versus import offloading
+    from papers import offloading
 
     part = "oneDNN's kernels"
     found = copy.deepcopy(figures_of("offloading")[part])
@@ -155,7 +174,7 @@ def test_vgg19_is_not_judged_by_swapping_alone(headlines):
 
 
 def test_a_limit_that_is_a_share_takes_the_prediction_of_the_peak_too(headlines):
-    from versus import scale
+    from papers import scale
 
     stages = {"import": 1.0, "Grappler": 9.0, "unoptimised": 3.0, "plan": 2.0}
     row = {"layers": 5, "nodes": 1000, "tracing_s": 4.0, "stages_s": stages, "total_s": 3.0}
@@ -170,7 +189,7 @@ def test_a_limit_that_is_a_share_takes_the_prediction_of_the_peak_too(headlines)
 
 
 def test_layrub_tells_the_average_without_its_deepest_nets(headlines):
-    from versus import layrub
+    from papers import layrub
 
     found = figures_of("layrub")
     deep = {name for name, case in layrub.CASES.items() if case.net == "deep_resnet"}
@@ -181,7 +200,7 @@ def test_layrub_tells_the_average_without_its_deepest_nets(headlines):
 
 
 def test_pytorchs_forms_below_tfswaps_floor_are_named(headlines):
-    from versus import pytorch
+    from papers import pytorch
 
     lines = [{"label": "tfswap, its floor", "peak_bytes": 40 << 20}]
     forms = [{"label": label, "peak_bytes": size << 20} for label, size in (("PyTorch", 9), ("low", 37), ("high", 50))]
@@ -192,7 +211,7 @@ def test_pytorchs_forms_below_tfswaps_floor_are_named(headlines):
 
 
 def test_a_tactic_that_raises_the_lowest_limit_is_said_and_what_a_plan_of_its_own_gains(headlines):
-    from versus import ablation
+    from papers import ablation
 
     def raised(*limits):
         forms = zip(ablation.STEPWISE, limits, strict=True)
@@ -213,7 +232,7 @@ def test_a_tactic_that_raises_the_lowest_limit_is_said_and_what_a_plan_of_its_ow
 
 
 def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
-    from versus import batch
+    from papers import batch
 
     found = {batch.PAPERS: copy.deepcopy(figures_of("batch")[batch.PAPERS])}
     for row in found[batch.PAPERS]:
@@ -228,7 +247,7 @@ def test_the_papers_multiple_is_told_where_it_was_planned(headlines):
 
 
 def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said(headlines):
-    from versus import page, predictions
+    from papers.harness import page, predictions
 
     lines = [{"peak_bytes": 100}, {"peak_bytes": 50, "baseline_bytes": 80}]
     runs = {"unoptimised": {"peak_bytes": 105, "measured_bytes": 100}}
@@ -237,7 +256,7 @@ def test_predictions_are_held_against_peaks_and_a_machine_without_memory_is_said
     assert "0.80 to 1.05 of what was measured, 2 times in all, and 1 times within 7%" in told
     assert "VGG 0 for 0" in told
     taken = {"when": "", "took_s": 1.0, "load": 1.0, "versions": "", "cores": 2, "command": "", "machine": "EPYC"}
-    assert "--json docs/headlines.json --python PYTHON<" in page._taken("pytorch", {"a": {"taken": taken}})
+    assert "headlines.py pytorch --python PYTHON<" in page._taken("pytorch", {"a": {"taken": taken}})
     assert page.UNRECORDED in page._taken("gist", {"a": {"taken": taken}})
     assert page.UNRECORDED not in page._taken("gist", {"a": {"taken": taken | {"machine": "EPYC, 24 GiB"}}})
 
@@ -246,7 +265,7 @@ def test_ratios_of_a_small_net_are_within_bounds():
     code = f"""
 import json, sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-from versus import quick
+from papers.harness import quick
 print(json.dumps([quick.measure(), quick.BOUNDS]))
 """
     found, bounds = on_arena(code)

@@ -23,6 +23,8 @@ STATUS = re.compile(r"#\s*exit status (\d)")
 FRAGMENTS = {"../README.md"}
 """Pages whose code is there to be seen: it must be Python, and is not run."""
 BESIDE_TEXT = {"", "text"}
+NAMED_FILE = re.compile(r"`([\w/]+\.py|[\w/]+/\w+\.(?:cc|h|json|toml))`")
+NAMED = re.compile(r"`(?:\w+\.)*([A-Za-z_]\w*)`")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -62,6 +64,34 @@ def test_code_has_a_language_that_is_run(page: str) -> None:
 def test_the_site_has_all_pages() -> None:
     listed = set(re.findall(r"[\w/]+\.(?:md|ipynb)", (ROOT / "mkdocs.yml").read_text()))
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.suffix in {".md", ".ipynb"}}
+
+
+def test_pages_name_files_that_there_are() -> None:
+    folders = ("tfswap", "tests", "benchmarks", "docs", "examples")
+    files = ["/" + str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    for page in DOCS.rglob("*.md"):
+        for name in NAMED_FILE.findall(page.read_text(encoding="utf-8")):
+            assert any(path.endswith("/" + name) for path in files), f"{page.name} names {name}"
+
+
+def test_the_design_names_what_the_sources_have() -> None:
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "tfswap").rglob("*")
+        if path.suffix in {".py", ".cc", ".h", ".js"}
+    )
+    words = {*re.findall(r"\w+", sources)}
+    for page in (DOCS / "design").glob("*.md"):
+        for name in NAMED.findall(page.read_text(encoding="utf-8")):
+            assert name in words, f"{page.name} names {name}"
+
+
+def test_design_pages_answer_first_and_draw() -> None:
+    for page in (DOCS / "design").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if page.name not in {"index.md", "limitations.md"}:
+            assert re.match(r"# [^\n]+\n\n\*\*[^*]+\?\*\* ", text), f"{page.name} begins with its question"
+        assert page.name == "limitations.md" or "```mermaid" in text, f"{page.name} has a diagram"
 
 
 def test_the_readme_is_short_and_the_home_page_of_the_site() -> None:

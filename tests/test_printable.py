@@ -9,7 +9,7 @@ import pytest
 
 import tfswap
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError
-from tfswap.report.markup import document, fields
+from tfswap.report.curve import Curve, Point
 from tfswap.report.max_batch import Fit
 from tfswap.report.tables import as_text, figures, listing, show, stacked
 from tfswap.support import progress
@@ -40,7 +40,8 @@ def test_tables_lines_and_pages(capsys: pytest.CaptureFixture[str]) -> None:
     show(EVIL)
     show(table)
     fit = Fit(EVIL, EVIL, 1, ((EVIL, (0,)),), 1, 1, 1, 1, 1.0, 0, False, None)
-    written = [as_text(table), capsys.readouterr().out, str(fit), document(EVIL, fields([(EVIL, EVIL)]))]
+    curve = Curve(EVIL, EVIL, EVIL, 2, 1.0, 1, None, None, (Point(1, 1, 1.0, 1.0, 0, 0), Point(2, 2, 1.0, 1.0, 0, 0)))
+    written = [as_text(table), capsys.readouterr().out, str(fit), curve._repr_html_()]
     for text in written:
         assert SHOWN.replace("\\u202e", "") in text.replace("\\u202e", "")
         assert printable(text) == text

@@ -7,8 +7,9 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from tfswap.report.markup import document, escaped, fields, format_seconds, fragment, ticks
+from tfswap.report.markup import format_seconds, render, ticks
 from tfswap.report.picture import new_figure, png
 from tfswap.support.files import write_whole
 from tfswap.support.printable import printable
@@ -152,28 +153,12 @@ class Curve:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return fragment(self._body())
-
-    def _body(self) -> str:
-        def workspace(point: Point) -> str:
-            return f"<td>{format_bytes(point.workspace_bytes)}</td>" if self.has_workspaces else ""
-
-        body = "".join(
-            f"<tr{'' if self.fits(p) else ' class=out'}><td>{format_bytes(p.limit_bytes)}</td>"
-            f"<td>{format_bytes(p.peak_bytes)}</td><td>x{p.time_ratio:.2f}</td><td>{format_bytes(p.moved_bytes)}</td>"
-            f"<td>{format_bytes(p.host_bytes)}</td>{workspace(p)}<td>{'knee' if p is self.knee else ''}</td></tr>"
-            for p in self.points
-        )
-        return (
-            f"{fields(self.summary())}<h2>Memory against time</h2>{self._svg()}"
-            "<table class=numbers><thead><tr><th>limit</th>"
-            f"<th>peak</th><th>time</th><th>moved</th><th>host</th>{'<th>workspace</th>' * self.has_workspaces}"
-            f"<th></th></tr></thead><tbody>{body}</tbody></table>"
-        )
+        return render("curve_cell.html", **self._drawing())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that shows the curve by itself, without a network."""
-        write_whole(path, document(f"tfswap: {self.step}, memory against time", self._body()))
+        title = f"tfswap: {self.step}, memory against time"
+        write_whole(path, render("curve.html", title=title, **self._drawing()))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw the curve. Raises TfswapError where matplotlib is missing."""
@@ -191,53 +176,37 @@ class Curve:
         axes.legend(fontsize=8)
         write_whole(path, png(figure))
 
-    def _svg(self) -> str:
-        """The curve as inline SVG: time over limit, the knee marked, what does not fit in grey."""
+    def _drawing(self) -> dict[str, Any]:
+        """What the curve's template is filled with: time over limit, the knee marked, what does not fit in grey."""
         low, high = self.points[0].limit_bytes, max(self.points[-1].limit_bytes, self.baseline_peak_bytes)
         ratios = [*(p.time_ratio for p in self.points), 1.0]
-        bottom, top = min(ratios), max(max(ratios), min(ratios) * 1.05)
+        slowest, fastest = max(max(ratios), min(ratios) * 1.05), min(ratios)
+        right, bottom = WIDTH - EDGE, HEIGHT - LEFT
 
-        def at(limit_bytes: float, ratio: float) -> tuple[float, float]:
-            x = LEFT + (WIDTH - LEFT - EDGE) * (limit_bytes - low) / max(high - low, 1)
-            return x, EDGE + (HEIGHT - LEFT - EDGE) * (top - ratio) / (top - bottom)
+        def x(limit_bytes: float) -> float:
+            return round(LEFT + (right - LEFT) * (limit_bytes - low) / max(high - low, 1), 1)
 
-        def dot(limit_bytes: int, ratio: float, kind: str, text: str) -> str:
-            x, y = at(limit_bytes, ratio)
-            return f"<circle class={kind} cx={x:.1f} cy={y:.1f} r=3><title>{escaped(text)}</title></circle>"
+        def y(ratio: float) -> float:
+            return round(EDGE + (bottom - EDGE) * (slowest - ratio) / (slowest - fastest), 1)
 
-        parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' class=curve role=img>"]
-        if self.memory_bytes is not None and self.memory_bytes < high:
-            x = max(LEFT, at(self.memory_bytes, top)[0])
-            parts.append(
-                f"<rect class=out x={x:.1f} y={EDGE} width={WIDTH - EDGE - x:.1f} height={HEIGHT - LEFT - EDGE} />"
-            )
-        for value in ticks(bottom, top):
-            x, y = at(low, value)
-            parts.append(
-                f"<path class=grid d='M{LEFT} {y:.1f}H{WIDTH - EDGE}'/><text x={LEFT - 6} y={y + 4:.1f} "
-                f"text-anchor=end>x{value:g}</text>"
-            )
-        for value in ticks(low / 2**20, high / 2**20):
-            x, _ = at(value * 2**20, bottom)
-            parts.append(
-                f"<text x={x:.1f} y={HEIGHT - LEFT + 16} text-anchor=middle>{format_bytes(int(value * 2**20))}</text>"
-            )
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.limit_bytes, p.time_ratio) for p in self.points))
-        parts.append(f"<polyline points='{line}'/>")
-        parts += [
-            dot(p.limit_bytes, p.time_ratio, "point", f"{format_bytes(p.limit_bytes)}: x{p.time_ratio:.2f}")
+        dots = [
+            ("point", x(p.limit_bytes), y(p.time_ratio), f"{format_bytes(p.limit_bytes)}: x{p.time_ratio:.2f}")
             for p in self.points
         ]
-        parts.append(dot(self.knee.limit_bytes, self.knee.time_ratio, "knee", "knee"))
-        parts.append(dot(self.baseline_peak_bytes, 1.0, "plain", "unoptimised"))
-        across, down = (LEFT + WIDTH - EDGE) / 2, (HEIGHT - LEFT + EDGE) / 2
-        parts.append(f"<text x={across:.0f} y={HEIGHT - LEFT + 34} text-anchor=middle>memory limit</text>")
-        parts.append(
-            f"<text x=12 y={down:.0f} text-anchor=middle transform='rotate(-90 12 {down:.0f})'>"
-            "step time, predicted, over unoptimised</text>"
-        )
-        marks = {"point": "the fastest plan under a limit", "knee": "the knee", "plain": "the step as it is"}
-        for number, (kind, text) in enumerate(marks.items()):
-            x, y = LEFT + 8 + 200 * number, HEIGHT - 6
-            parts.append(f"<circle class={kind} cx={x} cy={y - 4} r=3 /><text x={x + 10} y={y}>{text}</text>")
-        return "".join([*parts, "</svg>"])
+        dots.append(("knee", x(self.knee.limit_bytes), y(self.knee.time_ratio), "knee"))
+        dots.append(("plain", x(self.baseline_peak_bytes), y(1.0), "unoptimised"))
+        beyond = self.memory_bytes is not None and self.memory_bytes < high
+        megabytes = [int(value * 2**20) for value in ticks(low / 2**20, high / 2**20)]
+        return {
+            "curve": self,
+            "width": WIDTH,
+            "height": HEIGHT,
+            "left": LEFT,
+            "top": EDGE,
+            "right": right,
+            "bottom": bottom,
+            "out_x": max(LEFT, x(self.memory_bytes)) if beyond and self.memory_bytes is not None else None,
+            "time_ticks": [(value, y(value)) for value in ticks(fastest, slowest)],
+            "byte_ticks": [(nbytes, x(nbytes)) for nbytes in megabytes],
+            "dots": dots,
+        }

@@ -1,52 +1,57 @@
-"""What all reports are made of: an HTML document and its style, round numbers for axes, figures for people."""
+"""What all reports are made of: templates of pages, round numbers for axes, figures for people."""
 
 from __future__ import annotations
 
-import html
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tfswap.support.printable import printable
+from tfswap.support.sizes import format_bytes
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""Nothing is fetched, whatever a page has in it."""
-STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-
-def escaped(text: str) -> str:
-    """`text` as a page shows it."""
-    return html.escape(printable(text))
+FOLDER = Path(__file__).parent
 
 
-def document(title: str, body: str, scripts: str = "") -> str:
-    """A whole page, which needs no network.
+def render(template: str, **values: Any) -> str:
+    """The page of a template of `templates/`. All text in `values` is escaped, and its control characters are shown.
 
     Args:
-        title: as text; it is the page's heading too.
-        body: what follows the heading, as HTML.
-        scripts: the page's script elements, as HTML.
+        values: what the template names. `style` is always there.
     """
-    title = escaped(title)
-    head = (
-        "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f'<meta http-equiv=Content-Security-Policy content="{POLICY}"><title>{title}</title><style>{STYLE}</style>'
+    return _environment().get_template(template).render(style=trusted("page.css"), **values)
+
+
+def trusted(name: str) -> Any:
+    """A file of this folder, which goes into a page as it is."""
+    from markupsafe import Markup
+
+    return Markup((FOLDER / name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Templates, which are loaded with the first page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return (
-        f"<!doctype html><html lang=en><head>{head}</head><body class=tfswap><main><h1>{title}</h1>{body}</main>"
-        f"{scripts}</body></html>\n"
-    )
-
-
-def fragment(body: str) -> str:
-    """The same in a notebook's cell."""
-    return f"<style>{STYLE}</style><div class=tfswap>{body}</div>"
-
-
-def fields(rows: Iterable[tuple[str, str]]) -> str:
-    """A list of labels and what they say."""
-    pairs = (f"<div><dt>{escaped(label)}</dt><dd>{escaped(text)}</dd></div>" for label, text in rows)
-    return f"<dl class=facts>{''.join(pairs)}</dl>"
+    made.filters |= {"bytes": format_bytes, "seconds": format_seconds}
+    return made
 
 
 def ticks(low: float, high: float, about: int = 5) -> Sequence[float]:

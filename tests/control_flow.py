@@ -598,14 +598,14 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
 
 def _prefetching() -> Any:
     """Lets what loops save be prefetched wherever it is swapped, whether it would be waited for or not."""
-    from tfswap.compiler.variants import Variants
+    from tfswap.compiler.alternatives import Alternatives
 
-    stages = Variants.stages
+    stages = Alternatives.stages
 
-    def ahead(variants: Variants, smallest_bytes: int) -> list[Any]:
-        return [stage._replace(prefetched=stage.accumulators) for stage in stages(variants, smallest_bytes)]
+    def ahead(alternatives: Alternatives, smallest_bytes: int) -> list[Any]:
+        return [stage._replace(prefetched=stage.accumulators) for stage in stages(alternatives, smallest_bytes)]
 
-    return mock.patch.object(Variants, "stages", ahead)
+    return mock.patch.object(Alternatives, "stages", ahead)
 
 
 def prefetched(name: str, limit: str) -> dict[str, Any]:

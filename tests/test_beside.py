@@ -20,8 +20,9 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import default_rates
-from tfswap.passes.order import apply_order
-from tfswap.passes.tactics.swap import apply_swaps
+from tfswap.passes.contract import Target
+from tfswap.passes.order import chain_nodes
+from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
@@ -370,7 +371,7 @@ def rewritten(order: str, at: tuple[int, ...]) -> Graph:
     graph = parse_graph(HEADS)
     flow = analyse_dataflow(graph.copy(), TWO_CORES)
     plan = Plan("", None, tuple(order.split()), (), 0, 0, 0, 1.0, "test", at)
-    apply_order(graph, apply_swaps(graph, flow, plan))
+    chain_nodes(graph, insert_schedule(graph, Target(DeviceModel()), flow, plan))
     verify(graph)
     return graph
 

@@ -148,7 +148,7 @@ fetches %s
 def chosen(*layers: Layer) -> set[str]:
     """The tensors whose encodings gain something in a step of these layers."""
     optimizer = optimizer_of(training_step(layers, rows=512, width=128))
-    found = optimizer.variants.encoded(optimizer.search.planner_of)
+    found = optimizer.search.alternatives.encoded(optimizer.search.planner_of)
     kernels = found.encoded if found else ()
     return {e.tensor.name for e in find_encodings(optimizer.settled, PLAIN) if e.kernel.name in kernels}
 
@@ -219,7 +219,7 @@ def test_what_one_variant_has_made_is_not_in_the_way_of_the_others():
     optimizer = optimizer_of(residual())
     without, within = Resident(1 << 20), Resident(2 << 20, instantiated=True)
     optimizer.suppose(without)
-    rewriting = optimizer.variants.encoded(optimizer.search.planner_of)
+    rewriting = optimizer.search.alternatives.encoded(optimizer.search.planner_of)
     assert rewriting is not None
     plain = dataclasses.replace(optimizer.lowest(), encoded=())
     encoded = dataclasses.replace(plain, encoded=rewriting.encoded)

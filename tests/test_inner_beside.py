@@ -17,7 +17,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.passes.tactics.body_plan import apply_inside
+from tfswap.passes.tactics.body_plan import carry_out_in_body
 from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Split
@@ -166,7 +166,7 @@ def test_pairs_of_a_body_in_which_chunks_are_split_are_judged_too():
     body = body_of(ordered())
     flow = analyse_dataflow(body.copy(), TWO_CORES, strict=False)
     order = tuple(node.name for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True) if kernel)
-    apply_inside(body, flow, Inside("loop[1]", order, splits=(Split(order.index("sum"), 64),)))
+    carry_out_in_body(body, Target(TWO_CORES), flow, Inside("loop[1]", order, splits=(Split(order.index("sum"), 64),)))
     assert any(node.op == custom_ops.FREE_REST for node in body)
     keep_apart(body, analyse_dataflow(body, TWO_CORES, strict=False))
     assert paired(body) == {"a": "b"}

@@ -13,7 +13,7 @@ from test_passes import Golden
 
 from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.compiler import unoptimised, variants
+from tfswap.compiler import tactics, unoptimised
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
@@ -22,7 +22,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.passes.tactics.body_plan import apply_inside, tell_effects
+from tfswap.passes.tactics.body_plan import carry_out_in_bodies
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split
 from tfswap.plan.schedule import build_schedule
@@ -74,9 +74,7 @@ def optimizer(**options: Any) -> Optimizer:
 
 
 def carried_out(graph: Graph, inside: Inside) -> None:
-    body = graph.named_bodies()[inside.body]
-    apply_inside(body, analyse_dataflow(body.copy(), CPU), inside)
-    tell_effects(graph, [body])
+    carry_out_in_bodies(graph, Target(CPU), [inside], lambda body, _: analyse_dataflow(body.copy(), CPU))
 
 
 # --- carried out ------------------------------------------------------------------------------------------
@@ -206,8 +204,8 @@ def test_more_memory_never_takes_longer():
 
 def test_a_body_has_its_facts_made_once_for_all_that_is_planned_in_it(monkeypatch):
     analysed: list[object] = []
-    whole = variants.analyse_body
-    monkeypatch.setattr(variants, "analyse_body", lambda body, device: analysed.append(body) or whole(body, device))
+    whole = tactics.analyse_body
+    monkeypatch.setattr(tactics, "analyse_body", lambda body, device: analysed.append(body) or whole(body, device))
     made = optimizer(tactics=("swap",))
     floor, peak = made.floor_bytes(), made.baseline.peak_bytes
     plans = [made.plan(floor + (peak - floor) * n // 6, ordered=True) for n in range(5)]

@@ -16,10 +16,10 @@ from tfswap.analysis.control_flow import Record, record
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler import unoptimised
+from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.options import Options
-from tfswap.compiler.variants import Variants
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Graph
@@ -365,7 +365,7 @@ def test_the_next_element_is_on_its_way_where_there_is_room_for_it(monkeypatch: 
     assert plan.seconds < made.plan(floor).seconds
     (row,) = (row for row in made.report(plan).swapped if row.op == "list")
     assert "previous iteration" in row.reason
-    monkeypatch.setattr(Variants, "prefetched", lambda variants, stages: [])
+    monkeypatch.setattr(Alternatives, "prefetched", lambda variants, stages: [])
     without = optimizer(**how)
     assert without.floor_bytes() == floor
     assert without.plan(floor + nbytes).seconds > plan.seconds
@@ -388,7 +388,7 @@ def test_what_is_marked_in_a_body_stays():
     marked = TEXT.replace("%push = TensorListPushBack(%saved, %state)", "%push = TensorListPushBack(%saved, %kept)")
     kept = "  %kept = Identity(%state) {_tfswap_keep=true} -> float32[1024]\n  %push"
     texts = TEXT, marked.replace("  %push", kept, 1)
-    assert [len(Optimizer(parse_graph(text), CPU).variants.stages(0)) for text in texts] == [2, 1]
+    assert [len(Optimizer(parse_graph(text), CPU).search.alternatives.stages(0)) for text in texts] == [2, 1]
 
 
 def test_a_plan_is_saved_with_it_and_read_back():

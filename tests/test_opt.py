@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
+from tfswap.compiler.lower import LOWER
 from tfswap.compiler.prepare import PREPARE
+from tfswap.compiler.tactics import BODIES, FORM
 from tfswap.frontends import cli
 from tfswap.frontends.apply_passes import PASSES
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.bisect import Applied, first_failing
 from tfswap.passes.contract import Pass, Target, watching
+from tfswap.plan.plan import Absence, Plan
 
 TWICE = """\
 %x = Placeholder() {dtype=float32} -> float32[4]
@@ -47,7 +53,7 @@ def test_every_pass_of_the_table_is_listed_with_what_it_ensures(capsys: pytest.C
     assert "--passes" in capsys.readouterr().err
     assert cli.main(["opt", "--json"]) == cli.OK
     listed = json.loads(capsys.readouterr().out)["passes"]
-    assert {row.apply.name for row in PREPARE} <= {each["name"] for each in listed}
+    assert {row.apply.name for row in (*PREPARE, *BODIES, *FORM, *LOWER)} == {each["name"] for each in listed}
     assert all(each["ensures"] for each in listed)
     assert len({each["name"] for each in listed}) == len(listed) == len(PASSES)
 
@@ -98,3 +104,62 @@ def test_watchers_see_each_pass_and_its_changes() -> None:
     assert seen == [("merge-equal-nodes", 1), ("prune", 0)]
     PASSES["prune"](graph, Target(DeviceModel()))
     assert len(seen) == 2
+
+
+# --- plans ----------------------------------------------------------------------------------------------------
+
+
+def test_passes_carry_out_a_plan_that_is_given(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["opt", graph_file, "--passes=carry-out"]) == cli.FAILED
+    assert "--plan=FILE" in capsys.readouterr().err
+    plan = Plan("", None, ("a", "b", "sum"), (Absence("a:0", 16, 0, 1, 1, 2),), 0, 0, 0, 1.0, "test")
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    asked = ["opt", graph_file, "--passes=order-bodies,carry-out,prune", f"--plan={tmp_path / 'plan.json'}"]
+    assert cli.main(asked) == cli.OK
+    graph = parse_graph(capsys.readouterr().out)
+    assert [node.op for node in graph if node.op.startswith("Tfswap")] == [
+        "Tfswap>SwapOut",
+        "Tfswap>Release",
+        "Tfswap>SwapIn",
+        "Tfswap>Await",
+    ]
+    assert [tensor.node.op for tensor in graph["sum"].inputs] == ["Tfswap>Await", "Exp"]
+
+
+def test_times_are_said_for_each_pass(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["opt", graph_file, "--passes=merge-equal-nodes,prune", "--times"]
+    assert cli.main(asked) == cli.OK
+    said = capsys.readouterr().out
+    assert said.startswith("# merge-equal-nodes: 1 changes, ") and len(parse_graph(said)) == 3
+    assert cli.main([*asked, "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["seconds"].keys() == {"merge-equal-nodes", "prune"}
+
+
+# --- bisection ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [*range(9), None])
+def test_the_first_pass_is_found_after_which_a_property_fails(first: int | None) -> None:
+    graphs = [parse_graph(TWICE) for _ in range(10)]
+    failing = set() if first is None else set(map(id, graphs[first + 1 :]))
+    applied = [Applied(f"pass-{i}", graph, 1, 0.0) for i, graph in enumerate(graphs[1:])]
+    asked: list[Graph] = []
+    found = first_failing(graphs[0], applied, lambda graph: (asked.append(graph), id(graph) not in failing)[1])
+    assert (found and found.name) == (None if first is None else f"pass-{first}")
+    assert len(asked) <= 6
+
+
+def test_a_command_bisects_passes(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    passes = "--passes=free-constants,merge-equal-nodes,split-add-n,prune"
+    reads_both = shlex.join([sys.executable, "-c", "import sys; sys.exit('AddV2(%a, %b)' not in sys.stdin.read())"])
+    assert cli.main(["opt", graph_file, passes, f"--bisect={reads_both}"]) == cli.OK
+    out = capsys.readouterr().out
+    assert out.strip() == "it fails after merge-equal-nodes"
+    holds = shlex.join([sys.executable, "-c", ""])
+    assert cli.main(["opt", graph_file, passes, f"--bisect={holds}", "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["failing"] is None
+    fails = shlex.join([sys.executable, "-c", "raise SystemExit(1)"])
+    assert cli.main(["opt", graph_file, passes, f"--bisect={fails}"]) == cli.FAILED
+    assert "before the first pass" in capsys.readouterr().err

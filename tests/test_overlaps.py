@@ -16,8 +16,10 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.errors import InvalidModel
 from tfswap.ir import custom_ops
 from tfswap.ir.text import parse_graph
-from tfswap.passes.order import apply_order
-from tfswap.passes.tactics.swap import apply_swaps
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.contract import Target
+from tfswap.passes.order import chain_nodes
+from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Overlap, Plan
 from tfswap.plan.schedule import FINISH, START, Step, build_schedule
@@ -88,7 +90,7 @@ def test_two_nodes_start_a_kernel_and_wait_for_it() -> None:
     graph = parse_graph(HEADS)
     flow = analyse_dataflow(graph.copy(), TWO_CORES)
     plan = Plan("", None, tuple(ORDER.split()), (), 0, 0, 0, 1.0, "test", overlaps=(Overlap(1, 3), Overlap(2, 3)))
-    apply_order(graph, apply_swaps(graph, flow, plan))
+    chain_nodes(graph, insert_schedule(graph, Target(DeviceModel()), flow, plan))
     verify(graph)
     starts = [node for node in graph if node.op == custom_ops.START]
     finishes = [node for node in graph if node.op == custom_ops.FINISH]
@@ -104,7 +106,7 @@ def test_what_is_finished_next_wakes_no_thread() -> None:
     graph = parse_graph(HEADS)
     flow = analyse_dataflow(graph.copy(), TWO_CORES)
     plan = Plan("", None, tuple(ORDER.split()), (), 0, 0, 0, 1.0, "test", overlaps=(Overlap(1, 4), Overlap(2, 3)))
-    apply_swaps(graph, flow, plan)
+    insert_schedule(graph, Target(DeviceModel()), flow, plan)
     assert [node.attrs["allocations"] for node in graph if node.op == custom_ops.START] == [1, 2]
 
 

@@ -18,7 +18,7 @@ from tfswap.ir.graph import Graph, Opaque
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.passes.order import apply_order
+from tfswap.passes.order import chain_nodes
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.copy_on_read import leave_copy_on_read
@@ -29,7 +29,7 @@ from tfswap.passes.prepare.result_slots import use_result_slots
 from tfswap.passes.prepare.split_add_n import split_add_n
 from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.prepare.zeros_like import fill_zeros_like
-from tfswap.passes.tactics.swap import apply_swaps
+from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import VerificationError, verify
 from tfswap.plan.plan import Absence, Plan
 
@@ -80,7 +80,7 @@ def test_order(name, added, gate):
     golden = Golden(name)
     before, nodes = edges(golden.graph), len(golden.graph)
     chain = [golden.graph[n] for n in golden.arguments if "=" not in n]
-    assert apply_order(golden.graph, chain, gate) == added
+    assert chain_nodes(golden.graph, chain, gate) == added
     assert edges(golden.graph) == before + added
     assert len(golden.graph) == nodes + (gate is not None)
     golden.check()
@@ -101,7 +101,7 @@ def test_what_onednn_would_join_across_the_order_is_told_apart():
 feeds %x
 fetches %filter, %between
 """)
-    apply_order(graph, [graph[name] for name in ("g", "bias", "between", "again", "filter")])
+    chain_nodes(graph, [graph[name] for name in ("g", "bias", "between", "again", "filter")])
     controls = {name: {node.name for node in graph[name].controls} for name in ("bias", "filter")}
     assert controls == {"bias": {"g"}, "filter": set()}
 
@@ -239,7 +239,7 @@ def test_swap(name, views):
     graph = golden.graph
     flow = analyse_dataflow(graph.copy(), DeviceModel())
     before = edges(graph), len(graph)
-    chain = apply_swaps(graph, flow, golden.plan())
+    chain = insert_schedule(graph, Target(DeviceModel()), flow, golden.plan())
     inserted = [node for node in graph if node.op in custom_ops.ALL]
     outs = sum(a.out is not None for a in golden.absences)
     assert [sum(n.op == op for n in inserted) for op in (custom_ops.SWAP_OUT, custom_ops.RELEASE)] == [outs, outs]
@@ -250,7 +250,7 @@ def test_swap(name, views):
     assert len(chain) == len(golden.arguments) + len(inserted)
     golden.check(f"# chain: {' '.join(node.name for node in chain)}\n")
     # In that order the graph can run, and it is sound.
-    apply_order(graph, chain)
+    chain_nodes(graph, chain)
     assert verify(graph) == len(inserted)
     order = graph.topological()
     places = [order.index(node) for node in chain]

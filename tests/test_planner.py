@@ -28,8 +28,9 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates, default_rates
-from tfswap.passes.order import apply_order
-from tfswap.passes.tactics.swap import apply_swaps
+from tfswap.passes.contract import Target
+from tfswap.passes.order import chain_nodes
+from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Absence, Overlap, Plan, Split, fingerprint
 from tfswap.plan.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
@@ -906,8 +907,8 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     intervals = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
     check_choice(flow, Choice(order, intervals))
     made = form.graph.copy()
-    chain = apply_swaps(made, flow, plan)
-    apply_order(made, chain)
+    chain = insert_schedule(made, Target(DeviceModel()), flow, plan)
+    chain_nodes(made, chain)
     verify(made)
     ran = {node: i for i, node in enumerate(made.topological())}
     assert [ran[node] for node in chain] == sorted(ran[node] for node in chain)

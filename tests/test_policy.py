@@ -212,13 +212,13 @@ def test_what_a_loop_saves_is_swapped_if_what_is_pushed_may_be() -> None:
 def test_a_loop_makes_nothing_again_by_kernels_that_may_not_run_again() -> None:
     graph = parse_graph(test_loop_recompute.TEXT)
     free = optimizer(graph, tactics=("recompute",))
-    both = free.variants.remade(0, free.costs, swap=False)[-1]
+    both = free.search.alternatives.remade(0, free.costs, swap=False)[-1]
     assert both.remade == ("sums", "tanhs")
     (body,) = (name for name, part in graph.named_bodies().items() if "shifted" in part)
     bound = optimizer(graph, tactics=("recompute",), policy=without(f"{body}/shifted:0", "recompute"))
     # `tanhs` can still be made of `sums`, if that is saved.
-    assert {r.remade for r in bound.variants.remade(0, bound.costs, swap=False)} == {("tanhs",)}
-    with pytest.raises(InvalidModel, match=r"makes 'shifted:0' again in place of saving 'sums'"):
+    assert {r.remade for r in bound.search.alternatives.remade(0, bound.costs, swap=False)} == {("tanhs",)}
+    with pytest.raises(InvalidModel, match=r"recomputes 'shifted:0' in place of saving 'sums'"):
         bound.variants[both]
     # What may be made again and not swapped is not swapped where it is made again either.
     carried = optimizer(graph, policy=without(f"{body}/tanh:0", "swap"))
@@ -258,9 +258,9 @@ def test_what_a_loop_saves_is_encoded_if_what_is_pushed_may_be() -> None:
     accumulator = optimizer(graph).variants.accumulators["saved"]
     (push,) = accumulator.pushes
     body = next(name for name, part in graph.named_bodies().items() if push.node.name in part)
-    assert optimizer(graph).variants._worth_inside(0, 0) == (kernel,)
+    assert optimizer(graph).search.alternatives._worth_inside(0, 0) == (kernel,)
     bound = optimizer(graph, policy=without(f"{body}/{push.pushed.name}", "encode"))
-    assert bound.variants._worth_inside(0, 0) == ()
+    assert bound.search.alternatives._worth_inside(0, 0) == ()
     with pytest.raises(InvalidModel, match="encodes what loops save in 'saved'"):
         bound.variants[bound.variants.base._replace(encoded=(kernel,))]
 

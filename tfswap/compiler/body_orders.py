@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Graph
 from tfswap.passes.contract import Target
 from tfswap.passes.tactics.order_bodies import order_bodies
-from tfswap.planner.body_order import order_body
+from tfswap.planner.body_order import BodyOrder, order_body
+
+
+def body_order_chooser(target: Target, *, grouped: bool = False) -> Callable[[Dataflow], BodyOrder]:
+    """From the facts of a body to its order, for `target`.
+
+    Args:
+        grouped: whether kernels run in groups, and not in pairs.
+    """
+    device = target.device
+    return functools.partial(order_body, device=device, costs=Costs.of(device), own_ops=target.own_ops, grouped=grouped)
 
 
 def choose_body_orders(graph: Graph, target: Target, *, grouped: bool = False) -> int:
     """Order the bodies of `graph`, in place, and theirs; returns how many there are.
 
     Args:
-        grouped: whether kernels run in groups, and not in pairs.
+        grouped: as of `body_order_chooser`.
     """
-    device = target.device
-    choose = functools.partial(
-        order_body, device=device, costs=Costs.of(device), portable=target.portable, grouped=grouped
-    )
-    return order_bodies(graph, target, choose)
+    return order_bodies(graph, target, body_order_chooser(target, grouped=grouped))

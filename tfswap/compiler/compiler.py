@@ -30,9 +30,10 @@ from tfswap.compiler.prepare import prepare
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
 from tfswap.compiler.refusal import refuse
+from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
 from tfswap.compiler.search import Search
 from tfswap.compiler.unoptimised import UnoptimisedStep
-from tfswap.compiler.variants import PLAIN, Found, Rewriting, Variant, Variants
+from tfswap.compiler.variants import Variants
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import ALIGNMENT_BYTES

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+from tfswap.analysis.dataflow import Dataflow
 from tfswap.compiler.planned_form import PlannedForm
 from tfswap.ir.graph import Graph
-from tfswap.passes.contract import Row, Target, always, apply_table, own_ops
+from tfswap.passes.contract import Pass, PlanRow, Target, apply_plan_table
 from tfswap.passes.device_carriers import carry_between_devices
 from tfswap.passes.prepare.collective_order import expand_collectives
 from tfswap.passes.prepare.onednn_fusion import hide_padded_shapes, keep_unfused
@@ -12,17 +15,52 @@ from tfswap.passes.prepare.pool_argmax import keep_gradients_unpaired
 from tfswap.passes.tactics.pair_kernels import join_groups
 from tfswap.passes.tactics.swap import carry_out
 from tfswap.passes.verify import require_stock, verify
+from tfswap.plan.plan import Plan
 
-ORDERED = (
-    Row(expand_collectives, always, "each member takes the place of its group's kernel in the order"),
-    Row(carry_between_devices, always, "members of groups are on their devices again"),
-    Row(join_groups, always, "bodies have their final kernels"),
-)
-"""Applied once the step has its order."""
 
-FINISH = (
-    Row(keep_unfused, own_ops, "the order may have given the same control inputs to nodes that were planned as two"),
-    Row(hide_padded_shapes, own_ops, "last, since readers no longer see the shapes that other passes go by"),
+class Lowering(NamedTuple):
+    """What the passes of `LOWER` are given.
+
+    Attributes:
+        plan: fixes an order.
+        flow: the facts of the graph as it is before.
+        target: of the graph.
+        traced: the step as it was given.
+        gate: the key of the gate that the step waits for, if any.
+    """
+
+    plan: Plan
+    flow: Dataflow
+    target: Target
+    traced: Graph
+    gate: int | None = None
+
+
+def _always(apply: Pass[[]], reason: str) -> PlanRow[Lowering]:
+    return PlanRow(apply, lambda _, __: (), reason)
+
+
+def _with_own_ops(apply: Pass[...], reason: str, *more: str) -> PlanRow[Lowering]:
+    """A pass where tfswap's own ops may be in the graph, which also takes these fields of Lowering."""
+
+    def asked(lowering: Lowering, _: Graph) -> tuple[Any, ...] | None:
+        return tuple(getattr(lowering, name) for name in more) if lowering.target.own_ops else None
+
+    return PlanRow(apply, asked, reason)
+
+
+LOWER: tuple[PlanRow[Lowering], ...] = (
+    PlanRow(
+        carry_out,
+        lambda lowering, _: (lowering.flow, lowering.plan, lowering.gate),
+        "the graph is the one that the plan names",
+    ),
+    _always(expand_collectives, "each member takes the place of its group's kernel in the order"),
+    _always(carry_between_devices, "members of groups are on their devices again"),
+    _always(join_groups, "bodies have their final kernels"),
+    _with_own_ops(keep_gradients_unpaired, "copies stand between poolings and their gradients", "traced"),
+    _with_own_ops(keep_unfused, "the order may have given the same control inputs to nodes that were planned as two"),
+    _with_own_ops(hide_padded_shapes, "last, since readers no longer see the shapes that other passes go by"),
 )
 
 
@@ -35,11 +73,7 @@ def lower(form: PlannedForm, traced: Graph, target: Target, gate: int | None = N
         gate: the key of the gate that the step waits for, if any.
     """
     made = form.variant.graph.copy()
-    carry_out(made, target, form.variant.flow, form.plan, gate)
-    apply_table(ORDERED, made, target)
-    if target.own_ops:
-        keep_gradients_unpaired(made, target, traced)
-    apply_table(FINISH, made, target)
+    apply_plan_table(LOWER, made, target, Lowering(form.plan, form.variant.flow, target, traced, gate))
     made.prune()
     verify(made)
     if target.portable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tfswap.analysis.cost import Costs
-from tfswap.compiler.variants import Variant
+from tfswap.compiler.rewriting import Variant
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Step, planned_schedule
 from tfswap.simulator.record import PlannedRecord, record_planned

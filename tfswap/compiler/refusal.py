@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import allowed_everywhere
-from tfswap.compiler.variants import Found
+from tfswap.compiler.rewriting import Found
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.graph import Graph

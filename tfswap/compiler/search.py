@@ -20,8 +20,10 @@ from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.lossless_forms import most_spilled_bytes
 from tfswap.analysis.permits import permit_of
 from tfswap.analysis.reduced_precision import asked_for, find_reductions, saved_tensors
+from tfswap.compiler.alternatives import Alternatives
 from tfswap.compiler.options import Options
-from tfswap.compiler.variants import PLAIN, Found, Rewriting, Variant, Variants
+from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
+from tfswap.compiler.variants import Variants
 from tfswap.ir.graph import Graph
 from tfswap.ir.views import origin
 from tfswap.passes.contract import Target
@@ -55,6 +57,7 @@ class Search:
 
     Attributes:
         variants: the step's, each made when it is first asked for.
+        alternatives: the rewritings that are tried.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Search:
         self._options = options
         self._costs = costs
         self.variants = Variants(graph, facts, target, costs)
+        self.alternatives = Alternatives(self.variants, target.device, costs)
         if options.precision:
             self.variants.base = self._in_precision()
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
@@ -171,10 +175,10 @@ class Search:
         stages = self._moved_inside
         if not self._may_encode:
             return stages
-        variants, planner_of, encoded = self.variants, self.planner_of, self._encoded
+        alternatives, planner_of, encoded = self.alternatives, self.planner_of, self._encoded
         found = [] if encoded is None else [encoded]
-        found += variants.packed(planner_of, encoded or variants.base)
-        found += variants.sparse(planner_of, found[-1] if found else variants.base)
+        found += alternatives.packed(planner_of, encoded or self.variants.base)
+        found += alternatives.sparse(planner_of, found[-1] if found else self.variants.base)
         return [*stages, *found, *self._encoded_inside]
 
     @property
@@ -185,7 +189,7 @@ class Search:
     @functools.cached_property
     def _encoded(self) -> Rewriting | None:
         """The step with all encodings that gain something, where it may have some."""
-        return self.variants.encoded(self.planner_of) if self._may_encode else None
+        return self.alternatives.encoded(self.planner_of) if self._may_encode else None
 
     @functools.cached_property
     def _encoded_inside(self) -> list[Rewriting]:
@@ -193,7 +197,7 @@ class Search:
         if self._encoded is None or len(self._stages) == 1:
             return []
         swapped = [stage for stage in self._stages if not stage.remade]
-        found = (self.variants.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
+        found = (self.alternatives.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
         return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
 
     @functools.cached_property
@@ -203,15 +207,15 @@ class Search:
         if self._options.solver != "default" or self._options.portable or not self.variants.accumulators:
             return [self.variants.base]
         smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
-        found = self.variants.stages(smallest) if swap else [self.variants.base]
+        found = self.alternatives.stages(smallest) if swap else [self.variants.base]
         if "recompute" in tactics:
-            found += self.variants.remade(smallest, self._costs, swap=swap)
+            found += self.alternatives.remade(smallest, self._costs, swap=swap)
         return found
 
     @functools.cached_property
     def _moved_inside(self) -> list[Rewriting]:
         """What of what loops save is moved, also with copies back that start before."""
-        return [*self._stages, *self.variants.prefetched(self._stages)]
+        return [*self._stages, *self.alternatives.prefetched(self._stages)]
 
     @functools.cached_property
     def _grouped(self) -> list[Rewriting]:

@@ -1,22 +1,79 @@
-"""Applies passes by name to a graph in text form: what `tfswap opt` does."""
+"""Applies passes by name to a graph in text form: what `tfswap opt` does.
+
+A pass that carries out a part of a plan is given a plan, which calls the nodes of the graph by their names.
+"""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from tfswap.compiler.lower import FINISH, ORDERED
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.compiler.lower import LOWER, Lowering
 from tfswap.compiler.prepare import PREPARE
+from tfswap.compiler.rewriting import PLAIN, Rewriting
+from tfswap.compiler.tactics import BODIES, FORM, ResolvedRewriting
 from tfswap.errors import InvalidModel, TfswapError
+from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
+from tfswap.passes.bisect import Applied, first_failing
 from tfswap.passes.contract import Pass, Target
+from tfswap.passes.tactics.order_bodies import order_bodies
+from tfswap.passes.tactics.swap import carry_out
+from tfswap.plan.plan import Plan
+from tfswap.planner.problem import Problem, make_problem
 from tfswap.support.files import require_regular
 
-PASSES: dict[str, Pass[...]] = {row.apply.name: row.apply for row in (*PREPARE, *ORDERED, *FINISH)}
-"""Those that need nothing but a graph and a target, by name, in the order in which a step gets them."""
+
+class _Given(NamedTuple):
+    """What passes may be given besides the graph and the target.
+
+    Attributes:
+        traced: the graph as it was read.
+    """
+
+    target: Target
+    plan: Plan | None
+    rewriting: ResolvedRewriting
+    traced: Graph
+
+
+Asked = Callable[[_Given, Graph], "tuple[Any, ...] | None"]
+
+
+def _nothing_more(_: _Given, __: Graph) -> tuple[Any, ...]:
+    return ()
+
+
+def _lowering(asked: Callable[[Lowering, Graph], tuple[Any, ...] | None], *, flow: bool) -> Asked:
+    def arguments(given: _Given, graph: Graph) -> tuple[Any, ...] | None:
+        plan = given.plan or Plan.unchanged("", None, 0, 0, 0.0)
+        facts = analyse_dataflow(graph if flow else Graph(), given.target.device)
+        return asked(Lowering(plan, facts, given.target, given.traced), graph)
+
+    return arguments
+
+
+def _of_rewriting(asked: Callable[[ResolvedRewriting, Graph], tuple[Any, ...] | None]) -> Asked:
+    return lambda given, graph: asked(given.rewriting, graph)
+
+
+_ASKED: dict[str, tuple[Pass[...], Asked]] = {
+    **{row.apply.name: (row.apply, _nothing_more) for row in PREPARE},
+    **{row.apply.name: (row.apply, _of_rewriting(row.asked)) for row in (*BODIES, *FORM)},
+    **{row.apply.name: (row.apply, _lowering(row.asked, flow=row.apply is carry_out)) for row in LOWER},
+}
+PASSES: dict[str, Pass[...]] = {name: done for name, (done, _) in _ASKED.items()}
+"""All passes of the tables by name, in the order in which a step gets them."""
+OF_A_PLAN = frozenset(row.apply.name for row in (*BODIES, *FORM) if row.apply is not order_bodies) | {carry_out.name}
+"""Those that carry out what a plan chose."""
 
 
 def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: bool = False) -> Target:
@@ -29,23 +86,68 @@ def target_of(device: Literal["cpu", "gpu"], *, onednn: bool = False, portable: 
     return Target(DeviceModel(device, onednn), portable, keeps_results=True)
 
 
-def apply_passes(path: str, names: Sequence[str], target: Target) -> tuple[str, list[tuple[str, int]]]:
-    """The graph in the file, or on standard input for "-", after these passes, and each one's number of changes.
+def apply_passes(
+    path: str, names: Sequence[str], target: Target, plan: Plan | None = None
+) -> tuple[Graph, list[Applied]]:
+    """The graph in the file, or on standard input for "-", and what each of these passes left of it.
 
-    Raises TfswapError for a pass that is not known or a file that can't be read, and InvalidModel for a text that is no
-    graph, or one with a cycle.
+    Args:
+        plan: for the passes of `OF_A_PLAN`.
+
+    Raises TfswapError for a pass that is not known or takes a plan, and a file that can't be read; InvalidModel for a
+    text that is no graph, or one with a cycle, and a plan of another graph.
     """
     unknown = next((name for name in names if name not in PASSES), None)
     if unknown is not None:
         raise TfswapError(f"no pass is called {unknown!r}. There are {', '.join(PASSES)}.")
-    graph = parse_graph(_read(path))
+    unplanned = next((name for name in names if name in OF_A_PLAN), None) if plan is None else None
+    if unplanned is not None:
+        raise TfswapError(f"{unplanned} carries out a part of a plan: give it with --plan=FILE.")
+    read = parse_graph(_read(path))
     try:
-        for part in (graph, *graph.all_bodies()):
+        for part in (read, *read.all_bodies()):
             part.topological()
     except ValueError as error:
         raise InvalidModel(f"{path!r} has no graph that can run: {error}") from error
-    changes = [(name, PASSES[name](graph, target)) for name in names]
-    return format_graph(graph), changes
+    return read, list(_applied(read, names, target, plan))
+
+
+def _applied(read: Graph, names: Sequence[str], target: Target, plan: Plan | None) -> Iterator[Applied]:
+    rewriting = PLAIN if plan is None else Rewriting.of(plan)
+    given = _Given(target, plan, ResolvedRewriting(rewriting, target, _problem_of(target)), read)
+    graph = read.copy()
+    for name in names:
+        done, asked = _ASKED[name]
+        arguments = asked(given, graph)
+        begun = time.perf_counter()
+        changes = 0 if arguments is None else done(graph, target, *arguments)
+        yield Applied(name, graph.copy(), changes, time.perf_counter() - begun)
+
+
+def _problem_of(target: Target) -> Callable[[Dataflow], Problem]:
+    costs = Costs.of(target.device)
+
+    def problem_of(flow: Dataflow) -> Problem:
+        order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+        return make_problem(flow, order, costs.rates, costs.of_step(flow))
+
+    return problem_of
+
+
+def bisect(before: Graph, applied: Sequence[Applied], command: str) -> Applied | None:
+    """The first pass after whose graph `command`, which gets its text on standard input, fails; None if none does.
+
+    Raises TfswapError where it fails for the graph before the passes, or can't be run.
+    """
+    words = shlex.split(command)
+
+    def holds(graph: Graph) -> bool:
+        return subprocess.run(words, input=format_graph(graph), text=True, stdout=subprocess.DEVNULL).returncode == 0
+
+    try:
+        return first_failing(before, applied, holds)
+    except (OSError, ValueError) as error:
+        raise TfswapError(f"--bisect={command!r}: {error}") from error
 
 
 def _read(path: str) -> str:

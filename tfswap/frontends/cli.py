@@ -303,7 +303,9 @@ def _doctor(options: argparse.Namespace) -> Result:
 
 
 def _opt(options: argparse.Namespace) -> Result:
-    from tfswap.frontends.apply_passes import PASSES, apply_passes, target_of
+    from tfswap.frontends.apply_passes import PASSES, apply_passes, bisect, target_of
+    from tfswap.ir.text import format_graph
+    from tfswap.plan.plan import Plan
 
     if not options.passes and options.graph_file is not None:
         raise TfswapError("which passes to apply to the graph is not said: give --passes, or no FILE to list them")
@@ -312,8 +314,18 @@ def _opt(options: argparse.Namespace) -> Result:
         content = {"passes": [dict(zip(("name", "requires", "ensures"), row, strict=True)) for row in rows]}
         return content, listing(("pass", "requires", "ensures"), rows)
     target = target_of(options.device, onednn=options.onednn, portable=options.portable)
-    text, changes = apply_passes(options.graph_file or "-", options.passes, target)
-    return {"graph": text, "changes": dict(changes)}, text.rstrip("\n")
+    plan = None if options.plan is None else Plan.load(options.plan)
+    before, applied = apply_passes(options.graph_file or "-", options.passes, target, plan)
+    changes = {done.name: done.changes for done in applied}
+    if options.bisect is not None:
+        failing = bisect(before, applied, options.bisect)
+        said = "it holds after every pass" if failing is None else f"it fails after {failing.name}"
+        return {"failing": None if failing is None else failing.name, "changes": changes}, said
+    text = format_graph(applied[-1].graph)
+    seconds = {done.name: done.seconds for done in applied}
+    times = [f"# {done.name}: {done.changes} changes, {1e3 * done.seconds:.1f} ms" for done in applied]
+    content = {"graph": text, "changes": changes, **({"seconds": seconds} if options.times else {})}
+    return content, "\n".join([*(times if options.times else ()), text.rstrip("\n")])
 
 
 def _plan(options: argparse.Namespace, mode: str, output_dir: str | None = None) -> Any:
@@ -477,6 +489,10 @@ def _parser() -> argparse.ArgumentParser:
     opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
     opt.add_argument("graph_file", metavar="FILE", nargs="?", help='a graph in text form; "-", or none, is stdin')
     opt.add_argument("--passes", type=_names, default=[], help="names of passes, with commas between")
+    opt.add_argument("--plan", metavar="FILE", help="a saved plan, for passes that carry out what it chose")
+    opt.add_argument("--times", action="store_true", help="say how long each pass took")
+    help_text = "say after which pass COMMAND fails, which gets the graph on standard input"
+    opt.add_argument("--bisect", metavar="COMMAND", help=help_text)
     opt.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the step runs on (cpu)")
     opt.add_argument("--onednn", action="store_true", help="oneDNN's graph pass rewrites the step")
     opt.add_argument("--portable", action="store_true", help="with TensorFlow's own ops alone")

@@ -2,7 +2,8 @@
 
 Every pass is called with a graph and a target, those in `tactics` also with what a plan chose for them, and returns how
 many changes it made: 0 means that the graph is as it was. Passes stand in tables: `PREPARE` (compiler/prepare.py) for
-every step, `ORDERED` and `FINISH` (compiler/lower.py) for a step with an order.
+every step, `BODIES` and `FORM` (compiler/tactics.py) for what a plan asks for before the order, `LOWER`
+(compiler/lower.py) for the order and what follows it.
 
 `watching` takes a function that is called after each pass, with the pass, the graph after it, the number of changes and
 the seconds. `TFSWAP_PRINT_PASSES` prints graphs after passes.
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Concatenate, Generic, NamedTuple, ParamSpec
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph
@@ -108,6 +109,23 @@ class Row(NamedTuple):
     reason: str
 
 
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class PlanRow(Generic[C]):
+    """A pass that a plan may ask for, what it asks of it, and why here.
+
+    Attributes:
+        asked: from the plan, in the form that its table takes, and the graph as it is to the arguments of the pass
+            after graph and target; None where the plan does not ask for it.
+    """
+
+    apply: Pass[...]
+    asked: Callable[[C, Graph], tuple[Any, ...] | None]
+    reason: str
+
+
 def always(_: Target) -> bool:
     return True
 
@@ -122,6 +140,14 @@ def apply_table(table: Iterable[Row], graph: Graph, target: Target) -> None:
     for row in table:
         if row.when(target):
             row.apply(graph, target)
+
+
+def apply_plan_table(table: Iterable[PlanRow[C]], graph: Graph, target: Target, plan: C) -> None:
+    """Apply the passes of `table` that `plan` asks for, in place."""
+    for row in table:
+        arguments = row.asked(plan, graph)
+        if arguments is not None:
+            row.apply(graph, target, *arguments)
 
 
 @contextlib.contextmanager

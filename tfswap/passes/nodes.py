@@ -7,11 +7,11 @@ device on which that is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tfswap.ir import custom_ops
 from tfswap.ir.graph import Dtype, Graph, Node, Opaque, Output
-from tfswap.ir.op_traits import may_wait
+from tfswap.ir.op_traits import may_wait, stateful_form
 from tfswap.ir.types import TensorType
 from tfswap.kernels.device import DeviceModel
 
@@ -165,3 +165,17 @@ def use_own_kernel(graph: Graph, device: DeviceModel, chosen: Callable[[Node], b
     for node in found:
         node.attrs = {**node.attrs, custom_ops.KERNEL: custom_ops.OWN_KERNEL.encode()}
     return len(found)
+
+
+def mark_effects(graph: Graph, edited: Collection[Graph]) -> bool:
+    """Mark loops and conditionals whose bodies have copies now, those of `edited`, as having effects, in place.
+
+    Returns whether there are any in `graph`.
+    """
+    effects = graph in edited
+    for node, bodies in graph.bodies.items():
+        inner = [mark_effects(body, edited) for body in bodies]
+        if any(inner):
+            node.op = stateful_form(node.op)
+            effects = True
+    return effects

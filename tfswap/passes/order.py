@@ -16,7 +16,7 @@ from tfswap.passes.device_carriers import sharing
 from tfswap.passes.nodes import add_gate
 
 
-def apply_order(graph: Graph, chain: Sequence[Node], gate: int | None = None) -> int:
+def chain_nodes(graph: Graph, chain: Sequence[Node], gate: int | None = None) -> int:
     """Chain the nodes, in place, and make the last one a target; returns the number of edges added.
 
     Args:

@@ -28,17 +28,17 @@ class BodyOrder(NamedTuple):
 
 
 def order_body(
-    flow: Dataflow, device: DeviceModel, costs: Costs, *, portable: bool = False, grouped: bool = False
+    flow: Dataflow, device: DeviceModel, costs: Costs, *, own_ops: bool = True, grouped: bool = False
 ) -> BodyOrder:
     """The order of the body with these facts.
 
     Args:
-        portable: with TensorFlow's own ops alone, which run one after the other.
+        own_ops: whether kernels may run concurrently, which takes ops of tfswap's own.
         grouped: whether kernels run in groups (planner/groups.py), and not in pairs.
     """
     cost_s = costs.of_step(flow)
     order = choose_order(flow, cost_s)
-    if not runs_beside(device) or portable:
+    if not runs_beside(device) or not own_ops:
         return BodyOrder(order)
     unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
     order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)

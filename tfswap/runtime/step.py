@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.pipelines import element_bytes
 from tfswap.analysis.variables import copied_bytes, fetched_bytes, written_in_bodies, written_variables
+from tfswap.compiler.alternatives import MOST_VARIANTS
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.offline import ALWAYS_OPEN
 from tfswap.compiler.origin import Origin, SavedStep, sized
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
-from tfswap.compiler.variants import MOST_VARIANTS
 from tfswap.device import machine
 from tfswap.device.cudnn import limit_workspaces, without_redzones
 from tfswap.device.live import free_functions, has_arena, is_live, live_device, look, runs_at_once

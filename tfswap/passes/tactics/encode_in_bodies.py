@@ -16,7 +16,7 @@ from tfswap.analysis.body_encodings import InnerEncoding, shape_source
 from tfswap.analysis.encodings import Encoding
 from tfswap.ir.graph import Dims, Graph, Output
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.tactics.body_plan import tell_effects
+from tfswap.passes.nodes import mark_effects
 from tfswap.passes.tactics.encode import add_encoding, encode_tensors, take_encoding
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead
 
@@ -46,7 +46,7 @@ def encode_in_bodies(graph: Graph, target: Target, chosen: Collection[InnerEncod
         assert accumulator is not None, "grouped by it"
         edited |= {push.graph for push in accumulator.pushes}
         _save_encoded(accumulator, readers, bodies)
-    tell_effects(graph, edited)
+    mark_effects(graph, edited)
     return len(chosen)
 
 

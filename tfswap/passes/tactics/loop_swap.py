@@ -25,9 +25,16 @@ from tfswap.ir.op_traits import control_flow
 from tfswap.ir.types import TensorType
 from tfswap.ir.views import passed_on
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.nodes import VARIANT, add_await, add_prefetch, add_release, add_swap_in, add_swap_out
-from tfswap.passes.order import apply_order
-from tfswap.passes.tactics.body_plan import tell_effects
+from tfswap.passes.nodes import (
+    VARIANT,
+    add_await,
+    add_prefetch,
+    add_release,
+    add_swap_in,
+    add_swap_out,
+    mark_effects,
+)
+from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead
 
 HANDLE = Dims(())
@@ -70,7 +77,7 @@ def swap_in_loops(graph: Graph, _: Target, swapped: Collection[str], prefetched:
             _swap(where, order[where], edit)
             count += len(edit.pushes) + len(edit.pops)
         where.prune()
-    tell_effects(graph, edits)
+    mark_effects(graph, edits)
     return count
 
 
@@ -142,7 +149,7 @@ def _swap(body: Graph, chain: list[Node], edit: _Edits) -> None:
         if node not in moved:
             made.append(node)
         made += after.get(node, ())
-    apply_order(body, [*made, *awaits.get(len(chain), ()), *releases])
+    chain_nodes(body, [*made, *awaits.get(len(chain), ()), *releases])
 
 
 def _push_handle(place: Place) -> Node:

@@ -14,7 +14,7 @@ from tfswap.analysis.dataflow import Dataflow, analyse_body
 from tfswap.ir.graph import Graph
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_gate
-from tfswap.passes.order import apply_order
+from tfswap.passes.order import chain_nodes
 from tfswap.passes.prepare.assign_in_place import assign_in_place
 from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
 from tfswap.passes.prepare.defer_constants import defer_constants
@@ -50,7 +50,7 @@ def order_bodies(graph: Graph, target: Target, choose: Callable[[Dataflow], Chos
         chain = [flow.nodes[i] for i in order]
         if body.bodies and target.own_ops:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))
-        apply_order(body, chain)
+        chain_nodes(body, chain)
         body.order = tuple(node.name for node in chain)
         count += 1
     return count

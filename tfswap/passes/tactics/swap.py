@@ -1,7 +1,7 @@
-"""Carries a plan out: copies to host memory and back, and kernels that run again.
+"""Carries a plan out: copies to host memory and back, and recomputed kernels.
 
-SwapOut and Release come after the forward use, SwapIn and Await before the late one; a kernel that runs again is
-a twin of the first, reading what is there by then.
+SwapOut and Release come after the forward use, SwapIn and Await before the late one; a recomputed kernel is a twin of
+the first, reading what is there by then.
 
 Requires: the graph that the plan was made for. Ensures: every late reader of a swapped or recomputed tensor
 reads the buffer that came last, views between the two are made anew on it, and nothing else is changed.
@@ -25,7 +25,7 @@ from tfswap.passes.nodes import (
     add_swap_in,
     add_swap_out,
 )
-from tfswap.passes.order import apply_order
+from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.pair_kernels import add_finish, add_start, join_leads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import (
@@ -39,6 +39,7 @@ from tfswap.plan.schedule import (
     RUN,
     SPLIT,
     START,
+    Step,
     planned_schedule,
 )
 
@@ -72,70 +73,121 @@ class _Travel:
         self.views = {self.original: tensor}
 
 
-def apply_swaps(graph: Graph, flow: Dataflow, plan: Plan | Inside, *, portable: bool = False) -> list[Node]:
-    """Carry out the plan's copies and second runs in `graph`, in place; returns its nodes in the planned order.
+class _Writer:
+    """Writes a plan's schedule into a graph, one entry after the other.
 
     Args:
         flow: the facts of the graph as it is before.
-        portable: with TensorFlow's own ops alone.
+        disk: names of tensors whose copies go to disk.
     """
-    travels: dict[int, _Travel] = {}
-    disk = {a.tensor for a in plan.absences if a.disk}
 
-    def travel(value: int) -> _Travel:
-        if value not in travels:
-            tensor = _in(graph, flow.values[value].tensor)
-            travels[value] = _Travel(tensor, tensor, flow.values[value].tensor.name in disk)
-        return travels[value]
+    def __init__(self, graph: Graph, target: Target, flow: Dataflow, disk: set[str]):
+        self._graph = graph
+        self._target = target
+        self._flow = flow
+        self._disk = disk
+        self._travels: dict[int, _Travel] = {}
+        self._started: dict[int, Node] = {}  # by kernel, what starts it
+        self._parted: list[int] = []  # the next entry's requests that are to get no larger chunks
+        self.chain: list[Node] = []
+        self.leads: dict[Node, int] = {}  # kernels that run concurrently with the next one, and their allocations
+        self.finished: dict[Node, Sequence[Node]] = {}  # by what waits for a kernel, the kernel
 
-    chain: list[Node] = []
-    leads: dict[Node, int] = {}  # kernels that the next one of the chain runs beside, and their allocations
-    started: dict[int, Node] = {}  # by kernel, what starts it
-    finished: dict[Node, Sequence[Node]] = {}  # by what waits for a kernel, the kernel
-    parted: list[int] = []  # the next step's requests that are to get no larger chunks
-    schedule = planned_schedule(flow, plan)
-    for number, (kind, subject) in enumerate(schedule):
+    def write(self, kind: str, subject: int, following: Step | None) -> None:
+        """Add the nodes of one entry of the schedule.
+
+        Args:
+            following: the next entry.
+        """
         if kind == SPLIT:
-            parted.append(subject)
-            continue
+            self._parted.append(subject)
+            return
+        node = self._node(kind, subject, following)
+        if node is None:
+            return
+        if self._parted:
+            split = add_split(self._graph, node, tuple(self._parted))
+            self.chain += (split, node, add_free_rest(self._graph, node, split))
+            self._parted = []
+        else:
+            self.chain.append(node)
+
+    def _node(self, kind: str, subject: int, following: Step | None) -> Node | None:
+        """The node that an entry becomes; None where TensorFlow does it by itself."""
         if kind in (RUN, LEAD, START):
-            node = graph[flow.nodes[subject].name]
-            for position, tensor in enumerate(_current(graph, flow, subject, travels)):
-                if tensor != node.inputs[position]:
-                    graph.replace_input(node, position, tensor)
-            if kind == LEAD:
-                leads[node] = flow.allocations(subject)
-            elif kind == START:
-                # What is finished next wakes no thread: it makes fewer allocations than are awaited.
-                is_finished = schedule[number + 1] == (FINISH, subject)
-                node = started[subject] = add_start(graph, node, flow.allocations(subject) + is_finished)
-        elif kind == FINISH:
-            node = add_finish(graph, graph[flow.nodes[subject].name], started[subject])
-            finished[node] = [graph[flow.nodes[subject].name]]
-        elif kind == RERUN:
-            first = flow.nodes[subject]
-            node = graph.add(
-                first.op,
-                graph.unique_name(f"{custom_ops.AGAIN}{first.name}"),
-                tuple(_current(graph, flow, subject, travels)),
-                attrs=first.attrs,
-                outputs=first.outputs,
-                device=first.device,
-            )
-            for o, value in flow.makes[subject]:
-                travel(value).renew(node.out(o))
-        else:
-            if portable and kind == OUT:
-                continue  # TensorFlow starts the copy when the tensor is there
-            node = (_insert_identity if portable else _insert)(graph, kind, travel(subject))
-        if parted:
-            split = add_split(graph, node, tuple(parted))
-            chain += (split, node, add_free_rest(graph, node, split))
-            parted = []
-        else:
-            chain.append(node)
-    graph.join(finished)
-    return join_leads(graph, chain, leads)
+            # What is finished next wakes no thread: it makes fewer allocations than are awaited.
+            return self._run(kind, subject, is_finished=following == (FINISH, subject))
+        if kind == FINISH:
+            kernel = self._kernel(subject)
+            node = add_finish(self._graph, kernel, self._started[subject])
+            self.finished[node] = [kernel]
+            return node
+        if kind == RERUN:
+            return self._run_again(subject)
+        if self._target.portable and kind == OUT:
+            return None  # TensorFlow starts the copy when the tensor is there
+        insert = _insert_identity if self._target.portable else _insert
+        return insert(self._graph, kind, self._travel(subject))
+
+    def _run(self, kind: str, subject: int, *, is_finished: bool) -> Node:
+        node = self._kernel(subject)
+        for position, tensor in enumerate(self._current(subject)):
+            if tensor != node.inputs[position]:
+                self._graph.replace_input(node, position, tensor)
+        allocations = self._flow.allocations
+        if kind == LEAD:
+            self.leads[node] = allocations(subject)
+        elif kind == START:
+            node = self._started[subject] = add_start(self._graph, node, allocations(subject) + is_finished)
+        return node
+
+    def _run_again(self, subject: int) -> Node:
+        first = self._flow.nodes[subject]
+        node = self._graph.add(
+            first.op,
+            self._graph.unique_name(f"{custom_ops.AGAIN}{first.name}"),
+            tuple(self._current(subject)),
+            attrs=first.attrs,
+            outputs=first.outputs,
+            device=first.device,
+        )
+        for o, value in self._flow.makes[subject]:
+            self._travel(value).renew(node.out(o))
+        return node
+
+    def _kernel(self, subject: int) -> Node:
+        return self._graph[self._flow.nodes[subject].name]
+
+    def _travel(self, value: int) -> _Travel:
+        if value not in self._travels:
+            planned = self._flow.values[value].tensor
+            tensor = _in(self._graph, planned)
+            self._travels[value] = _Travel(tensor, tensor, planned.name in self._disk)
+        return self._travels[value]
+
+    def _current(self, kernel: int) -> Iterator[Output]:
+        """What a kernel that runs now reads: the buffers that came last of what was swapped or recomputed."""
+        for read in self._flow.nodes[kernel].inputs:
+            value = self._flow.value_of.get((read.node, read.index))
+            travel = self._travels.get(value) if value is not None else None
+            tensor = _in(self._graph, read)
+            if value is not None and travel is not None and travel.views:
+                tensor = _fresh(self._graph, self._flow, value, tensor, travel)
+            yield tensor
+
+
+def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | Inside) -> list[Node]:
+    """Put the plan's copies and recomputed kernels into `graph`, in place; returns its nodes in the planned order.
+
+    Args:
+        flow: the facts of the graph as it is before.
+    """
+    writer = _Writer(graph, target, flow, {a.tensor for a in plan.absences if a.disk})
+    schedule = planned_schedule(flow, plan)
+    for (kind, subject), following in zip(schedule, [*schedule[1:], None], strict=True):
+        writer.write(kind, subject, following)
+    graph.join(writer.finished)
+    return join_leads(graph, writer.chain, writer.leads)
 
 
 @graph_pass(
@@ -149,25 +201,14 @@ def carry_out(graph: Graph, target: Target, flow: Dataflow, plan: Plan, gate: in
         flow: the facts of the graph as it is before.
         gate: put this gate before the order.
     """
-    chain = apply_swaps(graph, flow, plan, portable=target.portable)
-    apply_order(graph, chain, gate)
+    chain = insert_schedule(graph, target, flow, plan)
+    chain_nodes(graph, chain, gate)
     return len(chain)
 
 
 def _in(graph: Graph, tensor: Output) -> Output:
     """The same tensor in `graph`, a copy of the graph that it is of."""
     return Output(graph[tensor.node.name], tensor.index)
-
-
-def _current(graph: Graph, flow: Dataflow, kernel: int, travels: dict[int, _Travel]) -> Iterator[Output]:
-    """What a kernel that runs now reads: the buffers that came last of what was swapped or recomputed."""
-    for read in flow.nodes[kernel].inputs:
-        value = flow.value_of.get((read.node, read.index))
-        travel = travels.get(value) if value is not None else None
-        tensor = _in(graph, read)
-        if value is not None and travel is not None and travel.views:
-            tensor = _fresh(graph, flow, value, tensor, travel)
-        yield tensor
 
 
 def _insert(graph: Graph, kind: str, travel: _Travel) -> Node:

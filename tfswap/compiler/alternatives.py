@@ -1,0 +1,223 @@
+"""The rewritings of one step that a plan may choose among.
+
+Which there are does not depend on the limit: so more limit never gives a slower plan, here as on a ladder.
+
+What loops save is swapped in stages of a quarter of its bytes, the largest accumulators first. Some of it need not be
+saved: what takes not much longer to recompute than to swap, or all that can be recomputed; what is saved besides is
+swapped then, or is not. Of what is swapped, what a loop would wait for is prefetched besides, or is not.
+Kernels take encodings where a tensor then is free early, or they need less memory, or none does: they cost next to
+nothing. What is encoded whole and decoded again takes time, and has stages too: first what frees most for its time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterable
+
+from tfswap.analysis.accumulators import find_accumulators
+from tfswap.analysis.body_encodings import InnerEncoding, find_inner_encodings, is_inner
+from tfswap.analysis.cost import Costs
+from tfswap.analysis.dataflow import analyse_body
+from tfswap.analysis.encodings import find_encodings
+from tfswap.analysis.integer_ranges import Ranges
+from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
+from tfswap.analysis.lossless_forms import smaller_form
+from tfswap.analysis.permits import permit_of
+from tfswap.compiler.gains import LEAST_SHARE, STAGES, in_stages, measured_sparse, worth_encoding, worth_packing
+from tfswap.compiler.rewriting import Rewriting, Variant
+from tfswap.compiler.variants import Variants, outputs_of
+from tfswap.ir import custom_ops
+from tfswap.ir.graph import Node
+from tfswap.ir.views import origin
+from tfswap.kernels.device import DeviceModel
+from tfswap.passes.tactics.loop_swap import looped_pops
+from tfswap.planner.planner import Planner
+
+AFFORDABLE = 4.0
+"""To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
+MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
+"""Of a step: as it is, with what loops save swapped, with what they need not save made again, with what is swapped in
+these prefetched, with kernels that take encodings, also beside the most of these, and with whole tensors in a smaller
+form besides, as sparse rows last."""
+
+
+class Alternatives:
+    """The rewritings that are tried of one step.
+
+    Args:
+        variants: the step's.
+        costs: what kernels and copies take.
+    """
+
+    def __init__(self, variants: Variants, device: DeviceModel, costs: Costs):
+        self._variants = variants
+        self._device = device
+        self._costs = costs
+
+    @property
+    def base(self) -> Rewriting:
+        """What is done whatever is chosen besides."""
+        return self._variants.base
+
+    def encoded(self, planner_of: Callable[[Variant], Planner]) -> Rewriting | None:
+        """The step with every encoding that gains something; None where none does."""
+        problem = planner_of(self._variants.plain).problems[0]
+        least_bytes = LEAST_SHARE * problem.live_peak_bytes
+        chosen = worth_encoding(problem, find_encodings(self._variants.plain.graph, self._device), least_bytes)
+        chosen += self._worth_inside(problem.smallest_bytes, least_bytes)
+        return self.base._replace(encoded=(*self.base.encoded, *chosen)) if chosen else None
+
+    def _worth_inside(self, smallest_bytes: int, least_bytes: float) -> tuple[str, ...]:
+        """Names of the kernels in bodies that gain by their encodings.
+
+        Args:
+            smallest_bytes: a list that keeps less is left as it is.
+            least_bytes: what all lists that can be encoded must keep, and all such tensors of a body.
+        """
+        possible = self._inner
+        largest = self._largest(smallest_bytes, "encode")
+        saved = [e for e in possible if e.saved and e.saved.name in largest]
+        lists = {e.saved.name for e in saved if e.saved}
+        chosen = (
+            [e.name for e in saved] if sum(self._variants.saved_bytes[name] for name in lists) >= least_bytes else []
+        )
+        own = {e.name for e in possible if e.saved is None}
+        for name, ordered in self._variants.ordered.named_bodies().items() if own else ():
+            body = ordered.copy()
+            encodings = [e for e in find_encodings(body, self._device) if f"{name}/{e.kernel.name}" in own]
+            if sum({e.tensor: e.tensor.type.nbytes or 0 for e in encodings}.values()) >= least_bytes:
+                problem = self._variants.problem_of(analyse_body(body, self._device))
+                chosen += (f"{name}/{kernel}" for kernel in worth_encoding(problem, encodings, least_bytes))
+        return tuple(chosen)
+
+    @functools.cached_property
+    def _inner(self) -> list[InnerEncoding]:
+        """What can be encoded in the bodies of the step as it is."""
+        return find_inner_encodings(self._variants.unordered, self._device)
+
+    def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
+        """`stage` of what loops save with what `encoded` encodes; None where that is nothing in bodies.
+
+        A list of encodings stays where it is: it is small. Kernels that run again in a loop that goes back may read
+        what is on it, as those there do.
+        """
+        chosen = [e for e in self._inner if e.name in encoded.encoded]
+        lists = {e.saved.name for e in chosen if e.saved}
+        inner = [
+            e
+            for e in find_inner_encodings(self._variants.unordered_with(stage.remade), self._device)
+            if (e.saved.name in lists if e.saved else e.name in encoded.encoded)
+        ]
+        if not inner:
+            return None
+        kernels = [kernel for kernel in encoded.encoded if not is_inner(kernel)]
+        lists = {e.saved.name for e in inner if e.saved}
+        return stage._replace(
+            encoded=(*kernels, *(e.name for e in inner)),
+            accumulators=tuple(name for name in stage.accumulators if name not in lists),
+        )
+
+    def packed(self, planner_of: Callable[[Variant], Planner], encoded: Rewriting) -> list[Rewriting]:
+        """`encoded` with packings besides that gain something, from few of them to all."""
+        problem = planner_of(self._variants.plain).problems[0]
+        graph, device = self._variants.plain.graph, self._device
+        ranges = Ranges(graph)
+        stages = worth_packing(problem, graph, encoded.encoded, lambda tensor: smaller_form(tensor, ranges, device))
+        return [encoded._replace(packed=packed) for packed in stages]
+
+    def sparse(self, planner_of: Callable[[Variant], Planner], packed: Rewriting) -> list[Rewriting]:
+        """`packed` with sparse rows besides, where the profile says that they gain something, from few of them to all.
+
+        Kernels that need no more of such a tensor than its signs take a mask of it, in all of these: it costs nothing.
+        """
+        profile = self._costs.profile
+        if profile is None or not profile.densities or packed.reduced:
+            return []
+        graph, problem = self._variants.plain.graph, planner_of(self._variants.plain).problems[0]
+        masks = [e for e in find_encodings(graph, self._device) if e.codec.encode == custom_ops.ENCODE_MASK]
+        stages = worth_packing(
+            problem,
+            graph,
+            {*packed.encoded, *(e.kernel.name for e in masks)},
+            lambda tensor: measured_sparse(tensor, profile.density(tensor), self._device),
+        )
+        rows = {p.tensor for sparse in stages for p in sparse}
+        signs = (e.kernel.name for e in masks if origin(e.tensor).name in rows)
+        encoded = tuple(dict.fromkeys((*packed.encoded, *signs)))
+        return [packed._replace(encoded=encoded, packed=(*packed.packed, *sparse)) for sparse in stages]
+
+    def stages(self, smallest_bytes: int) -> list[Rewriting]:
+        """What may be chosen among by swapping what loops save, from nothing to the most.
+
+        Args:
+            smallest_bytes: an accumulator that keeps less costs more than it frees.
+        """
+        largest = self._largest(smallest_bytes, "swap")
+        names = list(largest)
+        stages = [tuple(sorted(names[:count])) for count in in_stages(list(largest.values()))]
+        return [self.base, *(self.base._replace(accumulators=stage) for stage in stages)]
+
+    def prefetched(self, stages: Collection[Rewriting]) -> list[Rewriting]:
+        """`stages` with the copies back that a loop would wait for started one iteration before."""
+        found = [stage._replace(prefetched=self._waited_for(stage)) for stage in stages if stage.accumulators]
+        return [stage for stage in found if stage.prefetched]
+
+    def _waited_for(self, stage: Rewriting) -> tuple[str, ...]:
+        """Of the accumulators that are swapped those whose elements a loop waits for, and could bring back before."""
+        found: set[str | None] = set()
+        for name, body in self._variants[stage].graph.named_bodies().items():
+            for node, wait_s in self._costs.body_run(body).waits.items():
+                if wait_s and node.op == custom_ops.AWAIT:
+                    loaded = node.inputs[0].node
+                    found.add(self._looped.get((name, loaded.inputs[0].node.name)))
+        return tuple(name for name in stage.accumulators if name in found)
+
+    @functools.cached_property
+    def _looped(self) -> dict[tuple[str, str], str]:
+        """By body and name of the pop, the accumulators that each iteration of a loop pops once."""
+        where = {body: name for name, body in self._variants.ordered.named_bodies().items()}
+        looped = looped_pops(self._variants.ordered, self._variants.accumulators.values())
+        return {(where[pop.graph], pop.node.name): name for name, pops in looped.items() for pop in pops}
+
+    def remade(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
+        """What may be chosen among where loops make again what they need not save.
+
+        Args:
+            smallest_bytes: as of `stages`.
+            costs: what kernels and copies take.
+            swap: whether what they still save may be swapped.
+        """
+        largest, rates = self._largest(smallest_bytes, "recompute"), costs.rates
+        swappable = self._largest(smallest_bytes, "swap") if swap else {}
+        passages = find_passages(self._variants.unordered, find_accumulators(self._variants.unordered))
+        found: list[Rewriting] = []
+        for price in (AFFORDABLE, math.inf):
+
+            def worth(saved: Saved, kernels: list[Node], price: float = price) -> bool:
+                nbytes = saved.push.pushed.type.nbytes or 0
+                copies_s = nbytes / rates.out_bytes_per_s + nbytes / rates.in_bytes_per_s
+                affordable = sum(map(costs.seconds, kernels)) <= price * copies_s
+                return saved.name in largest and affordable and _may_run_again(saved, kernels)
+
+            names = {name for passage in passages for name in choose_remade(passage, worth)}
+            if names:
+                made = self.base._replace(remade=tuple(sorted(names)))
+                found.append(made)
+                if swap:
+                    found.append(made._replace(accumulators=tuple(sorted(swappable.keys() - names))))
+        return list(dict.fromkeys(found))
+
+    def _largest(self, smallest_bytes: int, tactic: str) -> dict[str, int]:
+        """The bytes of each accumulator that keeps so many and on which a tactic may be used, the largest first."""
+        sizes = {
+            name: nbytes
+            for name, nbytes in self._variants.saved_bytes.items()
+            if self._variants.permits[name].allows(tactic)
+        }
+        return {n: sizes[n] for n in sorted(sizes, key=lambda n: (-sizes[n], n)) if sizes[n] >= smallest_bytes}
+
+
+def _may_run_again(saved: Saved, kernels: Iterable[Node]) -> bool:
+    """Whether the user lets these kernels of the loop that saves it make something again."""
+    return all(permit_of(saved.push.graph, tensor).allows("recompute") for tensor in outputs_of(kernels))

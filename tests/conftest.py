@@ -16,6 +16,27 @@ os.environ["TFSWAP_PLAN_CACHE"] = "off"
 
 
 @pytest.fixture
+def on_gpus(request):
+    """Runs a program on emulated GPUs, such as the test's mark `emulated_gpu(memory=..., ...)` describes (Gpus' arguments).
+
+    Its arguments: the program, and variables of its environment. It returns what the program prints on its last line.
+    """
+    import emulated_gpu
+    import processes
+
+    if why := emulated_gpu.why_not():
+        pytest.skip(why)
+    emulated_gpu.library()  # compiled here, once, and not in each program's time
+    mark = request.node.get_closest_marker("emulated_gpu")
+    gpus = emulated_gpu.Gpus(**(mark.kwargs if mark else {}))
+
+    def run(code, **env):
+        return processes.on_gpus(code, gpus, **env)
+
+    return run
+
+
+@pytest.fixture
 def nothing_left_in_the_pool():
     """A step has given back its host memory when it ends, however it ends."""
     yield

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from emulated_gpu.settings import Gpus
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # One process imports TensorFlow, which takes most of the time of a small program, and forks for each program. It
@@ -39,6 +41,12 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
     """
     arena = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(mib)}
     return last_json(run_forked(code, **{**arena, **env}))
+
+
+def on_gpus(code: str, gpus: Gpus, **env: str) -> Any:
+    """What `code` prints on its last line, as JSON; it has these emulated GPUs, and GPUS, what they tell of themselves."""
+    program = f"import emulated_gpu\nGPUS = emulated_gpu.attach()\n{textwrap.dedent(code)}"
+    return last_json(run_forked(program, **{**gpus.environment(), **env}))
 
 
 # A worker that ends while another still takes a sum from it fails that one; the first keeps what they meet in, and may

@@ -56,7 +56,7 @@ READABLE = 0o644
 """The mode of what is built, whatever the umask: what others may write to is not loaded."""
 _WORK = "build-"
 _WORK_FOLDER = re.compile(rf"{_WORK}[a-z0-9_]{{8}}")
-_WORK_FILE = re.compile(r"unit_\d+\.(cc|o)|libtfswap_\w+\.so|core|codecs")
+_WORK_FILE = re.compile(r"unit_\d+\.(cc|o)|libtfswap_\w+\.so|core|codecs|emulated_gpu")
 _HALF_MANIFEST = re.compile(rf"{re.escape(MANIFEST_NAME)}\.[0-9a-f]{{32}}\.tmp")
 """What folders are called in which a library is built, what is in these, and a manifest that is being written."""
 
@@ -95,18 +95,20 @@ class Sources:
     """What one library is built from.
 
     Attributes:
-        name: the library's, and its folder's in SOURCE_DIR, all of whose .cc files go into it.
+        name: the library's, and its folder's in the cache.
         content: what it holds, in messages.
         links_with: libraries whose headers it includes and whose exported functions it calls.
+        at: the folder all of whose .cc files go into it; None for the one in SOURCE_DIR that has its name.
     """
 
     name: str
     content: str
     links_with: tuple[Sources, ...] = ()
+    at: Path | None = None
 
     @property
     def folder(self) -> Path:
-        return SOURCE_DIR / self.name
+        return self.at or SOURCE_DIR / self.name
 
     @property
     def library_name(self) -> str:

@@ -1,0 +1,122 @@
+#include "current_op.h"
+
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "memory.h"
+#include "race_detector.h"
+#include "settings.h"
+#include "streams.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace emulated_gpu {
+namespace {
+
+using tensorflow::Allocator;
+using tensorflow::AsyncOpKernel;
+using tensorflow::Device;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+
+thread_local const OpKernel* current_op = nullptr;
+
+// TensorFlow has no hook for an op's begin on a device that a plug-in brings, nor for what an allocator frees. Its devices
+// and allocators are objects with virtual functions: an object is given a copy of its class's table, with other functions
+// in some places. The layout is that of the Itanium C++ ABI, which GCC and Clang have on Linux.
+constexpr size_t kTable = 128;  // entries; more than either class has, and what lies behind is never called
+
+template <typename Member>
+size_t PlaceOf(Member member) {
+  uintptr_t place;
+  std::memcpy(&place, &member, sizeof(place));
+  return (place - 1) / sizeof(void*);
+}
+
+void** TableOf(void* object) { return *static_cast<void***>(object); }
+
+// The object's own copy of its table.
+void** CopyTable(void* object) {
+  void** const copy = new void*[kTable + 2];
+  std::memcpy(copy, TableOf(object) - 2, (kTable + 2) * sizeof(void*));  // with the type information before it
+  return copy + 2;
+}
+
+using Compute = void (*)(Device*, OpKernel*, OpKernelContext*);
+using ComputeAsync = void (*)(Device*, AsyncOpKernel*, OpKernelContext*, AsyncOpKernel::DoneCallback);
+using DeallocateRaw = void (*)(Allocator*, void*);
+
+Compute compute = nullptr;
+ComputeAsync compute_async = nullptr;
+DeallocateRaw deallocate_raw = nullptr;
+std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
+
+void WatchedCompute(Device* device, OpKernel* kernel, OpKernelContext* ctx) {
+  const OpKernel* const outer = std::exchange(current_op, kernel);
+  compute(device, kernel, ctx);
+  current_op = outer;
+}
+
+void WatchedComputeAsync(Device* device, AsyncOpKernel* kernel, OpKernelContext* ctx, AsyncOpKernel::DoneCallback done) {
+  const OpKernel* const outer = std::exchange(current_op, kernel);
+  compute_async(device, kernel, ctx, std::move(done));
+  current_op = outer;
+}
+
+void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
+  if (memory != nullptr && IsOnDevice(memory)) {
+    const size_t bytes = allocator->AllocatedSize(memory);
+    const SP_Stream_st* const stream = ComputeStream(ordinals.at(allocator));
+    if (Settings::Get().checks && stream != nullptr) {
+      RaceDetector::Get().Free(stream->id(), ByCurrentOp(absl::StrCat("a free of ", bytes, " bytes")),
+                               RangeOf(memory, bytes));
+    }
+    if (Settings::Get().poisons) {
+      const Access access;
+      std::memset(memory, kPoison, bytes);
+    }
+  }
+  deallocate_raw(allocator, memory);
+}
+
+template <typename Function>
+void Replace(void** table, size_t place, Function** original, Function* by) {
+  if (*original == nullptr) *original = reinterpret_cast<Function*>(table[place]);
+  table[place] = reinterpret_cast<void*>(by);
+}
+
+}  // namespace
+
+std::string CurrentOp() {
+  return current_op == nullptr ? "" : absl::StrCat(current_op->type_string(), " '", current_op->name(), "'");
+}
+
+std::string ByCurrentOp(const std::string& what) {
+  return current_op == nullptr ? what : absl::StrCat(what, " by ", CurrentOp());
+}
+
+void Watch(tensorflow::DeviceBase* base, int ordinal) {
+  static std::mutex mu;
+  static std::set<void*> watched;
+  std::lock_guard<std::mutex> lock(mu);
+  auto* const device = static_cast<Device*>(base);
+  if (!watched.insert(device).second) return;
+  Allocator* const allocator = device->GetAllocator({});
+  if (watched.insert(allocator).second) {
+    ordinals[allocator] = ordinal;
+    void** const table = CopyTable(allocator);
+    Replace(table, PlaceOf(static_cast<void (Allocator::*)(void*)>(&Allocator::DeallocateRaw)), &deallocate_raw,
+            &WatchedDeallocateRaw);
+    *reinterpret_cast<void***>(allocator) = table;
+  }
+  void** const table = CopyTable(device);
+  Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
+  Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
+  *reinterpret_cast<void***>(device) = table;
+}
+
+}  // namespace emulated_gpu

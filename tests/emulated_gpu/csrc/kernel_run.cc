@@ -1,0 +1,298 @@
+#ifndef EIGEN_USE_THREADS
+#define EIGEN_USE_THREADS
+#endif
+
+#include "kernel_run.h"
+
+#include <cstring>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "counters.h"
+#include "memory.h"
+#include "race_detector.h"
+#include "settings.h"
+#include "streams.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/kernels/tensor_list.h"
+#include "tensorflow/core/platform/env.h"
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace emulated_gpu {
+namespace {
+
+using tensorflow::AllocatorAttributes;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorList;
+using tensorflow::TensorValue;
+
+// Among the bits of an allocator's attributes that are the device's: a result, which goes into its arena.
+constexpr uint32_t kIsResult = 1u << 30;
+
+AllocatorAttributes Marked(AllocatorAttributes attributes) {
+  if (!attributes.on_host()) attributes.value |= kIsResult;
+  return attributes;
+}
+
+// The device as the CPU's kernels see it.
+class InnerDevice : public tensorflow::DeviceBase {
+ public:
+  InnerDevice(tensorflow::DeviceBase* device, bool temporaries_in_arena)
+      : DeviceBase(tensorflow::Env::Default()), device_(device), temporaries_in_arena_(temporaries_in_arena) {}
+
+  tensorflow::Allocator* GetAllocator(AllocatorAttributes attributes) override {
+    if (attributes.on_host()) return device_->GetAllocator(attributes);
+    if ((attributes.value & kIsResult) != 0 || temporaries_in_arena_) return device_->GetAllocator({});
+    return tensorflow::cpu_allocator();
+  }
+  const CpuWorkerThreads* tensorflow_cpu_worker_threads() const override {
+    return device_->tensorflow_cpu_worker_threads();
+  }
+  bool has_eigen_cpu_device() const override { return device_->has_eigen_cpu_device(); }
+  const Eigen::ThreadPoolDevice* eigen_cpu_device() override { return device_->eigen_cpu_device(); }
+  const tensorflow::DeviceAttributes& attributes() const override { return device_->attributes(); }
+  const std::string& name() const override { return device_->name(); }
+  const tensorflow::DeviceNameUtils::ParsedName& parsed_name() const override { return device_->parsed_name(); }
+
+ private:
+  tensorflow::DeviceBase* const device_;
+  const bool temporaries_in_arena_;
+};
+
+bool IsPlain(const Tensor& tensor) {
+  return tensorflow::DataTypeCanUseMemcpy(tensor.dtype()) && tensor.IsInitialized() && tensor.TotalBytes() > 0;
+}
+
+// Calls `visit` with each tensor list in a variant tensor.
+template <typename Visit>
+void ForLists(Tensor* tensor, Visit visit) {
+  if (tensor->dtype() != tensorflow::DT_VARIANT || IsOnDevice(tensor->data())) return;
+  for (int64_t i = 0; i < tensor->NumElements(); ++i) {
+    if (auto* const list = tensor->flat<tensorflow::Variant>()(i).get<TensorList>()) visit(list);
+  }
+}
+
+// What a kernel may read or write of memory that copies touch as well.
+class Touched {
+ public:
+  void Add(const Tensor& tensor) {
+    ForLists(const_cast<Tensor*>(&tensor), [this](TensorList* list) {
+      for (const Tensor& each : list->tensors()) Add(each);
+    });
+    if (!IsPlain(tensor) || (!IsOnDevice(tensor.data()) && !IsPinned(tensor.data()))) return;
+    if (seen_.insert({tensor.data(), tensor.TotalBytes()}).second) {
+      ranges.push_back(RangeOf(tensor.data(), tensor.TotalBytes()));
+    }
+  }
+
+  void AddVariable(OpKernelContext* ctx, const Tensor& handle) {
+    if (handle.NumElements() != 1) return;
+    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+    const auto& its = handle.flat<tensorflow::ResourceHandle>()(0);
+    if (!tensorflow::LookupResource(ctx, its, &variable).ok()) return;
+    tensorflow::tf_shared_lock lock(*variable->mu());
+    Add(*variable->tensor());
+  }
+
+  std::vector<Range> ranges;
+
+ private:
+  std::set<std::pair<const void*, size_t>> seen_;
+};
+
+bool OnlyReadsVariables(const std::string& op) { return op == "ResourceGather" || op == "ResourceGatherNd"; }
+
+class Run {
+ public:
+  Run(OpKernel* outer, OpKernel* inner, const Images* channels_first, OpKernelContext* ctx)
+      : outer_(outer),
+        inner_(inner),
+        images_(channels_first),
+        ctx_(ctx),
+        device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables()) {}
+
+  void Compute(int ordinal) {
+    Touched reads, writes;
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (!ctx_->has_input(i)) continue;
+      reads.Add(ctx_->input(i));
+      if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) reads.AddVariable(ctx_, ctx_->input(i));
+    }
+    MakeInputs();
+    MakeContext();
+    {
+      const Access access;
+      inner_->Compute(inner_ctx_.get());
+      if (!inner_ctx_->status().ok()) return ctx_->SetStatus(inner_ctx_->status());
+      for (int i = 0; i < ctx_->num_outputs() && ctx_->status().ok(); ++i) HandOver(i, &writes);
+    }
+    for (int i = 0; i < ctx_->num_inputs() && !OnlyReadsVariables(outer_->type_string()); ++i) {
+      if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) writes.AddVariable(ctx_, ctx_->input(i));
+    }
+    if (reads.ranges.empty() && writes.ranges.empty()) return;
+    Launch(ordinal, reads.ranges, writes.ranges);
+  }
+
+ private:
+  bool UsesVariables() const {
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) return true;
+    }
+    return false;
+  }
+
+  // Where none is turned, the inner kernel has the very tensors of the outer, which it may take for its results.
+  void MakeInputs() {
+    turned_.reserve(static_cast<size_t>(ctx_->num_inputs()));
+    const Access access;
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (!ctx_->has_input(i)) {
+        inputs_.emplace_back();
+        continue;
+      }
+      auto* const input = const_cast<Tensor*>(&ctx_->input(i));
+      if (images_ != nullptr && Has(images_->images, i) && input->dims() == 4) {
+        turned_.push_back(ImageToChannelsLast(*input));
+      } else if (images_ != nullptr && Has(images_->sizes, i) && input->dtype() == tensorflow::DT_INT32) {
+        turned_.push_back(SizesToChannelsLast(*input));
+      } else {
+        inputs_.emplace_back(input);
+        continue;
+      }
+      inputs_.emplace_back(&turned_.back());
+    }
+  }
+
+  void MakeContext() {
+    input_attributes_.clear();
+    for (int i = 0; i < ctx_->num_inputs(); ++i) input_attributes_.push_back(Marked(ctx_->input_alloc_attr(i)));
+    for (int i = 0; i < ctx_->num_outputs(); ++i) {
+      const AllocatorAttributes attributes = ctx_->output_alloc_attr(i);
+      output_attributes_.push_back(images_ == nullptr ? Marked(attributes) : attributes);
+    }
+    params_.step_id = ctx_->step_id();
+    params_.op_kernel = inner_;
+    params_.device = &device_;
+    params_.resource_manager = ctx_->resource_manager();
+    params_.step_container = ctx_->step_container();
+    params_.session_state = ctx_->session_state();
+    params_.cancellation_manager = ctx_->cancellation_manager();
+    params_.collective_executor = ctx_->collective_executor();
+    params_.frame_iter = ctx_->frame_iter();
+    params_.call_frame = ctx_->call_frame();
+    params_.function_library = ctx_->function_library();
+    params_.runner = ctx_->runner();
+    params_.inputs = inputs_;
+    params_.input_alloc_attrs = input_attributes_;
+    params_.output_attr_array = output_attributes_.data();
+    inner_ctx_ = std::make_unique<OpKernelContext>(&params_, ctx_->num_outputs());
+  }
+
+  // The inner kernel's result becomes the outer's, on the device where that has it there.
+  void HandOver(int i, Touched* writes) {
+    const std::unique_ptr<Tensor> result(inner_ctx_->release_output(i).tensor);
+    if (result == nullptr) return;
+    const bool is_image = images_ != nullptr && Has(images_->results, i) && result->dims() == 4;
+    const bool on_host = ctx_->output_alloc_attr(i).on_host() || !IsPlain(*result);
+    ForLists(result.get(), [this](TensorList* list) {
+      for (Tensor& each : list->tensors()) {
+        if (each.dtype() != tensorflow::DT_INT32 && IsPlain(each)) MoveToDevice(&each);
+      }
+    });
+    if (is_image && IsPlain(*result)) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(ctx_, ctx_->allocate_output(i, ShapeToChannelsFirst(result->shape()), &output));
+      ImageToChannelsFirst(*result, output);
+    } else {
+      if (!on_host) MoveToDevice(result.get());
+      ctx_->set_output(i, *result);
+    }
+    writes->Add(*ctx_->mutable_output(i));
+  }
+
+  void MoveToDevice(Tensor* tensor) {
+    if (IsOnDevice(tensor->data()) || IsPinned(tensor->data())) return;
+    Tensor moved(ctx_->device()->GetAllocator({}), tensor->dtype(), tensor->shape());
+    OP_REQUIRES(ctx_, moved.IsInitialized(),
+                absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor with shape",
+                                                          tensor->shape().DebugString(), " in ", outer_->name())));
+    std::memcpy(moved.data(), tensor->data(), tensor->TotalBytes());
+    *tensor = std::move(moved);
+  }
+
+  void Launch(int ordinal, const std::vector<Range>& reads, const std::vector<Range>& writes) {
+    ++Counters::Get().kernels;
+    SP_Stream_st* const stream = ComputeStream(ordinal);
+    if (Settings::Get().checks) {
+      RaceDetector::Get().Enqueue(stream->id(), absl::StrCat(outer_->type_string(), " '", outer_->name(), "'"), reads,
+                                  writes);
+    }
+    const double microseconds = Settings::Get().kernel_us;
+    if (!stream->EndsNow(microseconds)) stream->Push(microseconds, nullptr);
+  }
+
+  OpKernel* const outer_;
+  OpKernel* const inner_;
+  const Images* const images_;
+  OpKernelContext* const ctx_;
+  InnerDevice device_;
+  std::vector<Tensor> turned_;
+  std::vector<TensorValue> inputs_;
+  std::vector<AllocatorAttributes> input_attributes_, output_attributes_;
+  OpKernelContext::Params params_;
+  std::unique_ptr<OpKernelContext> inner_ctx_;
+};
+
+}  // namespace
+
+void RunOnDevice(OpKernel* outer, OpKernel* inner, const Images* channels_first, int ordinal, OpKernelContext* ctx) {
+  Run(outer, inner, channels_first, ctx).Compute(ordinal);
+}
+
+bool TouchesNoMemory(const std::string& op) {
+  static const auto* const ops = new std::set<std::string>{
+      "Const",
+      "DestroyResourceOp",
+      "EnsureShape",
+      "Enter",
+      "Exit",
+      "ExpandDims",
+      "Identity",
+      "IdentityN",
+      "LoopCond",
+      "Merge",
+      "NextIteration",
+      "NoOp",
+      "PreventGradient",
+      "Rank",
+      "ReadVariableOp",
+      "Reshape",
+      "Shape",
+      "ShapeN",
+      "Size",
+      "Squeeze",
+      "StopGradient",
+      "Switch",
+      "TensorListLength",
+      "TensorListPushBack",
+      "VarHandleOp",
+      "VarIsInitializedOp",
+      "VariableShape",
+      "_Arg",
+      "_DeviceArg",
+      "_DeviceRetval",
+      "_Retval",
+  };
+  return ops->count(op) != 0;
+}
+
+}  // namespace emulated_gpu

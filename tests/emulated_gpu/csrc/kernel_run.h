@@ -1,0 +1,26 @@
+// Runs a CPU's kernel in the place of a GPU's: on the device's tensors, with results in its arena, and with what else the
+// kernel takes in the host's memory, since the kernel that it stands for would not take that.
+//
+// Temporaries of kernels that write variables are the exception: they become variables' values.
+
+#ifndef TESTS_EMULATED_GPU_CSRC_KERNEL_RUN_H_
+#define TESTS_EMULATED_GPU_CSRC_KERNEL_RUN_H_
+
+#include "nchw.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace emulated_gpu {
+
+// Args:
+//   outer: the GPU's kernel, which TensorFlow runs with `ctx`.
+//   inner: the CPU's.
+//   channels_first: the images that the inner kernel must have with channels last; null for none.
+void RunOnDevice(tensorflow::OpKernel* outer, tensorflow::OpKernel* inner, const Images* channels_first, int ordinal,
+                 tensorflow::OpKernelContext* ctx);
+
+// Whether kernels of that op pass tensors on, or read nothing but their shapes: nothing runs on the device.
+bool TouchesNoMemory(const std::string& op);
+
+}  // namespace emulated_gpu
+
+#endif  // TESTS_EMULATED_GPU_CSRC_KERNEL_RUN_H_

@@ -1,0 +1,283 @@
+#include "streams.h"
+
+#include <dirent.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "platform.h"
+
+namespace emulated_gpu {
+namespace {
+
+std::mutex streams_mu;
+std::map<int, std::vector<SP_Stream>> streams;  // by device, in the order of their making
+
+std::mutex own_threads_mu;
+std::set<pid_t> own_threads;  // whose work is to let time pass
+
+void IsOwnThread() {
+  std::lock_guard<std::mutex> lock(own_threads_mu);
+  own_threads.insert(static_cast<pid_t>(syscall(SYS_gettid)));
+}
+
+std::string NameOf(int device, int number) {
+  static constexpr const char* kNames[] = {"compute", "host to device", "device to host"};
+  const std::string name = number < kBetween ? kNames[number] : "between devices";
+  return name + " stream of GPU:" + std::to_string(device);
+}
+
+// Whether all threads but the device's own sleep.
+bool ProcessIsIdle() {
+  DIR* const folder = opendir("/proc/self/task");
+  if (folder == nullptr) return true;
+  const std::unique_ptr<DIR, int (*)(DIR*)> closed(folder, closedir);
+  while (const dirent* const entry = readdir(folder)) {
+    const pid_t thread = static_cast<pid_t>(std::atoi(entry->d_name));
+    {
+      std::lock_guard<std::mutex> lock(own_threads_mu);
+      if (thread == 0 || own_threads.count(thread) != 0) continue;
+    }
+    char text[512] = "";
+    std::FILE* const file = std::fopen((std::string("/proc/self/task/") + entry->d_name + "/stat").c_str(), "r");
+    if (file == nullptr) continue;
+    const size_t length = std::fread(text, 1, sizeof(text) - 1, file);
+    std::fclose(file);
+    text[length] = 0;
+    const char* const name_end = std::strrchr(text, ')');  // a name may hold anything
+    if (name_end != nullptr && name_end[1] != 0 && name_end[2] == 'R') return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void IsPoller() {
+  thread_local const bool once = [] {
+    IsOwnThread();
+    return true;
+  }();
+  (void)once;
+}
+
+void AwaitIdleProcess() {
+  for (int in_a_row = 0; in_a_row < 3;) {
+    in_a_row = ProcessIsIdle() ? in_a_row + 1 : 0;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+SP_Stream_st* ComputeStream(int device) {
+  std::lock_guard<std::mutex> lock(streams_mu);
+  const auto& its = streams[device];
+  return its.empty() ? nullptr : its.front();
+}
+
+// ---------------------------------------------------------------------------
+// StreamExecutor's functions.
+
+void CreateStream(const SP_Device* device, SP_Stream* stream, TF_Status*) {
+  std::lock_guard<std::mutex> lock(streams_mu);
+  auto& its = streams[device->ordinal];
+  *stream = new SP_Stream_st(device->ordinal, static_cast<int>(its.size()));
+  its.push_back(*stream);
+}
+
+void DestroyStream(const SP_Device* device, SP_Stream stream) {
+  {
+    std::lock_guard<std::mutex> lock(streams_mu);
+    auto& its = streams[device->ordinal];
+    its.erase(std::find(its.begin(), its.end(), stream));
+  }
+  delete stream;
+}
+
+void CreateStreamDependency(const SP_Device*, SP_Stream dependent, SP_Stream other, TF_Status*) {
+  if ((Settings::Get().ignored_waits & (1u << dependent->role())) != 0) return;
+  RaceDetector::Get().StreamWaits(dependent->id(), other->id());
+  dependent->WaitFor(other);
+}
+
+void GetStreamStatus(const SP_Device*, SP_Stream, TF_Status*) {}
+
+void CreateEvent(const SP_Device*, SP_Event* event, TF_Status*) { *event = new SP_Event_st; }
+
+void DestroyEvent(const SP_Device*, SP_Event event) {
+  {
+    std::unique_lock<std::mutex> lock(event->mu);
+    event->changed.wait(lock, [event] { return event->ended >= event->recorded; });
+  }
+  delete event;
+}
+
+SE_EventStatus GetEventStatus(const SP_Device*, SP_Event event) {
+  IsPoller();
+  Clock clock;
+  {
+    std::lock_guard<std::mutex> lock(event->mu);
+    if (event->early) return SE_EVENT_COMPLETE;
+    if (event->ended < event->recorded) return SE_EVENT_PENDING;
+    clock = event->clock;
+  }
+  RaceDetector::Get().HostSees(clock);
+  return SE_EVENT_COMPLETE;
+}
+
+void RecordEvent(const SP_Device*, SP_Stream stream, SP_Event event, TF_Status*) {
+  uint64_t ticket;
+  {
+    std::lock_guard<std::mutex> lock(event->mu);
+    ticket = ++event->recorded;
+    event->early = (Settings::Get().early_events & (1u << stream->role())) != 0;
+    event->clock = RaceDetector::Get().ClockOf(stream->id());
+  }
+  const auto end = [event, ticket] {
+    std::lock_guard<std::mutex> lock(event->mu);
+    event->ended = std::max(event->ended, ticket);
+    event->changed.notify_all();
+  };
+  if (stream->EndsNow(0)) return end();
+  stream->Push(0, end);
+}
+
+void BlockHostForEvent(const SP_Device*, SP_Event event, TF_Status*) {
+  Clock clock;
+  {
+    std::unique_lock<std::mutex> lock(event->mu);
+    event->changed.wait(lock, [event, ticket = event->recorded] { return event->ended >= ticket; });
+    clock = event->clock;
+  }
+  RaceDetector::Get().HostSees(clock);
+}
+
+void WaitForEvent(const SP_Device*, SP_Stream stream, SP_Event event, TF_Status*) {
+  if ((Settings::Get().ignored_waits & (1u << stream->role())) != 0) return;
+  uint64_t ticket;
+  {
+    std::lock_guard<std::mutex> lock(event->mu);
+    ticket = event->recorded;
+    RaceDetector::Get().StreamWaits(stream->id(), event->clock);
+    if (event->ended >= ticket) return;
+  }
+  stream->Push(0, [event, ticket] {
+    std::unique_lock<std::mutex> lock(event->mu);
+    event->changed.wait(lock, [&] { return event->ended >= ticket; });
+  });
+}
+
+void BlockHostUntilDone(const SP_Device*, SP_Stream stream, TF_Status*) {
+  const Clock clock = RaceDetector::Get().ClockOf(stream->id());
+  stream->AwaitEnd(stream->pushed());
+  RaceDetector::Get().HostSees(clock);
+}
+
+void SynchronizeAllActivity(const SP_Device* device, TF_Status* status) {
+  std::vector<SP_Stream> its;
+  {
+    std::lock_guard<std::mutex> lock(streams_mu);
+    its = streams[device->ordinal];
+  }
+  for (const SP_Stream stream : its) BlockHostUntilDone(device, stream, status);
+}
+
+TF_Bool HostCallback(const SP_Device*, SP_Stream stream, SE_StatusCallbackFn callback, void* argument) {
+  const Clock clock = RaceDetector::Get().ClockOf(stream->id());
+  stream->Push(0, [callback, argument, clock] {
+    RaceDetector::Get().HostSees(clock);
+    TF_Status* const status = TF_NewStatus();
+    callback(argument, status);
+    TF_DeleteStatus(status);
+  });
+  return true;
+}
+
+}  // namespace emulated_gpu
+
+using emulated_gpu::Settings;
+
+SP_Stream_st::SP_Stream_st(int device, int number)
+    : role_(static_cast<emulated_gpu::Role>(std::min<int>(number, emulated_gpu::kBetween))),
+      id_(emulated_gpu::RaceDetector::Get().AddStream(emulated_gpu::NameOf(device, number))),
+      draws_(static_cast<unsigned>(Settings::Get().jitter + 7919 * number + device)),
+      thread_([this] { Work(); }) {}
+
+SP_Stream_st::~SP_Stream_st() {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    leaves_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void SP_Stream_st::Push(double microseconds, std::function<void()> shown) {
+  std::lock_guard<std::mutex> lock(mu_);
+  tasks_.push_back({Drawn(microseconds), std::move(shown)});
+  ++pushed_;
+  changed_.notify_all();
+}
+
+bool SP_Stream_st::EndsNow(double microseconds) {
+  if (microseconds > 0 || Settings::Get().ends_late) return false;
+  std::lock_guard<std::mutex> lock(mu_);
+  return pushed_ == ended_;
+}
+
+void SP_Stream_st::WaitFor(SP_Stream_st* other) {
+  const uint64_t count = other->pushed();
+  {
+    std::lock_guard<std::mutex> lock(other->mu_);
+    if (other->ended_ >= count) return;
+  }
+  Push(0, [other, count] { other->AwaitEnd(count); });
+}
+
+uint64_t SP_Stream_st::pushed() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return pushed_;
+}
+
+void SP_Stream_st::AwaitEnd(uint64_t count) {
+  std::unique_lock<std::mutex> lock(mu_);
+  changed_.wait(lock, [this, count] { return ended_ >= count; });
+}
+
+double SP_Stream_st::Drawn(double microseconds) {
+  if (Settings::Get().jitter == 0) return microseconds;
+  return microseconds * std::uniform_real_distribution<double>(0, 2)(draws_);
+}
+
+void SP_Stream_st::Work() {
+  emulated_gpu::IsOwnThread();
+  std::unique_lock<std::mutex> lock(mu_);
+  auto free_at = std::chrono::steady_clock::now();  // of the stream, so that short times add up
+  while (true) {
+    changed_.wait(lock, [this] { return !tasks_.empty() || leaves_; });
+    if (tasks_.empty()) return;
+    {
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      const auto now = std::chrono::steady_clock::now();
+      constexpr auto kOverslept = std::chrono::milliseconds(1);  // a pause that was too long shortens the next
+      if (task.microseconds > 0) {
+        free_at = std::max(free_at, now - kOverslept) +
+                  std::chrono::nanoseconds(static_cast<int64_t>(1e3 * task.microseconds));
+        std::this_thread::sleep_until(free_at);
+      }
+      if (Settings::Get().ends_late) emulated_gpu::AwaitIdleProcess();
+      if (task.shown != nullptr) task.shown();
+    }  // and what the task owns is gone
+    lock.lock();
+    ++ended_;
+    changed_.notify_all();
+  }
+}

@@ -1,0 +1,328 @@
+"""The emulated GPUs themselves: what they emulate and what they check. test_gpus.py runs tfswap on them."""
+
+from __future__ import annotations
+
+import gzip
+
+import emulated_gpu
+import pytest
+from emulated_gpu import EmulatedGpuError, Gpus, Link, tables
+
+tf = pytest.importorskip("tensorflow")
+
+MIB = 1 << 20
+
+
+# --- the devices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.emulated_gpu(count=2, memory=8 * MIB)
+def test_devices_have_their_number_their_memory_and_the_cpus_values(on_gpus):
+    found = on_gpus(
+        """
+        import json
+        import tensorflow as tf
+        from tensorflow.python.client import device_lib
+
+        def product(device):
+            with tf.device(device):
+                return tf.linalg.matmul(a, a, transpose_b=True)
+
+        a = tf.random.stateless_normal([64, 32], seed=(1, 2))
+        products = [product(device) for device in ("GPU:0", "GPU:1", "CPU:0")]
+        with tf.device("GPU:0"):
+            try:
+                kept = [tf.zeros([MIB // 4 * 3]) for _ in range(4)]
+            except tf.errors.ResourceExhaustedError as error:
+                exhausted = "GPU:0" in error.message or "OOM" in error.message
+        print(json.dumps({
+            "devices": [each.device for each in products],
+            "same": all((each.numpy() == products[2].numpy()).all() for each in products),
+            "limits": [each.memory_limit for each in device_lib.list_local_devices() if each.device_type == "GPU"],
+            "exhausted": exhausted,
+            "between": GPUS.counts().copies_between,
+            "report": GPUS.report(),
+        }))
+        """.replace("MIB", str(MIB))
+    )
+    assert [each.rsplit("device:", 1)[1] for each in found["devices"]] == ["GPU:0", "GPU:1", "CPU:0"]
+    assert found["same"] and found["exhausted"] and found["between"] and not found["report"]
+    assert found["limits"] == [8 * MIB] * 2
+
+
+def test_channels_first_give_the_cpus_values(on_gpus):
+    found = on_gpus(
+        """
+        import json
+        import numpy as np
+        import tensorflow as tf
+
+        draws = np.random.default_rng(0)
+        x, k = draws.normal(size=[4, 9, 8, 3]).astype("f"), draws.normal(size=[3, 3, 3, 5]).astype("f")
+        with tf.device("GPU:0"):
+            y = tf.nn.conv2d(tf.transpose(x, [0, 3, 1, 2]), k, [1, 1, 2, 1], "SAME", data_format="NCHW")
+            y = tf.nn.max_pool2d(y, [2, 3], [1, 2], "VALID", data_format="NCHW")
+            y = tf.transpose(y, [0, 2, 3, 1])
+        with tf.device("CPU:0"):
+            z = tf.nn.max_pool2d(tf.nn.conv2d(x, k, [1, 2, 1, 1], "SAME"), [2, 3], [1, 2], "VALID")
+        print(json.dumps([y.device[-5:], bool((y.numpy() == z.numpy()).all())]))
+        """
+    )
+    assert found == ["GPU:0", True]
+
+
+TWO_COPIES = """
+import json, time
+import tensorflow as tf
+from tfswap.ops import copies
+
+@tf.function
+def there_and_back(x):
+    handle = copies.swap_out(x)
+    with tf.control_dependencies([copies.release(handle)]):
+        tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
+    return copies.await_copy(tensor, ticket)
+
+x = tf.zeros([1 << 20])
+there_and_back(x)
+start = time.monotonic()
+there_and_back(x).device
+with tf.device("CPU:0"):
+    pinned_s = time.monotonic() - start
+    start = time.monotonic()
+    tf.identity(x)
+    pageable_s = time.monotonic() - start
+print(json.dumps({"pinned_s": pinned_s, "pageable_s": pageable_s}))
+"""
+
+
+@pytest.mark.emulated_gpu(to_device=Link(40e6), to_host=Link(80e6, latency_us=30e3), pageable=Link(20e6))
+def test_copies_take_the_links_time(on_gpus):
+    """Times from below only: the machine may be busy. 4 MiB take 105 ms in, 52 and 30 out, 210 where not pinned."""
+    found = on_gpus(TWO_COPIES)
+    assert found["pinned_s"] >= 0.105 + 0.052 + 0.030
+    assert found["pageable_s"] >= 0.209
+
+
+@pytest.mark.emulated_gpu(kernel_us=20e3)
+def test_kernels_take_their_time_beside_the_host(on_gpus):
+    found = on_gpus(
+        """
+        import json, time
+        import tensorflow as tf
+
+        x = tf.ones([4])
+        x = tf.sqrt(x)
+        x.numpy()
+        start = time.monotonic()
+        for _ in range(10):
+            x = tf.sqrt(x)
+        enqueued_s = time.monotonic() - start
+        x.numpy()
+        print(json.dumps([enqueued_s, time.monotonic() - start]))
+        """
+    )
+    assert found[0] < found[1] and found[1] >= 0.2
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+TOUCH = """
+import ctypes, json, os
+import tensorflow as tf
+from tfswap.device import machine
+
+def used():
+    return {begin: size for begin, size, in_use in machine.resident("GPU:0").chunks if in_use}
+
+machine.resident("GPU:0")
+before = used()
+x = tf.fill([1000], 7.0)
+x.numpy()
+[(begin, size)] = [each for each in used().items() if each[0] not in before and each[1] >= 4000]
+"""
+
+
+def test_host_code_that_touches_device_memory_is_killed(on_gpus):
+    killed = on_gpus(
+        TOUCH
+        + """
+def status_of(touch):
+    child = os.fork()
+    if child == 0:
+        touch()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+reads = status_of(lambda: ctypes.string_at(begin, 4))
+writes = status_of(lambda: ctypes.memset(begin, 0, 4))
+print(json.dumps([reads, writes, status_of(lambda: None)]))
+"""
+    )
+    assert killed == [-11, -11, 0]
+
+
+@pytest.mark.emulated_gpu(protect=False)
+def test_freed_memory_holds_no_numbers(on_gpus):
+    there, freed = on_gpus(
+        TOUCH
+        + """
+there = ctypes.string_at(begin, 4000)
+del x
+print(json.dumps([there.hex(), ctypes.string_at(begin, 4000).hex()]))
+"""
+    )
+    assert there == tf.fill([1000], 7.0).numpy().tobytes().hex()
+    assert freed == "ff" * 4000
+
+
+def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
+    """The gradient of a filter takes a column matrix of the image, on a CPU."""
+    took, result = on_gpus(
+        """
+        import json
+        import tensorflow as tf
+
+        images, gradients = tf.ones([8, 32, 32, 8]), tf.ones([8, 32, 32, 8])
+        def gradient():
+            return tf.raw_ops.Conv2DBackpropFilter(
+                input=images, filter_sizes=[3, 3, 8, 8], out_backprop=gradients, strides=[1, 1, 1, 1], padding="SAME")
+        gradient()
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        result = gradient()
+        print(json.dumps([tf.config.experimental.get_memory_info("GPU:0")["peak"] - before, result.shape.num_elements()]))
+        """
+    )
+    assert took == 4 * result  # a multiple of 256
+
+
+# --- races ------------------------------------------------------------------------------------------------------------
+
+SWAPS = """
+import json
+import tensorflow as tf
+from tfswap.ops import copies
+
+@tf.function
+def step(x):
+    y = x * 2.0
+    handle = copies.swap_out(y)
+    with tf.control_dependencies([copies.release(handle)]):
+        z = tf.reduce_sum(tf.exp(tf.square(x)))  # in the tensor's memory, which is free when it comes back
+    with tf.control_dependencies([z]):
+        tensor, ticket = copies.swap_in(handle, tf.float32, x.shape)
+    return tf.reduce_sum(copies.await_copy(tensor, ticket) * 3.0) + z
+
+x = tf.random.stateless_normal([512, 512], seed=(3, 4))
+expected = float(tf.reduce_sum(x * 2.0 * 3.0) + tf.reduce_sum(tf.exp(tf.square(x))))
+step(x)
+before = GPUS.report()
+GPUS.set_faults(**FAULTS)
+results = [float(step(x)) for _ in range(3)]
+GPUS.set_faults()
+print(json.dumps({"before": before, "report": GPUS.report().splitlines(), "right": results == [expected] * 3}))
+"""
+
+FAULTS = {
+    "copies out do not wait for kernels": ({"ignored_waits": ("out",)}, ("SwapOut", "reads", "Mul")),
+    "copies in do not wait for kernels": ({"ignored_waits": ("in",)}, ("SwapIn", "writes", "compute stream")),
+    "copies out seem to have ended": ({"early_events": ("out",)}, ("a free of", "writes", "SwapOut")),
+    "copies in seem to have ended": ({"early_events": ("in",)}, ("Mul", "reads", "SwapIn")),
+}
+
+
+@pytest.mark.emulated_gpu(ends_late=True)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wait_that_is_left_out_of_a_swap_is_reported_in_every_run(on_gpus, name):
+    faults, words = FAULTS[name]
+    found = on_gpus(SWAPS.replace("FAULTS", repr(faults)))
+    assert not found["before"]
+    assert any(all(word in line for word in words) for line in found["report"]), found["report"]
+
+
+def test_swaps_have_no_races(on_gpus):
+    found = on_gpus(SWAPS.replace("FAULTS", "{}"))
+    assert not found["report"] and found["right"]
+
+
+UNAWAITED = """
+import json
+import tensorflow as tf
+from tfswap.ops import copies
+
+@tf.function
+def step(x):
+    handle = copies.swap_out(x * 2.0)
+    with tf.control_dependencies([copies.release(handle)]):
+        tensor, _ = copies.swap_in(handle, tf.float32, x.shape)
+    return tf.reduce_sum(tensor)
+
+step(tf.ones([512, 512]))
+print(json.dumps(GPUS.report()))
+"""
+
+
+@pytest.mark.emulated_gpu(ends_late=True)
+def test_a_tensor_that_is_read_without_its_await_is_reported(on_gpus):
+    report = on_gpus(UNAWAITED)
+    assert (
+        "Sum" in report and "reads 1048576 bytes that a copy of 1048576 bytes to the device by Tfswap>SwapIn" in report
+    )
+
+
+# --- what can't be ----------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_there_for_each_supported_release_and_are_read_as_written():
+    assert tables.versions() == ["2.18", "2.19", "2.20", "2.21"]
+    from tensorflow.core.framework import kernel_def_pb2
+
+    path = tables.table(tf.version.VERSION)
+    kernels = kernel_def_pb2.KernelList.FromString(emulated_gpu._kernels(path))
+    assert tables.lines_of(kernels) == gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert sum(each.op == "MatMul" for each in kernels.kernel) >= 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"memory": 1000}, "An emulated GPU with 1000 bytes: TensorFlow's own needs are 1048576, so give it more."),
+        ({"count": 0}, "0 emulated GPUs: there can be 1 to 64."),
+        ({"kernel_us": float("nan")}, "times and rates are numbers from 0 on"),
+        ({"to_host": Link(-1.0)}, "times and rates are numbers from 0 on"),
+        ({"early_events": ("nowhere",)}, "No stream has the role 'nowhere': roles are compute, in, out, between."),
+    ],
+)
+def test_devices_that_cannot_be_are_refused_in_one_line(wrong, said):
+    with pytest.raises(EmulatedGpuError) as raised:
+        Gpus(**wrong).environment()
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_release_without_a_table_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(tables, "FOLDER", tables.FOLDER / "elsewhere")
+    emulated_gpu.library.cache_clear()
+    with pytest.raises(EmulatedGpuError) as raised:
+        emulated_gpu.library()
+    assert f"no table of GPU kernels for TensorFlow {tf.version.VERSION}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_process_that_has_gpus_is_given_no_others(on_gpus):
+    said = on_gpus(
+        """
+        import json
+        emulated_gpu.attach.cache_clear()
+        try:
+            emulated_gpu.attach()
+        except emulated_gpu.EmulatedGpuError as error:
+            print(json.dumps(str(error)))
+        """
+    )
+    assert said.startswith("This process has GPUs already") and "\n" not in said
+
+
+def test_without_a_compiler_tests_say_why_they_skip(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in emulated_gpu.why_not() and "\n" not in emulated_gpu.why_not()

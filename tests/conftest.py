@@ -17,7 +17,7 @@ os.environ["TFSWAP_PLAN_CACHE"] = "off"
 
 @pytest.fixture
 def on_gpus(request):
-    """Runs a program on emulated GPUs, such as the test's mark `emulated_gpu(memory=..., ...)` describes (Gpus' arguments).
+    """Runs a program on emulated GPUs, such as the test's mark `emulated_gpu(memory=..., ...)` describes.
 
     Its arguments: the program, and variables of its environment. It returns what the program prints on its last line.
     """

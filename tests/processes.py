@@ -44,7 +44,7 @@ def on_arena(code: str, mib: int = 512, **env: str) -> Any:
 
 
 def on_gpus(code: str, gpus: Gpus, **env: str) -> Any:
-    """What `code` prints on its last line, as JSON; it has these emulated GPUs, and GPUS, what they tell of themselves."""
+    """What `code` prints on its last line, as JSON; it has these emulated GPUs, and GPUS, the plug-in."""
     program = f"import emulated_gpu\nGPUS = emulated_gpu.attach()\n{textwrap.dedent(code)}"
     return last_json(run_forked(program, **{**gpus.environment(), **env}))
 

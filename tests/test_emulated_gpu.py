@@ -191,7 +191,8 @@ def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
         tf.config.experimental.reset_memory_stats("GPU:0")
         before = tf.config.experimental.get_memory_info("GPU:0")["current"]
         result = gradient()
-        print(json.dumps([tf.config.experimental.get_memory_info("GPU:0")["peak"] - before, result.shape.num_elements()]))
+        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+        print(json.dumps([peak - before, result.shape.num_elements()]))
         """
     )
     assert took == 4 * result  # a multiple of 256
@@ -305,7 +306,7 @@ def test_a_release_without_a_table_is_refused_in_one_line(monkeypatch):
     emulated_gpu.library.cache_clear()
     with pytest.raises(EmulatedGpuError) as raised:
         emulated_gpu.library()
-    assert f"no table of GPU kernels for TensorFlow {tf.version.VERSION}" in str(raised.value)
+    assert f"No table of GPU kernels is for TensorFlow {tf.version.VERSION}" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

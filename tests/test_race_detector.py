@@ -1,5 +1,5 @@
-"""The emulated GPU's race detector on programs of streams and events: each race is found, whatever the times, and nothing
-else is (race_detector_test.cc).
+"""The emulated GPU's race detector on programs of streams and events: each race is found, whatever the times, and
+nothing else is (race_detector_test.cc).
 
 Three streams compute, copy to the device ("in") and copy to the host ("out"). Bytes 100 to 200 are a tensor's on the
 device, 900 to 1000 its place in pinned host memory.

@@ -99,7 +99,7 @@ def library() -> Path:
     facts = build.tensorflow_facts()
     if not tables.table(facts.version).exists():
         raise EmulatedGpuError(
-            f"There is no table of GPU kernels for TensorFlow {facts.version}, only for {', '.join(tables.versions())}: "
+            f"No table of GPU kernels is for TensorFlow {facts.version}, only for {', '.join(tables.versions())}; "
             "tests/emulated_gpu/tables.py makes one from its GPU wheel."
         )
     return build.ensure_built(SOURCES, facts).path

@@ -2,8 +2,9 @@
 
     python -m emulated_gpu.tables tensorflow-2.21.0-cp311-....whl    # writes kernels/2.21.txt.gz
 
-A line is a registration: the op, its label, its priority, what its attributes may be (types, texts in quotes, booleans, integers), and
-the arguments that are in host memory, with tabs between. Lines are sorted, so that tables of two releases can be compared.
+A line is a registration: the op, its label, its priority, what its attributes may be (types, texts in quotes,
+booleans, integers), and the arguments that are in host memory, with tabs between. Lines are sorted, so that tables of
+two releases can be compared.
 
 The wheel is not installed, and needs no GPU: its two libraries are loaded, and asked for the kernels that they have
 registered.

@@ -270,8 +270,13 @@ feeds %x
 fetches %y
 """
 
+CYCLE = "out -> release -> in -> await -> y -> out"
 UNSOUND = [
-    ("float32[4]\n%out = Tfswap>SwapOut(%x)", "float32[4]\n%out = Tfswap>SwapOut(%x) ^y", "cycle through or before"),
+    (
+        "float32[4]\n%out = Tfswap>SwapOut(%x)",
+        "float32[4]\n%out = Tfswap>SwapOut(%x) ^y",
+        "has a cycle: out -> release -> in -> await -> y -> out",
+    ),
     ("^release ", "", "nothing keeps 'release' in the graph"),
     ("%release = Tfswap>Release(%out)", "%release = NoOp()", "'out' has 0 releases and 1 reloads"),
     (

@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import networkx
 import pytest
 from browser import needs_browser, told_by
 from graphs import Layer, training_step
@@ -70,6 +71,28 @@ def natural(name: str) -> list[str | int]:
 def timeline(report: Report) -> Timeline:
     assert report._timeline is not None
     return report._timeline()
+
+
+def test_a_graph_is_saved_for_viewers(report: Report, tmp_path: Path) -> None:
+    made = networkx.read_graphml(saved(report, tmp_path, ".graphml"), force_multigraph=True)
+    labels = [facts["label"] for _, facts in made.nodes(data=True)]
+    assert len(set(labels)) == len(labels)
+    tactics = {facts["tensor"]: facts["tactic"] for *_, facts in made.edges(data=True) if "tactic" in facts}
+    assert tactics == {row.name: row.tactic for row in (*report.rows, *report.others) if row.name in tactics}
+    assert {row.name for row in report.swapped} <= tactics.keys()
+    drawn = saved(report, tmp_path, ".dot").read_text()
+    assert drawn.count(" -> ") == made.number_of_edges()
+    by_hand = dataclasses.replace(report, _graph=None)
+    with pytest.raises(TfswapError, match="made by hand"):
+        by_hand.save(tmp_path / "none.graphml")
+    assert not (tmp_path / "none.graphml").exists()
+
+
+def test_without_pydot_a_dot_file_is_refused(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydot", None)
+    with pytest.raises(TfswapError, match="pip install pydot"):
+        report.save(tmp_path / "graph.dot")
+    assert not (tmp_path / "graph.dot").exists()
 
 
 @needs_browser

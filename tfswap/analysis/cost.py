@@ -28,6 +28,7 @@ from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.einsum import einsum_parts
 from tfswap.kernels.hardware import Rates, default_rates
 from tfswap.kernels.profile import Profile
+from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tfswap.analysis.dataflow import Dataflow
@@ -605,17 +606,12 @@ def group_cores(node: Node, seconds: float, rates: Rates) -> float:
 
 def makers(node: Node, wanted: Collection[Node]) -> Iterator[Node]:
     """Those of `wanted` that a node reads, behind views too. Groups know no other order of their kernels."""
-    seen: set[Node] = set()
-    stack = [t.node for t in node.inputs]
-    while stack:
-        source = stack.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        if source in wanted:
-            yield source
-        elif is_view(source.op) or reads_metadata_only(source.op):
-            stack += [t.node for t in source.inputs]
+
+    def sources(of: Node) -> list[Node]:
+        through = of is node or (of not in wanted and (is_view(of.op) or reads_metadata_only(of.op)))
+        return [t.node for t in of.inputs] if through else []
+
+    yield from (source for source in reach(sources(node), sources) if source in wanted)
 
 
 def unordered_seconds(

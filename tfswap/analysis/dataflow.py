@@ -55,6 +55,7 @@ from tfswap.ir.python_calls import held_until
 from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
+from tfswap.support.reach import reach
 
 SMALL_BYTES = 1
 """A tensor of unknown size, which is small (a graph with a large one is refused): it takes a chunk all the same."""
@@ -351,19 +352,9 @@ class Dataflow:
         """The kernels that node `i` waits for, those behind nodes that are no kernels included."""
         found = self._kernels_before.get(i)
         if found is None:
-            kernels: set[int] = set()
-            seen: set[int] = set()
-            stack = list(self.deps[i])
-            while stack:
-                d = stack.pop()
-                if d in seen:
-                    continue
-                seen.add(d)
-                if self.is_kernel[d]:
-                    kernels.add(d)
-                else:
-                    stack += self.deps[d]
-            found = self._kernels_before[i] = frozenset(kernels)
+            is_kernel, deps = self.is_kernel, self.deps
+            before = reach(deps[i], lambda d: () if is_kernel[d] else deps[d])
+            found = self._kernels_before[i] = frozenset(d for d in before if is_kernel[d])
         return found
 
     @cached_property
@@ -893,11 +884,4 @@ def _users(waits_for: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def reached(start: int, users: Sequence[Sequence[int]]) -> set[int]:
     """The nodes that paths from `start` lead to."""
-    found: set[int] = set()
-    pending = [start]
-    while pending:
-        for user in users[pending.pop()]:
-            if user not in found:
-                found.add(user)
-                pending.append(user)
-    return found
+    return set(reach(users[start], users.__getitem__))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from tfswap.analysis.buffers import Buffer, Part
 from tfswap.analysis.integer_values import Values, common
 from tfswap.kernels.alignment import round_up
+from tfswap.support.reach import reach
 
 LARGEST_SHARED_BYTES = 128 << 20
 """Up to this size one chunk is no smaller than those of several buffers that are as large together (SPLIT_SLACK_BYTES
@@ -130,16 +131,12 @@ def _is_outside(buffer: Buffer) -> bool:
 
 def reached(result: Buffer) -> Iterator[Buffer]:
     """What a list keeps that is in the arena, and what that keeps in turn; each once."""
-    pending, seen = [result], {result}
-    while pending:
-        buffer = pending.pop()
-        found = {part.buffer: None for part in buffer.parts if part is not None}
-        if buffer.ahead is not None:
-            found[buffer.ahead] = None
-        found = [b for b in found if b not in seen]
-        seen.update(found)
-        yield from (b for b in found if not _is_outside(b) and b.nbytes)
-        pending += found
+
+    def keeps(buffer: Buffer) -> list[Buffer]:
+        ahead = [] if buffer.ahead is None else [buffer.ahead]
+        return [*(part.buffer for part in buffer.parts if part is not None), *ahead]
+
+    return (b for b in reach([result], keeps) if b is not result and not _is_outside(b) and b.nbytes)
 
 
 def _element_values(buffer: Buffer) -> Values | None:

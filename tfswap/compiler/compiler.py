@@ -460,6 +460,7 @@ class Optimizer:
             self._largest_working_set,
             there,
         )
+        made = dataclasses.replace(made, _graph=lambda: variant.graph)
         if plan.actions in self._recalled:
             made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
         return made

@@ -12,6 +12,7 @@ import functools
 from tfswap.analysis.control_flow import resources_used
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import is_view, makes_handle, writes_variable
+from tfswap.support.reach import reach
 
 REFERENCE_VARIABLES = frozenset(
     (
@@ -96,10 +97,4 @@ def _writes(graph: Graph, node: Node, source: Node) -> bool:
 
 
 def _descendants(node: Node, users: Users) -> set[Node]:
-    seen, pending = {node}, [node]
-    while pending:
-        for user in users.get(pending.pop(), ()):
-            if user not in seen:
-                seen.add(user)
-                pending.append(user)
-    return seen
+    return set(reach([node], lambda one: users.get(one, ())))

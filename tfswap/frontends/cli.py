@@ -521,6 +521,8 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
     if name in ("analyze", "optimize"):
         help_text = "write a report too: to FILE.html, FILE.png, FILE.json or FILE.trace.json; may be given again"
         parser.add_argument("--save", action="append", metavar="FILE", help=help_text)
+        help_text = "write the graph too, with what is done to each tensor: to FILE.graphml or FILE.dot"
+        parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
     parser.add_argument(
         "--memory_limit",
         type=_limit,

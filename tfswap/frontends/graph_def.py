@@ -33,6 +33,7 @@ from tfswap.ir.op_traits import is_feed, makes_handle
 from tfswap.ir.types import Shape
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
+from tfswap.support.reach import reach
 
 VARIABLE = "VarHandleOp"
 CALL = "tfswap/step"
@@ -216,17 +217,7 @@ class _Step:
 
     def _live(self) -> set[str]:
         """Names of the nodes that the fetches need."""
-        seen = set(self.fetched)
-        pending = list(self.fetched)
-        while pending:
-            name = pending.pop()
-            if name in self.feeds:
-                continue
-            for source in self._sources(name):
-                if source not in seen:
-                    seen.add(source)
-                    pending.append(source)
-        return seen
+        return set(reach(self.fetched, lambda name: () if name in self.feeds else self._sources(name)))
 
     def _sources(self, name: str) -> list[str]:
         return [i.removeprefix("^").partition(":")[0] for i in self.nodes[name].input]
@@ -313,13 +304,8 @@ class _Step:
         replaced = set(replaced)
         seen = {n for n in self.nodes if n not in live or n in self.feeds or self._stays(n)} | arguments
         seen |= self.named - replaced
-        pending = list(seen)
-        while pending:
-            for source in self._sources(pending.pop()):
-                if source not in seen and source not in replaced:
-                    seen.add(source)
-                    pending.append(source)
-        return seen - replaced
+        needed = reach(seen, lambda name: [source for source in self._sources(name) if source not in replaced])
+        return set(needed) - replaced
 
     def _hand_on(self, node: Any, name: str, position: int, types: Sequence[str]) -> None:
         """Make `node` give under the fetched name what the call returns from `position` on."""

@@ -37,6 +37,7 @@ from tfswap.ir.op_traits import control_flow, empties_list
 from tfswap.ir.types import Shape, TensorType
 from tfswap.ir.views import passed_on
 from tfswap.kernels.kernel_memory import chosen_inputs, no_larger_inputs
+from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -218,16 +219,10 @@ class _Import:
 
     def _is_told_by_news(self, node: Node) -> bool:
         """Whether more may be known of what a node is given once what waits is taken in."""
-        pending, seen = list(node.inputs) if self._news else [], set[Output]()
-        while pending:
-            tensor = pending.pop()
-            if tensor in seen or _is_known(tensor):
-                continue
-            if tensor.name in self._news:
-                return True
-            seen.add(tensor)
-            pending += tensor.node.inputs
-        return False
+        if not self._news:
+            return False
+        given = reach(node.inputs, lambda tensor: () if _is_known(tensor) else tensor.node.inputs)
+        return any(tensor.name in self._news for tensor in given if not _is_known(tensor))
 
     def _takes(self, more: Mapping[str, Argument]) -> bool:
         """Take in what is news of tensors, unless two sizes that turn out equal have different bounds then."""

@@ -23,6 +23,7 @@ from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, has_small_extras
 from tfswap.ir.types import TensorType
 from tfswap.support.gc_pause import without_collector
+from tfswap.support.reach import reach
 
 # A node that carries this attribute is compiled by XLA, or can be clustered for it.
 XLA_ATTRIBUTES = ("_XlaMustCompile", "_XlaCompile", "_xla_compile_id")
@@ -151,19 +152,16 @@ def _restore_compiled(graph_def: Any) -> None:
 
     runtime = context.context()
     library = {f.signature.name: f for f in graph_def.library.function}
-    pending = [name for name, function in library.items() if compiled_by(function.attr)]
-    restored: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in restored:
-            continue
-        restored.add(name)
+    compiled = [name for name, function in library.items() if compiled_by(function.attr)]
+
+    def called(name: str) -> list[str]:
+        return [f for node in library[name].node_def for f in called_functions(node)] if name in library else []
+
+    for name in reach(compiled, called):  # what it calls is asked of it as it was restored
         if runtime.has_function(name):
             if name not in library:  # what was inlined in them
                 library[name] = graph_def.library.function.add()
             library[name].CopyFrom(runtime.get_function_def(name))
-        if name in library:
-            pending += (called for node in library[name].node_def for called in called_functions(node))
 
 
 def compiled_by(attributes: Any) -> str | None:

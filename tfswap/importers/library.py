@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.importers.inline import has_calls, inline_calls
 from tfswap.ir.op_traits import calls_functions, is_const, is_view
+from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import graph_pb2
@@ -54,15 +55,11 @@ def called_functions(node: Any) -> list[str]:
 
 def reachable(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
     """Names of the functions of `library` that `nodes` run, directly or not, sorted."""
-    seen: set[str] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        for name in (node.op, *called_functions(node)):  # TensorFlow 1's calls have the function's name for an op
-            if name in library and name not in seen:
-                seen.add(name)
-                pending.extend(library[name].node_def)
-    return sorted(seen)
+
+    def called(by: Iterable[Any]) -> list[str]:  # TensorFlow 1's calls have the function's name for an op
+        return [name for node in by for name in (node.op, *called_functions(node)) if name in library]
+
+    return sorted(reach(called(nodes), lambda name: called(library[name].node_def)))
 
 
 Ends = tuple[Sequence[str], Sequence[str], Sequence[str]]

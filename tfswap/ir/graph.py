@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
+from tfswap.support.reach import reach
 
 SMALL_INTEGERS = 16
 """Elements up to which the values of integers are kept and followed: sizes, axes, permutations, a tensor's paddings."""
@@ -88,6 +89,10 @@ class Output(NamedTuple):
     def name(self) -> str:
         """TensorFlow's tensor name, "node:index"."""
         return f"{self.node.name}:{self.index}"
+
+
+CYCLE_SHOWN = 8
+"""Nodes of a cycle that an error names."""
 
 
 class Graph:
@@ -340,7 +345,7 @@ class Graph:
     def topological(self) -> list[Node]:
         """Nodes so that each comes after what it reads or waits for; ties by insertion order.
 
-        Raises ValueError, naming some of the nodes, when there is a cycle.
+        Raises ValueError, which names a cycle, where there is one.
         """
         done: dict[Node, None] = {}
         waiting: dict[Node, int] = {}  # nodes that were passed over: traced graphs have few
@@ -363,9 +368,34 @@ class Graph:
                         del waiting[user[1]]
                         heapq.heappush(ready, user)
         if waiting:
-            stuck = [node.name for node in waiting][:5]
-            raise ValueError(f"the graph has a cycle through or before {', '.join(stuck)}")
+            import networkx
+
+            found = cast(Any, networkx).find_cycle(self.to_networkx())
+            cycle: list[str] = [source for source, *_ in found]
+            shown = [*cycle[:CYCLE_SHOWN], "..."] if len(cycle) > CYCLE_SHOWN else cycle
+            raise ValueError(f"the graph has a cycle: {' -> '.join([*shown, cycle[0]])}")
         return list(done)
+
+    def to_networkx(self) -> Any:
+        """A networkx.MultiDiGraph of the nodes by name, for questions that networkx answers, and for people.
+
+        Nodes have `op` and `device`. The edge for an input has its number as its key, and `tensor`, `type` and, where
+        they are known, `nbytes` of what it carries; that for a control edge has no attributes. Nodes of bodies are not
+        in it: they are graphs of their own (`named_bodies`).
+        """
+        import networkx
+
+        found = cast(Any, networkx).MultiDiGraph()
+        for node in self:
+            found.add_node(node.name, op=node.op, device=node.device)
+        for node in self:
+            for n, tensor in enumerate(node.inputs):
+                size = {} if tensor.type.nbytes is None else {"nbytes": tensor.type.nbytes}
+                facts = {"tensor": tensor.name, "type": str(tensor.type), **size}
+                found.add_edge(tensor.node.name, node.name, key=n, **facts)
+            for source in node.controls:
+                found.add_edge(source.name, node.name, key="control")
+        return found
 
     def live_nodes(self) -> set[Node]:
         """Nodes that a fetch or a target needs; the rest never runs."""
@@ -374,12 +404,4 @@ class Graph:
     @staticmethod
     def needed(roots: Iterable[Node]) -> set[Node]:
         """`roots` and all that they read or wait for."""
-        pending = list(roots)
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            for source in (*[source for source, _ in node.inputs], *node.controls):
-                if source not in seen:
-                    seen.add(source)
-                    pending.append(source)
-        return seen
+        return set(reach(roots, lambda node: (*[source for source, _ in node.inputs], *node.controls)))

@@ -20,6 +20,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.op_traits import is_pure, uses_tensor_list
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.pairing import has_one_result
+from tfswap.support.reach import reach
 
 LEAST_GAIN_S = 20e-6
 """What a group must save: to call another thread takes some of it."""
@@ -112,21 +113,13 @@ def _gain_s(flow: Dataflow, part: Sequence[int], cost_s: Sequence[float], rates:
 
 def _joins(flow: Dataflow, part: Sequence[int]) -> bool:
     """Whether all that lies between kernels of a group can be of it too."""
-    after, members = set(part), set(part)
-    pending = list(part)
-    users = flow.users
-    while pending:
-        for user in users[pending.pop()]:
-            if user not in after:
-                after.add(user)
-                if not flow.is_kernel[user]:
-                    pending.append(user)
-    before = set[int]()
-    pending = list(part)
-    while pending:
-        for source in flow.deps[pending.pop()]:
-            if source not in before and not flow.is_kernel[source]:
-                before.add(source)
-                pending.append(source)
+    members, users = set(part), flow.users
+
+    def passes_on(edges: Sequence[Sequence[int]]) -> set[int]:
+        """What is no kernel, and is reached from the group through such nodes alone."""
+        found = reach(part, lambda i: [j for j in edges[i] if not flow.is_kernel[j]])
+        return set(found) - members
+
     # What is no kernel, and no constant, passes buffers on.
-    return all(flow.nodes[i].inputs and flow.nodes[i] not in flow.constants for i in (after & before) - members)
+    between = passes_on(users) & passes_on(flow.deps)
+    return all(flow.nodes[i].inputs and flow.nodes[i] not in flow.constants for i in between)

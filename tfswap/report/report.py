@@ -14,7 +14,7 @@ from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.encodings import Encoding
 from tfswap.errors import TfswapError
-from tfswap.ir.graph import Node
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
 from tfswap.plan.plan import Plan
@@ -24,6 +24,7 @@ from tfswap.planner.convolution_room import rooms
 from tfswap.planner.planner import Planner, simulated_limit
 from tfswap.planner.problem import Problem
 from tfswap.report.explain import Explanation, explain, why_unused
+from tfswap.report.graph_file import dot, graphml
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
 from tfswap.report.rows import Moves, TensorRow, inner_row, saved_rows, tensor_rows
@@ -44,8 +45,15 @@ ROWS_SHOWN = 20
 ALIVE_SHOWN = 10
 NO_BACKWARD = "no backward pass: it updates no variable and computes no gradient, so next to nothing waits"
 BY_HAND = "this report was made by hand: only one that tfswap has made knows its step"
-HTML, PNG, TRACE, JSON = ".html", ".png", ".trace.json", ".json"
-KINDS = {HTML: "a page", PNG: "a picture", TRACE: "a trace", JSON: "the figures"}
+HTML, PNG, TRACE, JSON, GRAPHML, DOT = ".html", ".png", ".trace.json", ".json", ".graphml", ".dot"
+KINDS = {
+    HTML: "a page",
+    PNG: "a picture",
+    TRACE: "a trace",
+    JSON: "the figures",
+    GRAPHML: "the graph",
+    DOT: "the graph for Graphviz",
+}
 """What a report can be saved as, by the name's ending; of two that fit, the first."""
 FOUND_OUT = (
     "baseline_peak_bytes",
@@ -120,6 +128,7 @@ class Report:
     _floor: Callable[[], int] = field(repr=False, compare=False, default=lambda: 0)
     _timeline: Callable[[], Timeline] | None = field(repr=False, compare=False, default=None)
     _baseline: Callable[[], Baseline] = field(repr=False, compare=False, default=lambda: Baseline(0, 0.0))
+    _graph: Callable[[], Graph] | None = field(repr=False, compare=False, default=None)
     _explain: Callable[[str], Explanation] | None = field(repr=False, compare=False, default=None)
     _largest: Callable[[], tuple[str, int]] = field(repr=False, compare=False, default=lambda: ("", 0))
     _others: Callable[[], tuple[TensorRow, ...]] = field(repr=False, compare=False, default=lambda: ())
@@ -316,14 +325,17 @@ class Report:
         - `.png`: memory over the step. Needs matplotlib (the extra "plot").
         - `.trace.json`: a trace for https://ui.perfetto.dev and Chrome: kernels, copies, and memory by kind.
         - `.json`: all figures, as `to_json` gives them.
+        - `.graphml`, `.dot`: the graph that is planned, with what is done to each tensor. The latter needs pydot.
 
         Times and memory over the step are simulated: planning does not run it.
 
         Raises:
-            TfswapError: another ending; matplotlib is missing; there is nothing to draw; the file can't be written.
+            TfswapError: another ending; matplotlib or pydot is missing; there is nothing to draw; the file can't be
+                written.
         """
         ending = require_kind(path)
         writers = {HTML: self._page, PNG: self._picture, TRACE: self._trace, JSON: self.to_json}
+        writers |= {GRAPHML: self._graphml, DOT: self._dot}
         write_whole(path, writers[ending]())
 
     def _page(self) -> str:
@@ -334,6 +346,17 @@ class Report:
 
     def _trace(self) -> str:
         return json.dumps(trace(self, self._required()), separators=(",", ":"))
+
+    def _graphml(self) -> bytes:
+        return graphml(self, self._required_graph())
+
+    def _dot(self) -> str:
+        return dot(self, self._required_graph())
+
+    def _required_graph(self) -> Graph:
+        if self._graph is None:
+            raise TfswapError(BY_HAND)
+        return self._graph()
 
     def _drawn(self) -> Timeline | None:
         """With the figures of this report, whose planned peak is of the arena that the latest step met."""

@@ -22,6 +22,7 @@ from tfswap.ir.custom_ops import GATE
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import calls_functions, control_flow, is_const, is_view
 from tfswap.passes.verify import VerificationError
+from tfswap.support.reach import reach
 
 if TYPE_CHECKING:
     from tensorflow.core.framework import function_pb2
@@ -161,17 +162,8 @@ class Found:
 
     def behind(self, name: str, planned: Mapping[str, object]) -> set[str]:
         """The planned nodes that `name` comes right after: with no planned node, but any others, in between."""
-        found: set[str] = set()
-        seen: set[str] = set()
-        pending = list(self.sources(name))
-        while pending:
-            source = pending.pop()
-            if source in planned:
-                found.add(source)
-            elif source not in seen:
-                seen.add(source)
-                pending += self.sources(source)
-        return found
+        before = reach(self.sources(name), lambda source: () if source in planned else self.sources(source))
+        return {source for source in before if source in planned}
 
     def comes_after(self, name: str, first: str) -> bool:
         """Whether a path leads from `first` to `name`."""

@@ -26,11 +26,12 @@ from tfswap.exporters.graph_def import export_graph_def
 from tfswap.importers.function import import_function
 from tfswap.importers.size_bounds import decides_sizes
 from tfswap.importers.source_lines import SourceLines
-from tfswap.ir.graph import Graph, Node, Output
+from tfswap.ir.graph import Graph, Output
 from tfswap.ir.op_traits import is_const, is_pure
 from tfswap.ir.types import TensorType
 from tfswap.runtime.captures import deferred, without_asking
 from tfswap.runtime.output_sizes import SizeRule, size_rule
+from tfswap.support.reach import reach
 from tfswap.support.sizes import format_bytes
 
 MOST_ROUNDS = 4
@@ -162,16 +163,12 @@ def _follows(graph: Graph, tensors: Sequence[Output], concrete: Any) -> bool:
         for feed, late in zip(graph.feeds, unknown, strict=True)
         if not late and all(kind.dtype != "resource" for kind in feed.outputs)
     }
-    pending, seen = [tensor.node for tensor in tensors], set[Node]()
-    while pending:
-        node = pending.pop()
-        if node in seen or node in feeds:
-            continue
-        seen.add(node)
-        if not (is_pure(node.op) or is_const(node.op)) or node in graph.bodies:
-            return False
-        pending += (source for source, _ in node.inputs)
-    return True
+    needed = reach(
+        (tensor.node for tensor in tensors), lambda node: () if node in feeds else [source for source, _ in node.inputs]
+    )
+    return all(
+        node in feeds or ((is_pure(node.op) or is_const(node.op)) and node not in graph.bodies) for node in needed
+    )
 
 
 def _computing(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tfswap.analysis.constants import constant_nodes
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, is_pure
+from tfswap.support.reach import reach
 
 ARGUMENT = "argument"
 CALL = "call"
@@ -299,9 +300,8 @@ def _built(items: Sequence[Item], loops: list[LoweredLoop]) -> Lowered:
 
 def _live(items: Sequence[Item]) -> set[int]:
     """What TensorFlow does not prune."""
-    live: set[int] = set()
     targets = {(item.scope.name, node) for item in items for node in item.scope.graph.targets}
-    pending = [
+    kept = [
         number
         for number, item in enumerate(items)
         if not item.removed
@@ -310,13 +310,7 @@ def _live(items: Sequence[Item]) -> set[int]:
             or (item.node is not None and ((item.scope.name, item.node) in targets or not is_pure(item.node.op)))
         )
     ]
-    while pending:
-        number = pending.pop()
-        if number not in live:
-            live.add(number)
-            pending += (source for source, _ in items[number].inputs)
-            pending += items[number].controls
-    return live
+    return set(reach(kept, lambda n: [*(source for source, _ in items[n].inputs), *items[n].controls]))
 
 
 def _ordered(items: Sequence[Item], live: set[int]) -> list[int]:

@@ -36,6 +36,7 @@ from tfswap.passes.nodes import (
 )
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.retarget_lists import make_keep, pop_instead, push_instead
+from tfswap.support.reach import reach
 
 HANDLE = Dims(())
 """The shape of what stands for a tensor on the host."""
@@ -193,25 +194,18 @@ def _first_reader(
     tensor: Output, readers: Mapping[Output, Sequence[Node]], place: Mapping[Node, int], none: int
 ) -> int:
     """The place of the first kernel that reads a tensor or a view of it; `none` where there is none."""
-    first, pending = none, [tensor]
-    while pending:
-        for reader in readers.get(pending.pop(), ()):
-            if reader in place:
-                first = min(first, place[reader])
-            else:
-                pending += (reader.out(i) for i in range(len(reader.outputs)))
-    return first
+
+    def views(of: Output) -> list[Output]:
+        return [r.out(i) for r in readers.get(of, ()) if r not in place for i in range(len(r.outputs))]
+
+    read = reach([tensor], views)
+    return min((place[reader] for t in read for reader in readers.get(t, ()) if reader in place), default=none)
 
 
 def _needs(node: Node, place: Mapping[Node, int]) -> bool:
     """Whether a kernel of the body runs before `node` in any order."""
-    pending = [*(t.node for t in node.inputs), *node.controls]
-    seen = set(pending)
-    while pending:
-        source = pending.pop()
-        if source in place and source.op != custom_ops.GATE:
-            return True
-        more = {*(t.node for t in source.inputs), *source.controls} - seen
-        seen |= more
-        pending += more
-    return False
+
+    def sources(of: Node) -> list[Node]:
+        return [*(t.node for t in of.inputs), *of.controls]
+
+    return any(source in place and source.op != custom_ops.GATE for source in reach(sources(node), sources))

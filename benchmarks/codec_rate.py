@@ -22,7 +22,7 @@ are measured alike, in turns:
   costs, a third of a millisecond, and in memcpy's the way there from Python. What each op costs to start is in its
   time: the first line says how long one takes that has next to nothing to do.
 
-docs/measurements.md has what `--shares` printed.
+docs/measurements/copies.md has what `--shares` printed.
 """
 
 from __future__ import annotations

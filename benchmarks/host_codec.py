@@ -11,7 +11,7 @@ already cut.
 time: 2 * saved / (bytes / there + bytes / back). With a faster one the codec is of no use to a single core.
 
 Maps are those of a convolutional net trained on scikit-learn's digits (benchmarks/precision.py), and of a transformer's
-layer with weights as they are at the start of training. docs/measurements.md has what it printed.
+layer with weights as they are at the start of training. docs/measurements/copies.md has what it printed.
 """
 
 from __future__ import annotations

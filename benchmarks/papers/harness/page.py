@@ -150,7 +150,7 @@ optimizer, and tfswap's steps have its bits; those of graphs of more than 100,00
 with no graph optimizer at all. The memory optimizer reorders large sums, so that last bits of an unoptimised step
 differ from run to run ([Limits](../limits.md)). Training carries that on: where "unoptimised" itself is said to be
 off, TensorFlow differs from TensorFlow, and the figure is the largest relative difference of all steps ([the
-cause](../measurements.md#how-far-last-bits-carry)).
+cause](../measurements/variation.md#how-far-last-bits-carry)).
 
 A limit that is called a share, "50%", is that share of what the unoptimised step of the same run peaked at in its first
 steps; the column "memory" is over the highest peak of all its steps, which may come later. "on the host" is host
@@ -164,7 +164,7 @@ PEAKS = (
     "machine does. An unoptimised step has no fixed order: which of its kernels overlap, and so its peak, depends on "
     "how long each takes, which varies with what else the machine does ([Memory model](../memory_model.md)). Cuts "
     "are of the highest peak that was seen, and differ between runs as it does "
-    "([by how much](../measurements.md#what-cuts-are-of)). The predicted peak, of a machine with nothing else to do, "
+    "([by how much](../measurements/variation.md#what-cuts-are-of)). The predicted peak, of a machine with nothing else to do, "
     "stands beside the measured one on the pages of offloading, Layrub, policies, kinds, ablation and depth."
 )
 WIDTH = 120

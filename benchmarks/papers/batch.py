@@ -387,8 +387,8 @@ def _long(ratios: dict[str, float]) -> list[str]:
         return []
     return [
         f"Below {TIMES} times: {LONG} ({times:.1f}). {TIMES} times the batch over 400 steps of attention, of another "
-        f'net and under another cap, is in [Measurements](../measurements/sizes.md#{ATTENTION}), "Batches of an encoder '
-        'and decoder with attention".'
+        f'net and under another cap, is in [Measurements](../measurements/sizes.md#{ATTENTION}), "Batches of an '
+        'encoder and decoder with attention".'
     ]
 
 

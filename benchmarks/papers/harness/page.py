@@ -164,8 +164,8 @@ PEAKS = (
     "machine does. An unoptimised step has no fixed order: which of its kernels overlap, and so its peak, depends on "
     "how long each takes, which varies with what else the machine does ([Memory model](../memory_model.md)). Cuts "
     "are of the highest peak that was seen, and differ between runs as it does "
-    "([by how much](../measurements/variation.md#what-cuts-are-of)). The predicted peak, of a machine with nothing else "
-    "to do, stands beside the measured one on the pages of offloading, Layrub, policies, kinds, ablation and depth."
+    "([by how much](../measurements/variation.md#what-cuts-are-of)). The predicted peak, of a machine with nothing "
+    "else to do, stands beside the measured one on the pages of offloading, Layrub, policies, kinds, ablation and depth."
 )
 WIDTH = 120
 

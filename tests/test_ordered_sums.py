@@ -76,6 +76,15 @@ def test_equal_tensors_are_one() -> None:
     assert graph["sum"].inputs[0].name == "s:0"
 
 
+def test_equal_sums_are_one_although_both_are_results() -> None:
+    """The readers of their terms are not twice as many."""
+    text = STEP.format(lines=(S + READER).rstrip(), waits=" ^r")
+    twin = "%twin = AddN(%m, %m, %s) {N=3, T=float32} ^r -> float32[600,600]\nfeeds"
+    graph = parse_graph(text.replace("feeds", twin).replace("%sum, %r", "%sum, %twin, %r"))
+    assert order_sums(graph, Target(TWO)) == 2
+    assert [graph[name].inputs[0].name for name in ("sum", "twin")] == ["s:0", "s:0"]
+
+
 def test_only_sums_of_three_or_more_that_are_rounded() -> None:
     graph = parse_graph(
         """\

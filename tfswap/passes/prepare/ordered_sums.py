@@ -36,7 +36,7 @@ from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
-from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
+from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs
 from tfswap.simulator.sum_order import SumOrders, simulate_sums
 
@@ -113,13 +113,17 @@ def _orders(graph: Graph, device: DeviceModel, held: Sequence[str]) -> SumOrders
     if step.executed:
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
     step.fetches += map(step.tensor, held)
-    for part in (step, *step.all_bodies()):
-        merge_equal_nodes(part, Target(device))  # as TensorFlow does when it makes a step
+    twins = {}
+    for name, part in {"": step, **step.named_bodies()}.items():
+        # As TensorFlow does when it makes a step.
+        twins |= {(name, twin): (name, first) for twin, first in merge_all_equal_nodes(part).items()}
         part.prune()
     additions = {kernel.name: node.name for node, kernels in sums_by_kernels(step).items() for kernel in kernels}
     if not additions and not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
         return SumOrders({}, {})
-    return simulate_sums(step, device, Costs.of(device).seconds, additions)
+    found = simulate_sums(step, device, Costs.of(device).seconds, additions)
+    found.first.update({twin: found.first[first] for twin, first in twins.items() if first in found.first})
+    return found
 
 
 def _is_undecided(part: Graph, device: DeviceModel) -> bool:

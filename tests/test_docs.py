@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -66,12 +67,28 @@ def test_the_site_has_all_pages() -> None:
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.suffix in {".md", ".ipynb"}}
 
 
-def test_pages_name_files_that_there_are() -> None:
+@functools.cache
+def is_a_file(name: str) -> bool:
+    """Whether the project has a file whose path ends so."""
     folders = ("tfswap", "tests", "benchmarks", "docs", "examples")
-    files = ["/" + str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    return any(
+        path.as_posix().endswith("/" + name) for folder in folders for path in (ROOT / folder).rglob(Path(name).name)
+    )
+
+
+def test_pages_name_files_that_there_are() -> None:
     for page in DOCS.rglob("*.md"):
         for name in NAMED_FILE.findall(page.read_text(encoding="utf-8")):
-            assert any(path.endswith("/" + name) for path in files), f"{page.name} names {name}"
+            assert is_a_file(name), f"{page.name} names {name}"
+
+
+def test_sources_name_files_that_there_are() -> None:
+    parts = "|".join(path.name for path in (ROOT / "tfswap").iterdir() if (path / "__init__.py").exists())
+    named = re.compile(rf"(?<![\w/.])((?:{parts}|csrc|tests|benchmarks|docs)/[\w/]+\.(?:py|cc|h|md))\b")
+    for source in (ROOT / "tfswap").rglob("*"):
+        if source.suffix in {".py", ".cc", ".h"}:
+            for name in named.findall(source.read_text(encoding="utf-8")):
+                assert is_a_file(name), f"{source} names {name}"
 
 
 def test_the_design_names_what_the_sources_have() -> None:

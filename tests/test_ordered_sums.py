@@ -76,6 +76,15 @@ def test_equal_tensors_are_one() -> None:
     assert graph["sum"].inputs[0].name == "s:0"
 
 
+def test_equal_sums_are_one_although_both_are_results() -> None:
+    """The readers of their terms are not twice as many."""
+    text = STEP.format(lines=(S + READER).rstrip(), waits=" ^r")
+    twin = "%twin = AddN(%m, %m, %s) {N=3, T=float32} ^r -> float32[600,600]\nfeeds"
+    graph = parse_graph(text.replace("feeds", twin).replace("%sum, %r", "%sum, %twin, %r"))
+    assert order_sums(graph, Target(TWO)) == 2
+    assert [graph[name].inputs[0].name for name in ("sum", "twin")] == ["s:0", "s:0"]
+
+
 def test_only_sums_of_three_or_more_that_are_rounded() -> None:
     graph = parse_graph(
         """\
@@ -249,6 +258,52 @@ def test_a_shared_term_is_added_last_as_tensorflow_does() -> None:
     pytest.importorskip("tensorflow")
     # With one thread for kernels nothing races, whatever else the machine does.
     assert on_arena(SOLVES, TF_NUM_INTEROP_THREADS="1") == [1, True]
+
+
+ACCUMULATED = """
+import json
+import tensorflow as tf
+import tfswap
+
+x, w = (tf.random.stateless_normal([300, 300], (seed, 7)) for seed in (1, 2))
+add = lambda terms: tf.raw_ops.AccumulateNV2(inputs=terms, shape=terms[0].shape)
+add_with_gradient = tf.custom_gradient(lambda *terms: (add(list(terms)), lambda d: [d] * len(terms)))
+
+def chain(x, last_first=True):
+    terms = [x]
+    for _ in range(7):
+        terms.append(tf.tanh(terms[-1] @ w * 0.1))
+    return terms[:0:-1] if last_first else terms[1:]
+
+def step(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        total = add_with_gradient(*chain(x, last_first=False))
+        loss = tf.reduce_sum(total ** 2)
+    return total, tape.gradient(loss, x)
+
+STEPS = (
+    lambda x: add([x * (k + 1.1) for k in range(6)]),
+    lambda x: add([(x * (k + 1.1)) @ w for k in range(6)]),
+    lambda x: add([x, x * 2.3, w + 0.1, tf.nn.relu(x), x / 3.0]),
+    lambda x: add(chain(x)),
+    lambda x: tf.add_n([add(chain(x)[:5]), x, w, tf.sin(x)]),
+    step,
+)
+entries = []
+for function in STEPS:
+    bits = lambda f: repr([t.numpy().tobytes() for t in tf.nest.flatten(f(x))])
+    expected = {bits(tf.function(function, autograph=False)) for _ in range(5)}
+    planned = tfswap.optimize(tf.function(function, autograph=False), memory_limit="100%")
+    entries.append([len(expected), bits(planned) in expected, planned.plan().changes_nothing])
+print(json.dumps(entries))
+"""
+
+
+def test_terms_are_added_in_the_order_in_which_they_are_ready() -> None:
+    """Where TensorFlow's own order is repeatable, as it is with one thread."""
+    pytest.importorskip("tensorflow")
+    assert on_arena(ACCUMULATED, TF_NUM_INTEROP_THREADS="1") == [[1, True, False]] * 6
 
 
 SERVED = """

@@ -161,10 +161,13 @@ class Executor:
         return True
 
     def _hand_on(self, done: int, thread: int) -> None:
-        """Give each node that the end of `done` makes ready to the thread that did so, or to the pool."""
+        self._share(self._ready(done), thread)
+
+    def _share(self, ready: Iterable[int], thread: int) -> None:
+        """Give each node that is ready to the thread that made it so, or to the pool."""
         kept, queue = self.kept[thread], self.queues[thread]
         last = -1
-        for i in self._ready(done):
+        for i in ready:
             if self._is_cheap(i):
                 kept.append(i)
                 continue

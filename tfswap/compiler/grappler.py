@@ -47,6 +47,7 @@ from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_carriers import units
 from tfswap.passes.nodes import PRESERVE
+from tfswap.passes.prepare.accumulated_sums import add_by_kernels
 from tfswap.passes.prepare.onednn_fusion import FILTER, FUSED_3D, KERNEL_LABEL, any_size
 from tfswap.support.gc_pause import without_collector
 
@@ -209,6 +210,8 @@ def _optimized(
     if device.kind == "cpu":
         room_bytes = min(room_bytes, _folding_room(graph))
     unfolded = {node.name for node in too_large_to_fold(graph, room_bytes)}
+    graph = graph.copy()
+    add_by_kernels(graph)
     bodies = BodyFunctions()
     graph_def = export_graph_def(graph, bodies)
     nodes = graph_def.node

@@ -47,7 +47,7 @@ FIRST = (
 """After these the loops are those that stay loops."""
 
 REST = (
-    Row(keep_replaced_ops, always, "sums that TensorFlow adds by other kernels are no part of what is replayed before"),
+    Row(keep_replaced_ops, always, "sums that add terms as they are ready have their order"),
     Row(order_collectives, always, "the traced order is still that of the graph"),
     Row(join_collectives, always, "groups are counted in that order"),
     Row(free_constants, always, "what waits for a constant waits for what that waited for, for the passes that follow"),

@@ -57,6 +57,8 @@ class Trait(Flag):
     DEPENDS_ON_OWNERS = auto()
     """The last bits of its result depend on who else holds its inputs when it runs: which of them its output can take
     over decides in which order it computes."""
+    ADDS_WHEN_READY = auto()
+    """Adds each of its inputs as soon as that is ready: the order of execution is that of the additions."""
     RUNS_PYTHON = auto()
     """Runs Python code, which allocates what it likes."""
     SHARES_BY_VALUE = auto()
@@ -418,6 +420,7 @@ _TRAITS: dict[str, Trait] = {
     # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops
     # are too: their seed is an input.
     "Abs": _PURE,
+    "AccumulateNV2": _PURE | Trait.ADDS_WHEN_READY,  # a kernel for each term (accumulate_n_optimizer.cc)
     "Acos": _PURE,
     "Acosh": _PURE,
     "Add": _PURE,
@@ -1146,6 +1149,12 @@ def is_sum(op: str) -> bool:
 def depends_on_owners(op: str) -> bool:
     """Whether the last bits of the op's result depend on who else holds its inputs when it runs."""
     return Trait.DEPENDS_ON_OWNERS in traits(op)
+
+
+@cache
+def adds_when_ready(op: str) -> bool:
+    """Whether the last bits of the op's result depend on the order in which its inputs are ready."""
+    return Trait.ADDS_WHEN_READY in traits(op)
 
 
 @cache

@@ -271,7 +271,7 @@ _RULES: dict[str, _Entry] = {
     "Sum": _Entry(rules.reduction, values=(1,)),
     "EuclideanNorm": _Entry(rules.events_rule(temporaries.reduction), values=(1,)),
     "BiasAddGrad": _Entry(rules.events_rule(temporaries.bias_add_grad), attrs=("data_format",)),
-    # Kernels with temporaries: see workspace.py.
+    # Kernels with temporaries: see temporaries.py.
     "BatchMatMul": _Entry(rules.events_rule(temporaries.batch_matmul), attrs=("adj_x", "adj_y")),
     "BatchMatMulV2": _Entry(rules.events_rule(temporaries.batch_matmul), attrs=("adj_x", "adj_y")),
     "BatchMatMulV3": _Entry(rules.events_rule(temporaries.batch_matmul), attrs=("adj_x", "adj_y")),

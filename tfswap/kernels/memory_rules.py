@@ -1,7 +1,7 @@
 """The rules that kernels follow with the allocator: each makes a `KernelMemory` from what is known of a node.
 
 A rule is named after what the kernel does, and names the source file of TensorFlow 2.21 behind it; sizes
-of temporaries are in workspace.py. Which op follows which rule is in kernels.py, the module
+of temporaries are in temporaries.py. Which op follows which rule is in kernel_memory.py, the module
 that others use.
 
 Invariant: rules are pure functions of `Facts`. Sizes are requests, unrounded.

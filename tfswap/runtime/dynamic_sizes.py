@@ -5,7 +5,7 @@ mask of lengths: shapes do not say it. Where such a size follows from arguments 
 by those few nodes of the step, and planned for as the arguments' own sizes are.
 
 What is computed to tell a size keeps to the step's limit as the step does. It is little, as a rule: a tensor is not
-made to tell how large it is where a rule tells it (size_rules.py).
+made to tell how large it is where a rule tells it (output_sizes.py).
 
 Not handled: sizes that depend on variables, on random numbers or on what a loop computes; steps whose gradients are
 taken outside, or that run inside of another `tf.function`, where arguments have no values yet. What no rule is known

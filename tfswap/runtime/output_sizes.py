@@ -2,7 +2,7 @@
 
 Nothing of what such an op returns is made to tell its size, which may be all that there is room for.
 
-Not handled: ops that must run to tell how much they return, which are made; see told_sizes.py.
+Not handled: ops that must run to tell how much they return, which are made; see dynamic_sizes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TensorFlow's executor on a lowered step: frames and iterations, dead nodes, iterations that wait for others.
 
 Follows tensorflow/core/common_runtime/propagator_state.cc and executor.cc, on the thread pool of analysis/executor.py.
-All that waits for nothing but the step's start is one task.
+The step's start is a task, and hands on all that waits for nothing else.
 
 Invariant: a value is held once for each edge that it is on, until the edge's reader has ended.
 """
@@ -170,9 +170,8 @@ class Propagator(Executor):
 
     def _begin(self) -> None:
         root = self.root.iterations[0]
-        for i in self.step.roots:
-            root.running += 1
-            self.kept[0].append(self._task(i, self.root, root, False))
+        root.running += len(self.step.roots)
+        self._share([self._task(i, self.root, root, False) for i in self.step.roots], 0)
 
     def _task(self, item: int, frame: Frame, iteration: Iteration, dead: bool) -> int:
         self.ran.append((item, frame, iteration, dead))

@@ -1,4 +1,7 @@
-"""What sums begin with where TensorFlow runs a step: who holds which buffer when each of them runs, in each iteration.
+"""In what order sums add where TensorFlow runs a step.
+
+Of AddN that is what it begins with: who holds which buffer when it runs, in each iteration. Of sums that add terms as
+they are ready it is the order in which the kernels run that add one each.
 
 The runs are those of simulator/propagator.py. A buffer is held by each edge that has it, by each list that keeps it,
 and by variables, arguments and results for good. What kernels share and write over is that of kernels/kernel_memory.py.
@@ -11,7 +14,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import (
@@ -67,18 +71,35 @@ def _of_iterations(counts: Sequence[Counter[int]], ran: int, trips: int | None) 
     return tuple(found)
 
 
+class SumOrders(NamedTuple):
+    """In what order sums are most likely to add.
+
+    Attributes:
+        first: which input an AddN begins with, by its part's name and its own: by iteration of the loop that it is in;
+            the last holds for all that follow. 0 stands for the first two.
+        ready: names of the kernels that add one term each, in the order in which they start, by the sum's name.
+    """
+
+    first: dict[tuple[str, str], tuple[int, ...]]
+    ready: dict[str, tuple[str, ...]]
+
+
 def simulate_sums(
-    graph: Graph, device: DeviceModel, seconds: Callable[[Node], float]
-) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Which input the sums of a step and of its bodies are most likely to begin with, by their part's name and their
-    own: by iteration of the loop that they are in; the last holds for all that follow. 0 stands for the first two.
+    graph: Graph,
+    device: DeviceModel,
+    seconds: Callable[[Node], float],
+    additions: Mapping[str, str],
+) -> SumOrders:
+    """In what order the sums of a step and of its bodies add.
 
     Args:
         graph: in the order in which TensorFlow gets it, with equal nodes merged.
         seconds: what a node's kernel takes.
+        additions: the sum that kernels of the step add one term each to, by the kernel's name.
     """
     step = _Step(graph, device, seconds)
     found: dict[tuple[str, str], list[Counter[int]]] = {}
+    orders: dict[str, Counter[tuple[str, ...]]] = {}
     runs, seed = step.most_runs, 0
     while seed < runs:
         run = _Run(step, random.Random(seed))
@@ -88,8 +109,20 @@ def simulate_sums(
             counts = found.setdefault(name, [])
             counts += (Counter() for _ in range(iteration + 1 - len(counts)))
             counts[iteration][position if position >= EITHER else 0] += 1
+        for name, order in _in_order(run, additions).items():
+            orders.setdefault(name, Counter())[order] += 1
         seed += 1
-    return {name: _of_iterations(counts, *step.trips_around(name[0])) for name, counts in found.items()}
+    first = {name: _of_iterations(counts, *step.trips_around(name[0])) for name, counts in found.items()}
+    return SumOrders(first, {name: min(counts, key=lambda o: (-counts[o], o)) for name, counts in orders.items()})
+
+
+def _in_order(run: _Run, additions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """By sum the kernels that have added its terms, in the order of a run."""
+    orders: dict[str, tuple[str, ...]] = {}
+    for name in run.started:
+        if name in additions:
+            orders[additions[name]] = (*orders.get(additions[name], ()), name)
+    return orders
 
 
 def _most(counts: Counter[int]) -> int:
@@ -129,12 +162,14 @@ class _Run(Propagator):
 
     Attributes:
         begun: of sums: part and name, iteration of the loop around, which input.
+        started: names of the kernels of the step itself, in the order of their start.
     """
 
     def __init__(self, step: _Step, chance: random.Random):
         super().__init__(step, chance)
         self._sums = step
         self.begun: list[tuple[tuple[str, str], int, int]] = []
+        self.started: list[str] = []
 
     def trips(self, loop: int, iterations: tuple[int, ...]) -> int:
         return self._sums.trips_of(loop, iterations)[0]
@@ -175,6 +210,8 @@ class _Run(Propagator):
         self, item: Item, node: Node, reads: list[Buffer | None], frame: Frame, iteration: Iteration
     ) -> dict[int, Buffer]:
         handle = reads[0] if reads else None
+        if not item.scope.name:
+            self.started.append(node.name)
         if not item.inputs:  # constants, and what TensorFlow has folded; handles
             return {index: Buffer(pins=1) for index in range(len(node.outputs))}
         if handle is not None and reads_variable(node.op) and not writes_variable(node.op) and len(reads) == 1:

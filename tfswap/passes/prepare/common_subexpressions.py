@@ -13,6 +13,7 @@ Not handled: loops, conditionals, and tensor lists, each of which stays one of i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 
 from tfswap.ir.graph import Graph, Node, Output
 from tfswap.ir.op_traits import is_commutative, is_const, is_pure
@@ -29,7 +30,18 @@ def merge_equal_nodes(graph: Graph, _: Target) -> int:
 
     What is fetched keeps its name.
     """
-    named = {*(f.node for f in graph.fetches), *graph.targets}
+    return len(_merge(graph, {*(f.node for f in graph.fetches), *graph.targets}))
+
+
+def merge_all_equal_nodes(graph: Graph) -> dict[str, str]:
+    """As `merge_equal_nodes`, with what is fetched; returns by name of a repeat that of the first."""
+    instead = _merge(graph, set(graph.targets))
+    graph.fetches = [Output(instead.get(node, node), index) for node, index in graph.fetches]
+    return {node.name: kept.name for node, kept in instead.items()}
+
+
+def _merge(graph: Graph, named: Container[Node]) -> dict[Node, Node]:
+    """Point the readers of repeats at the first, but for nodes that are `named`; returns by repeat the first."""
     first: dict[object, Node] = {}
     instead: dict[Node, Node] = {}
     for node in graph.topological():
@@ -43,7 +55,7 @@ def merge_equal_nodes(graph: Graph, _: Target) -> int:
                 instead[node] = kept
                 for index in range(len(node.outputs)):
                     graph.restrict(kept.out(index), graph.permits.get(node.out(index), ANYTHING))
-    return len(instead)
+    return instead
 
 
 def _may_be_shared(node: Node) -> bool:

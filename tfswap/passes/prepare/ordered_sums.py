@@ -9,6 +9,8 @@ first. So it is fixed here, before anything is planned:
   them (simulator/sum_order.py). What a sum begins with in most runs becomes its first input. Where all other readers
   must run before the sum, or after it, the runs agree. Where threads race, TensorFlow's own bits may differ from run to
   run.
+- A sum that adds terms as they are ready (AccumulateNV2) becomes one that adds them in the order of most runs
+  (passes/prepare/accumulated_sums.py).
 - In a loop that can differ from iteration to iteration: the first is given what is still held outside, the last
   overlaps with none that follows. Such a sum has its order by iteration, as an attribute.
 - The sum runs tfswap's own kernel, which adds inputs in their order whoever else holds them (csrc/core/sum_ops.cc).
@@ -33,9 +35,10 @@ from tfswap.ir.op_traits import control_flow, depends_on_owners
 from tfswap.ir.types import is_rounded
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.prepare.common_subexpressions import merge_equal_nodes
+from tfswap.passes.prepare.accumulated_sums import add_by_kernels, add_in_order, sums_by_kernels
+from tfswap.passes.prepare.common_subexpressions import merge_all_equal_nodes
 from tfswap.passes.prepare.split_add_n import split_into_pairs
-from tfswap.simulator.sum_order import simulate_sums
+from tfswap.simulator.sum_order import SumOrders, simulate_sums
 
 EXACT = 2
 """A sum of so many inputs has one value, whatever their order."""
@@ -49,7 +52,9 @@ def order_sums(graph: Graph, target: Target) -> int:
     """Fix the order in which sums of `graph`, as it was given, and of its bodies add, in place; returns how many."""
     parts = {"": graph, **graph.named_bodies()}
     sums = {name: found for name, part in parts.items() if (found := _sums(part))}
-    first = _first_inputs(graph, target.device, target.held) if sums else {}
+    add_by_kernels(graph)
+    accumulated = sums_by_kernels(graph)
+    first, ready = _orders(graph, target.device, target.held) if sums or accumulated else SumOrders({}, {})
     by_iteration = target.own_ops and target.on_cpu
     for name, found in sums.items():
         for node in found:
@@ -59,7 +64,12 @@ def order_sums(graph: Graph, target: Target) -> int:
             else:
                 _begin_with(node, begins[len(begins) // 2])  # neither in the first iterations nor in the last
         fix_order(parts[name], found, target)
-    return sum(map(len, sums.values()))
+    for node in accumulated:
+        if node.name in ready:  # the others are needed for nothing
+            in_order = [graph[name] for name in ready[node.name]]
+            add_in_order(graph, node, in_order)
+    graph.prune()
+    return sum(map(len, sums.values())) + len(accumulated)
 
 
 def fix_order(graph: Graph, sums: Sequence[Node], target: Target) -> None:
@@ -97,18 +107,23 @@ def _sums(graph: Graph) -> list[Node]:
     return [n for n in graph if depends_on_owners(n.op) and len(n.inputs) > EXACT and is_rounded(n.outputs[0].dtype)]
 
 
-def _first_inputs(graph: Graph, device: DeviceModel, held: Sequence[str]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """What sums begin with in the unordered step, as `simulate_sums` gives it."""
+def _orders(graph: Graph, device: DeviceModel, held: Sequence[str]) -> SumOrders:
+    """In what order sums add in the unordered step."""
     step = graph.copy()
     if step.executed:
         step.arrange({step[name]: rank for rank, name in enumerate(step.executed)})
     step.fetches += map(step.tensor, held)
-    for part in (step, *step.all_bodies()):
-        merge_equal_nodes(part, Target(device))  # as TensorFlow does when it makes a step
+    twins = {}
+    for name, part in {"": step, **step.named_bodies()}.items():
+        # As TensorFlow does when it makes a step.
+        twins |= {(name, twin): (name, first) for twin, first in merge_all_equal_nodes(part).items()}
         part.prune()
-    if not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
-        return {}
-    return simulate_sums(step, device, Costs.of(device).seconds)
+    additions = {kernel.name: node.name for node, kernels in sums_by_kernels(step).items() for kernel in kernels}
+    if not additions and not any(_is_undecided(part, device) for part in (step, *step.all_bodies())):
+        return SumOrders({}, {})
+    found = simulate_sums(step, device, Costs.of(device).seconds, additions)
+    found.first.update({twin: found.first[first] for twin, first in twins.items() if first in found.first})
+    return found
 
 
 def _is_undecided(part: Graph, device: DeviceModel) -> bool:

@@ -4,8 +4,9 @@ Its passes before placement make of AccumulateNV2 a temporary variable to which 
 (accumulate_n_optimizer.cc), and of ParallelConcat, as `tf.parallel_stack` has it, a buffer into which each part is
 written (parallel_concat_optimizer.cc). What was planned would not be what runs.
 
-A sum begins with zero there and adds terms in an order for which threads race; here it adds them from the first to the
-last, which may give other last bits. Both hold more here than there: all terms, or parts, until the last is there.
+A sum begins with zero there and adds terms as they are ready. Of those whose bits depend on that nothing is left here
+(passes/prepare/ordered_sums.py); the others add zero and their inputs. A concatenation holds all parts until the last
+is there.
 
 Not handled: the same tensor several times over, of which TensorFlow's optimizers make a product, as they do of AddN.
 """
@@ -13,43 +14,31 @@ Not handled: the same tensor several times over, of which TensorFlow's optimizer
 from __future__ import annotations
 
 from tfswap.ir.graph import Dtype, Graph, Node
+from tfswap.ir.op_traits import adds_when_ready
 from tfswap.ir.types import is_rounded
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import add_scalar
-from tfswap.passes.prepare.ordered_sums import fix_order
+from tfswap.passes.prepare.accumulated_sums import add_pairwise
 
-_ACCUMULATE = "AccumulateNV2"
 _CONCATENATE = "ParallelConcat"
 
 
 @graph_pass(ensures="no node is one that TensorFlow replaces when it makes the step")
-def keep_replaced_ops(graph: Graph, target: Target) -> int:
+def keep_replaced_ops(graph: Graph, _: Target) -> int:
     """Replace such nodes of `graph` and of its bodies, in place; returns how many."""
     count = 0
     for part in (graph, *graph.all_bodies()):
-        sums = [_as_sum(part, node) for node in list(part) if node.op == _ACCUMULATE]
-        fix_order(part, [node for node in sums if is_rounded(node.outputs[0].dtype)], target)
+        sums = [node for node in part if adds_when_ready(node.op)]
+        for node in sums:
+            if is_rounded(node.outputs[0].dtype):
+                add_pairwise(part, node, node.inputs)
+            else:
+                node.op, node.attrs = "AddN", {"N": len(node.inputs), "T": node.attrs["T"]}
         parts = [node for node in part if node.op == _CONCATENATE]
         for node in parts:
             _as_concatenation(part, node)
         count += len(sums) + len(parts)
     return count
-
-
-def _as_sum(graph: Graph, node: Node) -> Node:
-    """A sum, which it returns, and zero in addition: that makes +0 of -0, as a sum that begins with zero does."""
-    kind, dtype = node.outputs[0], node.attrs["T"]
-    attrs = {"N": len(node.inputs), "T": dtype}
-    if not is_rounded(kind.dtype):
-        node.op, node.attrs = "AddN", attrs
-        return node
-    name = graph.unique_name(f"tfswap/{node.name}/sum")
-    total = graph.add(
-        "AddN", name, node.inputs, controls=node.controls, attrs=attrs, outputs=(kind,), device=node.device
-    )
-    zero = add_scalar(graph, f"tfswap/{node.name}/zero", kind.dtype, node.device)
-    node.op, node.inputs, node.attrs = "AddV2", (total.out(), zero.out()), {"T": dtype}
-    return total
 
 
 def _as_concatenation(graph: Graph, node: Node) -> None:

@@ -19,6 +19,8 @@ import gc, json, logging, threading
 import numpy as np
 import tensorflow as tf
 import tfswap
+from tfswap.runtime.arena_watch import ArenaWatch
+from tfswap.runtime.function_maker import FunctionMaker
 from tfswap.runtime.step import Step
 
 messages = []
@@ -273,9 +275,9 @@ def use():
 dropped = grown(3, use)
 
 made, forgetful = [], []
-instantiate, fits = Step._instantiate, Step._fits
-Step._instantiate = lambda self, *args: made.append(1) or instantiate(self, *args)
-Step._fits = lambda self, info: not forgetful and fits(self, info)
+instantiate, fits = FunctionMaker.instantiate, ArenaWatch.fits
+FunctionMaker.instantiate = lambda self, *args: made.append(1) or instantiate(self, *args)
+ArenaWatch.fits = lambda self, info: not forgetful and fits(self, info)
 step = tfswap.optimize(function, memory_limit=limit)
 step(x)
 def plan_again():
@@ -565,7 +567,7 @@ print(json.dumps([peaks, limit, messages]))
 def test_where_a_gpu_may_have_taken_it_for_a_workspace_the_tightest_convolution_is_named():
     """The device is a CPU that is said to be a GPU once the step is planned."""
     messages, tightest = run(f"""{SURPRISE}
-from tfswap.runtime import step as module
+from tfswap.runtime import arena_watch as module
 
 net = Normed()
 x = net.batch(256)

@@ -68,7 +68,7 @@ STEP = """
 import json
 import tensorflow as tf
 import tfswap
-from tfswap.runtime.step import Step
+from tfswap.runtime.step_compiler import StepCompiler
 
 MIB = 1 << 20
 filler = tf.raw_ops.Empty(shape=[2 * MIB - 8192], dtype=tf.uint8)  # the arena's first region
@@ -105,7 +105,7 @@ def test_a_step_whose_tensors_have_no_place_gets_niches_and_runs():
 def test_without_niches_it_is_refused():
     floor = on_arena(
         f"""{STEP}
-Step._make_niches = lambda step, optimizer, beside=(): 0
+StepCompiler.make_slots = lambda compiler, optimizer, others=(): 0
 try:
     run(28 * MIB)
 except tfswap.InfeasibleMemoryLimit as error:
@@ -119,8 +119,8 @@ except tfswap.InfeasibleMemoryLimit as error:
 def test_a_step_that_needs_more_than_the_arena_has_gets_none():
     made = on_arena(
         f"""{STEP}
-made, make = [], Step._make_niches
-Step._make_niches = lambda *given: made.append(make(*given)) or made[-1]
+made, make = [], StepCompiler.make_slots
+StepCompiler.make_slots = lambda *given: made.append(make(*given)) or made[-1]
 x = tf.tile(x[: 1 << 20], [3])
 try:
     run(28 * MIB)

@@ -4,9 +4,9 @@ Each trace of the function is planned and rewritten once, at its first call, and
 on: the rewritten ConcreteFunction has the trace's own signature and captures. What happens to a trace is in
 `runtime/step.py`.
 
-A call that a tape watches is planned with its gradients (`runtime/outer_gradient_step.py`). Not handled: tapes that may
-ask for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and there
-is no report of the call.
+A call that a tape watches is planned with its gradients (`runtime/outer_gradient_trace.py`). Not handled: tapes that
+may ask for more than first-order gradients, once. Under those the function runs as it was traced, with a warning, and
+there is no report of the call.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ from tfswap.runtime.captures import without_asking
 from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
 from tfswap.runtime.joint_trace import FORWARD_MODE, SEVERAL, WITHIN, Joint, in_forward_mode, joint_of
 from tfswap.runtime.open_function import has_size, open_function
-from tfswap.runtime.outer_gradient_step import OutsideStep
+from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
 from tfswap.runtime.program import Program
-from tfswap.runtime.step import Shapes, Step
+from tfswap.runtime.step import Step
+from tfswap.runtime.step_compiler import Shapes
+from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import is_share
 
 if TYPE_CHECKING:
@@ -510,16 +512,16 @@ class OptimizedFunction(Generic[P, R]):
         first = not any(self._made.values())
         given = (self._on_exceeded, self._program, self.batches_beside, instead_of, granted, first)
         if isinstance(concrete, Joint):
-            return OutsideStep(self.__name__, concrete, shapes, self._request, *given, turns=self._lock)
+            return Step(OuterGradientTrace(self.__name__, concrete, self._lock), shapes, self._request, *given)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.
         limits = [step.limit_bytes for step in self._made.get(self._joints.get(concrete), ())]
         most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
         request = dataclasses.replace(self._request, memory_limit=most)
-        return self._step_of(concrete, shapes, request, *given, told=self._told_sizes.get(concrete))
+        return Step(self._trace_of(concrete), shapes, request, *given, self._told_sizes.get(concrete))
 
-    def _step_of(self, concrete: Any, *args: Any, **options: Any) -> Step:
-        """The Step of a trace whose gradients nobody takes outside; arguments as Step's."""
-        return Step(self.__name__, concrete, *args, **options)
+    def _trace_of(self, concrete: Any) -> Trace:
+        """A trace whose gradients nobody takes outside."""
+        return Trace(self.__name__, concrete)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

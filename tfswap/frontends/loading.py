@@ -47,7 +47,9 @@ from tfswap.plan.plan import Plan, fingerprint
 from tfswap.runtime.captures import without_asking
 from tfswap.runtime.open_function import open_function
 from tfswap.runtime.program import Program
-from tfswap.runtime.step import Shapes, Step
+from tfswap.runtime.step import Step
+from tfswap.runtime.step_compiler import Shapes
+from tfswap.runtime.trace import Imported, Trace
 from tfswap.support.sizes import check_limit, is_share, parse_limit
 
 log = logging.getLogger("tfswap")
@@ -242,52 +244,53 @@ class _Loaded:
         return LoadedFunction(function, route.file_step, self)
 
 
-class LoadedStep(Step):
-    """As Step, of a step of a file."""
+class FileTrace(Trace):
+    """The trace of a step of a file.
 
-    def __init__(
-        self, name: str, concrete: Any, *args: Any, file_step: _FileStep, library: Mapping[str, Any], **options: Any
-    ):
-        super().__init__(name, concrete, *args, **options)
-        self._of_file = file_step
+    Args:
+        library: the file's functions as they were before they were rewritten, by name.
+    """
+
+    kind = "LoadedStep"
+
+    def __init__(self, name: str, concrete: Any, file_step: _FileStep, library: Mapping[str, Any]):
+        super().__init__(name, concrete)
+        self._file_step = file_step
         self._library = library
         self._file_plan: Plan | None = None
-
-    def _plan(self, inputs: Sequence[Any], *, given: Plan | None = None, ordered: bool = False) -> None:
         # A rewritten trace itself runs the file's plan: nothing is left as it is there.
-        rewritten = self._of_file.saved.rewritten and not self._of_file.decorated
-        super()._plan(inputs, given=given, ordered=ordered or rewritten)
+        self.always_ordered = file_step.saved.rewritten and not file_step.decorated
 
-    def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
-        if self._of_file.decorated:
-            graph, held = super()._import(arguments)
+    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        if self._file_step.decorated:
+            imported = super().import_graph(arguments, sizes, keeps=keeps)
         else:
-            graph, held = self._original(arguments), ()
-            place(self.name, graph, [*arguments, *without_asking(self._concrete)], live_device()[1])
-        plan = self._of_file.plan
+            imported = Imported(self._original(arguments))
+            place(self.name, imported.graph, [*arguments, *without_asking(self.concrete)], live_device()[1])
+        graph, plan = imported.graph, self._file_step.plan
         same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
         self._file_plan = plan if same else None
-        return graph, held
+        return imported
 
     def _original(self, arguments: Sequence[Any]) -> Graph:
         """The function that the step was rewritten from, for arguments of these shapes."""
         from tfswap.importers.library_function import import_library_function
 
-        step = self._of_file.step
+        step = self._file_step.step
         given = zip(step.user_names, (t.shape for t in arguments), strict=False)
         shapes = {name: tuple(s.as_list()) for name, s in given if s.rank is not None and name not in step.handles}
         return import_library_function(self._library, step.name, shapes, step.handles, step.values)
 
-    def _choose(self, optimizer: Optimizer, ordered: bool, lacking: int = 0) -> Plan:
-        if self._file_plan is not None:
-            optimizer.extra_margin_bytes = self._margin_bytes
-            try:
-                if (plan := optimizer.judged(self._file_plan, self.limit_bytes)) is not None:
-                    return plan
-            except InvalidModel as error:  # another device, or another version of tfswap
-                log.info("tfswap: %s: the file's plan can't be carried out here: %s", self.name, error)
-                self._file_plan = None
-        return super()._choose(optimizer, ordered, lacking)
+    def plan_made_before(self, optimizer: Optimizer, limit_bytes: int | None, margin_bytes: int) -> Plan | None:
+        if self._file_plan is None:
+            return None
+        optimizer.extra_margin_bytes = margin_bytes
+        try:
+            return optimizer.judged(self._file_plan, limit_bytes)
+        except InvalidModel as error:  # another device, or another version of tfswap
+            log.info("tfswap: %s: the file's plan can't be carried out here: %s", self.name, error)
+            self._file_plan = None
+            return None
 
 
 class StepFunction(OptimizedFunction):
@@ -331,9 +334,8 @@ class StepFunction(OptimizedFunction):
                     return step
         return super()._planned(concrete, shapes, inputs)
 
-    def _step_of(self, concrete: Any, *args: Any, **options: Any) -> Step:
-        given = {"file_step": self._of_file, "library": self._library}
-        return LoadedStep(self.__name__, concrete, *args, **given, **options)
+    def _trace_of(self, concrete: Any) -> Trace:
+        return FileTrace(self.__name__, concrete, self._of_file, self._library)
 
 
 class LoadedFunction(OptimizedFunction):

@@ -10,8 +10,9 @@ Not handled: asking for the gradients in ways that TensorFlow answers by tracing
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfswap.device.live import live_device
@@ -25,11 +26,10 @@ from tfswap.passes.tactics.outer_gradients import cut, outside_of
 from tfswap.plan.plan import Plan
 from tfswap.runtime.captures import without_asking
 from tfswap.runtime.joint_trace import Joint, saved
-from tfswap.runtime.step import Step
+from tfswap.runtime.trace import Exported, Imported, Trace
 
 if TYPE_CHECKING:
     from tfswap.exporters.flat_function import Half
-    from tfswap.native.load import CLook
 
 REMEDY = "Create the tape with persistent=True: the call then runs as it was traced, without its memory limit."
 
@@ -68,35 +68,59 @@ class _Begun(NamedTuple):
     arguments: list[Any]
 
 
-class OutsideStep(Step):
-    """As Step, of a trace and its gradients.
+class OuterGradientTrace(Trace):
+    """A trace and its gradients.
 
     Args:
         joint: both.
         turns: held by whoever runs a step of the same function.
     """
 
-    def __init__(self, name: str, joint: Joint, *args: Any, turns: threading.RLock, **options: Any):
-        super().__init__(name, joint.trace, *args, **options)
+    kind = "OutsideStep"
+    has_unseen_part = True
+
+    def __init__(self, name: str, joint: Joint, turns: threading.RLock):
+        super().__init__(name, joint.trace)
         self._joint = joint
         self._turns = turns
 
-    def __call__(self, inputs: Sequence[Any], plain: bool = False) -> Any:
-        made = super().__call__(inputs, plain)
-        if not isinstance(made, _Begun):
-            return made  # it ran as it was traced, and TensorFlow has recorded it
-        self._record(made)
-        return self._concrete.function_type.pack_output(made.results)
+    def planning(self) -> contextlib.AbstractContextManager[Any]:
+        from tensorflow.python.eager import record
 
-    def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
-        arguments = [*inputs, *(self._concrete.captured_inputs if asked is None else asked)]
-        if self._gate is None:
-            return self._concrete._call_flat(list(inputs), arguments[len(inputs) :])
-        made = self.function.forward(arguments)
+        return record.stop_recording()
+
+    def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
+        graph = self._joint.import_graph(arguments, Target(live_device()[1]))
+        refuse_several(self.name, graph)
+        # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
+        # size whole, or take one that something else of the second half was planned to have.
+        large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
+        return Imported(graph, saved(graph), sum(2 * round_up(nbytes or 0) for nbytes in large))
+
+    def call(
+        self,
+        function: Any,
+        inputs: Sequence[Any],
+        captures: list[Any] | None,
+        *,
+        rewritten: bool,
+        plain: bool,
+        inside: Callable[[], Any] | None,
+    ) -> Any:
+        arguments = [*inputs, *(self.concrete.captured_inputs if captures is None else captures)]
+        if not rewritten:
+            return self.concrete._call_flat(list(inputs), arguments[len(inputs) :])
+        made = function.forward(arguments)
         count = self._joint.results
-        return _Begun(self.function, made[:count], made[count:], arguments)
+        return _Begun(function, made[:count], made[count:], arguments)
 
-    def _record(self, begun: _Begun) -> None:
+    def finish(self, result: Any, run_part: Callable[[Callable[[], Any]], Any]) -> Any:
+        if not isinstance(result, _Begun):
+            return result  # it ran as it was traced, and TensorFlow has recorded it
+        self._record(result, run_part)
+        return self.concrete.function_type.pack_output(result.results)
+
+    def _record(self, begun: _Begun, run_part: Callable[[Callable[[], Any]], Any]) -> None:
         """Let the tape know by what the results are differentiated."""
         from tensorflow.python.eager import record
 
@@ -108,7 +132,7 @@ class OutsideStep(Step):
         def backward(*gradients: Any) -> Any:
             given = self._given(gradients, shapes)
             with self._turns:
-                made = self._run_part(lambda: halves.backward([*carriers, *given, *used]))
+                made = run_part(lambda: halves.backward([*carriers, *given, *used]))
             return self._joint.backward.function_type.pack_output(made)
 
         record.record_operation(self._joint.backward.name, results, begun.arguments, backward)
@@ -126,7 +150,7 @@ class OutsideStep(Step):
                 f"{self.name}: its backward pass is asked for inside of a function that TensorFlow traces, as "
                 f"tape.jacobian does, and what has run can't become a part of that. {REMEDY}"
             )
-        results = self._concrete.outputs
+        results = self.concrete.outputs
         given = [
             tf.zeros(shapes[i], results[i].dtype) if gradients[i] is None else tf.convert_to_tensor(gradients[i])
             for i in self._joint.differentiable
@@ -138,38 +162,13 @@ class OutsideStep(Step):
             )
         return given
 
-    def _fits(self, now: CLook) -> bool:
-        limit = self.limit_bytes
-        left_alone = self._live and self._gate is None and not self._measured_bytes
-        if left_alone and limit is not None and now.peak_bytes > limit >= self._seen_bytes > 0:
-            # TensorFlow's own backward pass is not looked at; its peak is seen when the step comes again.
-            self._exceeded(now.peak_bytes, limit, "", alone=True, hopeless=False)
-        return super()._fits(now)
-
-    # --- planning -----------------------------------------------------------------------------------------
-
-    def _plan(self, inputs: Sequence[Any], **options: Any) -> None:
-        from tensorflow.python.eager import record
-
-        with record.stop_recording():
-            super()._plan(inputs, **options)
-
-    def _import(self, arguments: Sequence[Any]) -> tuple[Graph, Sequence[str]]:
-        graph = self._joint.import_graph(arguments, Target(live_device()[1]))
-        refuse_several(self.name, graph)
-        # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
-        # size whole, or take one that something else of the second half was planned to have.
-        large = [kind.nbytes for kind in outside_of(graph).outputs if (kind.nbytes or 0) > MOST_BYTES]
-        self._margin_bytes += sum(2 * round_up(nbytes or 0) for nbytes in large)
-        return graph, saved(graph)
-
-    def _export(self, graph: Graph, plan: Plan, gate: int) -> Any:
+    def export(self, graph: Graph, plan: Plan, gate: int, for_file: Callable[[], Any]) -> Exported:
         import tensorflow as tf
 
         import tfswap.ops
         from tfswap.exporters.flat_function import Half
 
-        trace = self._concrete
+        trace = self.concrete
         second = tfswap.ops.new_gate()
         forward, backward = cut(graph, self._joint.results, plan.order, second)
         place = {feed.name: position for position, feed in enumerate(graph.feeds)}
@@ -185,14 +184,13 @@ class OutsideStep(Step):
             Half(backward, f"{trace.graph.name}_tfswap_backward", given, trace),
             used,
         )
-        self._watch(forward, gate, halves.forward.graph)
-        self._watch(backward, second, halves.backward.graph)
-        return halves
+        gates = [(gate, forward, halves.forward.graph), (second, backward, halves.backward.graph)]
+        return Exported(halves, gates)
 
-    def _make_kernels(self, function: Halves, inputs: Sequence[Any]) -> None:
+    def make_kernels(self, function: Halves, inputs: Sequence[Any]) -> None:
         import tensorflow as tf
 
-        arguments = [*inputs, *without_asking(self._concrete)]
+        arguments = [*inputs, *without_asking(self.concrete)]
         function.forward(arguments)
         nothing = tf.raw_ops.OptionalNone()
         given = [

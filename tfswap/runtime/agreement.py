@@ -1,0 +1,75 @@
+"""Plans a step that several workers run: all refuse if one does, and all carry out one plan if it fits each arena."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tfswap.compiler.compiler import Optimizer
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.plan.plan import Plan
+from tfswap.runtime import messages
+from tfswap.runtime.workers import Meeting, digest, highest, meeting
+
+log = logging.getLogger("tfswap")
+
+
+class Plannable(Protocol):
+    """A step of one worker."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def limit_bytes(self) -> int | None: ...
+    @property
+    def optimizer(self) -> Optimizer | None: ...
+    @property
+    def keeps_limit(self) -> bool: ...
+    def plan_now(self, inputs: Sequence[Any], *, given: Plan | None = None) -> None: ...
+    def unplan(self) -> None: ...
+
+
+def plan_with_others(step: Plannable, inputs: Sequence[Any], *, alone: bool) -> None:
+    """Plan; where other workers plan the same step, with them.
+
+    Args:
+        alone: whether the step is this process's in any case.
+    """
+    refusal: InfeasibleMemoryLimit | None = None
+    try:
+        step.plan_now(inputs)
+    except InfeasibleMemoryLimit as error:
+        refusal = error
+    others = None if alone or step.optimizer is None else meeting(step.optimizer.graph)
+    if others is not None:
+        floor = highest(others.exchange(None if refusal is None else refusal.floor_bytes))
+        if floor is not None and refusal is None:
+            step.unplan()
+            rank, floor_bytes = floor
+            raise InfeasibleMemoryLimit(
+                messages.refused_by_another(step.name, rank, floor_bytes),
+                floor_bytes=floor_bytes,
+                limit_bytes=step.limit_bytes or 0,
+            )
+    if refusal is not None:
+        raise refusal
+    if others is not None and len({*others.exchange(digest(step.plan))}) > 1:
+        _adopt_first(step, others, inputs)
+
+
+def _adopt_first(step: Plannable, others: Meeting, inputs: Sequence[Any]) -> None:
+    """Carry out the first worker's plan, if every worker can."""
+    assert step.optimizer is not None, "it has made the plan"
+    theirs = others.hand_out(step.plan)
+    fits = False
+    if theirs.fingerprint == step.plan.fingerprint:
+        adopted = step.optimizer.adopt(theirs, step.limit_bytes)
+        fits = adopted.keeps_limit
+    if not all(others.exchange(fits)):
+        log.info("tfswap: %s: the workers' plans differ: no plan of one fits the arenas of all", step.name)
+    elif others.rank > 0:
+        step.plan_now(inputs, given=adopted)
+        if not step.keeps_limit:
+            step.plan_now(inputs)

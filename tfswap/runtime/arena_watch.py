@@ -1,0 +1,261 @@
+"""Watches whether a planned step keeps its limit: in the arena that it finds, and once it has run.
+
+Before each step the arena's layout is looked at, and where it is a new one the plan's requests are replayed in it.
+After it the allocator's peak is. What passed the limit is reported with its cause, as far as it is known.
+
+Not handled: what other steps, eager code or pipelines allocate while the step runs. It is noticed afterwards, and
+the next plan leaves room for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from tfswap.analysis.variables import fetched_bytes
+from tfswap.compiler.request import Request
+from tfswap.device.live import live_device, look
+from tfswap.device.memory_owners import Holders
+from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.plan.plan import Plan
+from tfswap.planner.planner import promised
+from tfswap.report.report import Report
+from tfswap.runtime import messages, turn
+from tfswap.runtime.arena_view import ArenaView
+from tfswap.runtime.function_maker import FunctionMaker
+from tfswap.runtime.limit import StepLimit
+from tfswap.runtime.margins import Margins
+from tfswap.runtime.trace import Trace
+from tfswap.simulator.requests import Requests
+from tfswap.simulator.simulate import Resident
+
+if TYPE_CHECKING:
+    from tfswap.compiler.compiler import Optimizer
+    from tfswap.native.load import CLook
+    from tfswap.runtime.planning_loop import Planned
+
+log = logging.getLogger("tfswap")
+
+MAX_LAYOUTS = 1024
+"""So many layouts of the arena are remembered; a program that keeps more from step to step makes new ones for ever."""
+
+
+class ArenaWatch:
+    """Watches one step.
+
+    Args:
+        on_exceeded: "warn" or "raise".
+
+    Attributes:
+        report: of the latest planning, with the measured peak.
+        live: whether the plan was made for the arena as it is.
+        resident_bytes: in the arena at the latest planning.
+    """
+
+    report: Report
+    _optimizer: Optimizer
+    _plan: Plan
+
+    def __init__(
+        self,
+        trace: Trace,
+        request: Request,
+        limit: StepLimit,
+        margins: Margins,
+        arena: ArenaView,
+        maker: FunctionMaker,
+        on_exceeded: str,
+    ):
+        self._trace = trace
+        self._request = request
+        self._limit = limit
+        self._margins = margins
+        self._arena = arena
+        self._maker = maker
+        self._on_exceeded = on_exceeded
+        self._owners = Holders()
+        self.live = False
+        self.resident_bytes = 0
+        self._gate: int | None = None
+        self._requests: dict[frozenset[str], Requests] = {}  # by what is shared; of a plan that changes nothing none
+        # By layout of the arena, and what is shared, the plan's peak, where it fits.
+        self._peaks: dict[tuple[int, frozenset[str]], int] = {}
+        self._expected_bytes = 0  # the latest step's peak
+        self._seen_bytes = 0  # the arena's peak after the latest step
+        self._measured_bytes = 0  # the peak that broke the limit, until the next planning
+        self._unsatisfiable_bytes: int | None = None  # with as much in the arena, no plan fitted
+        self._unplannable_bytes = 0  # so much above what was planned came once, and no plan leaves room for it
+
+    # --- plans --------------------------------------------------------------------------------------------
+
+    def renew(self, planned: Planned, report: Report) -> None:
+        """Watch another plan from now on."""
+        self._optimizer = planned.optimizer
+        self.report = report
+        self.live, self.resident_bytes = planned.live, planned.resident.total_bytes
+        self._plan, self._gate = planned.plan, planned.gate
+        self._requests = {} if planned.requests is None else {self._arena.shared: planned.requests}
+        self._peaks, self._expected_bytes = {}, planned.peak_bytes
+
+    def remember_arena(self) -> None:
+        """Note that the plan fits the arena as it is."""
+        if layout := self._arena.look_before().layout:
+            self._peaks[layout, self._arena.shared] = self._expected_bytes
+            self._owners.remember(layout, self._arena.resident())
+
+    def drop_requests(self) -> None:
+        """Note that the plan is carried out no more."""
+        self._requests = {}
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether the plan keeps the limit in the arena that it was made for, with the margin of its making."""
+        margin = min(self._optimizer.extra_margin_bytes, self._margins.others_bytes)
+        return self._limit.has_room(promised(self._expected_bytes), margin)
+
+    def margins_to_try(self) -> list[int]:
+        """Margins for others with which to plan again, the largest first, since the present plan does not fit.
+
+        Room is left for what an earlier step met besides.
+        """
+        margins = [self._margins.others_bytes]
+        if not self._measured_bytes:
+            self._note_layout_change()
+        elif self._requests:
+            # What is in the arena now is no surprise any more: room is left for the rest.
+            known = max(self._expected_bytes, self._peak_in(self._arena.resident(instantiated=True)))
+            if self._measured_bytes - known > margins[0]:
+                margins.insert(0, self._measured_bytes - known)
+        self._measured_bytes = 0
+        return margins
+
+    def note_planned_again(self, unplannable_bytes: int) -> None:
+        """Note that there is a plan for the arena.
+
+        Args:
+            unplannable_bytes: so much has come once, and no plan leaves room for it.
+        """
+        self._unplannable_bytes = unplannable_bytes
+        self._unsatisfiable_bytes = None
+
+    def note_unsatisfiable(self, refusal: InfeasibleMemoryLimit) -> None:
+        """Note that no plan fits the arena, and report it. Raises `refusal` where that is asked for."""
+        self._unsatisfiable_bytes = self.resident_bytes
+        if self._on_exceeded == "raise":
+            raise refusal
+        copied_bytes = self._arena.copied_bytes(self._optimizer)
+        log.warning("tfswap: %s", messages.not_kept(self._trace.name, refusal, copied_bytes))
+
+    def _note_layout_change(self) -> None:
+        limit_bytes = self._limit.bytes
+        if self.live and self._requests and limit_bytes is not None and self._margins.layout_changes():
+            peak = self._peak_in(self._arena.resident(instantiated=True))
+            lacking = self._limit.lacking_bytes(peak, self._margins.others_bytes)
+            self._margins.add_for_layouts(lacking, limit_bytes)
+
+    # --- before a step ------------------------------------------------------------------------------------
+
+    def fits(self, now: CLook) -> bool:
+        """Whether the step stays within its limit in the arena as it is now, as far as is known."""
+        if self._trace.has_unseen_part:
+            self._notice_unseen_part(now)
+        shared = self._arena.shared
+        found = (now.layout or -now.current_bytes, shared)  # of an allocator without layout by its bytes
+        if found in self._peaks and not self._measured_bytes:
+            self._expected_bytes = self._peaks[found]
+            return True
+        limit_bytes = self._limit.bytes
+        if self._request.plan is not None or limit_bytes is None:
+            return True
+        if self._unsatisfiable_bytes is not None and now.current_bytes >= self._unsatisfiable_bytes:
+            if self._requests:
+                self._expected_bytes = self._peak_in(self._arena.resident(instantiated=True))
+            return True
+        if not self.live or self._measured_bytes:
+            return False
+        if self._gate is None or not self._requests:  # a plan that changes nothing
+            grown = now.current_bytes - self.resident_bytes + self._arena.copied_bytes(self._optimizer)
+            return self._optimizer.unoptimised.likely_bound_bytes + grown <= limit_bytes
+        if found not in self._peaks:
+            resident = self._arena.resident(instantiated=True)
+            self._owners.remember(found[0], resident)
+            peak = self._peak_in(resident)
+            if not self._limit.has_room(peak, self._margins.others_bytes):
+                return False
+            if len(self._peaks) >= MAX_LAYOUTS:
+                self._peaks.clear()
+            self._peaks[found] = peak
+        self._expected_bytes = self._peaks[found]
+        return True
+
+    def _peak_in(self, resident: Resident) -> int:
+        """The plan's peak where this is in the arena, its constants among it."""
+        if resident.shared not in self._requests:
+            if len(self._requests) >= MAX_LAYOUTS:
+                self._requests.clear()
+            self._requests[resident.shared] = self._optimizer.form_of(self._plan).requests(resident)
+        return self._requests[resident.shared].peak_bytes(resident)
+
+    def _notice_unseen_part(self, now: CLook) -> None:
+        """Notice what TensorFlow's own backward pass took: its peak is seen when the step comes again."""
+        limit_bytes = self._limit.bytes
+        left_alone = self.live and self._gate is None and not self._measured_bytes
+        if left_alone and limit_bytes is not None and now.peak_bytes > limit_bytes >= self._seen_bytes > 0:
+            self._exceeded(now.peak_bytes, limit_bytes, "", alone=True, known=False)
+
+    # --- after a step -------------------------------------------------------------------------------------
+
+    def notice(self, before: CLook, ticket: int, result: Any) -> None:
+        """Look whether what has just run, and gave `result`, has passed the limit.
+
+        Args:
+            before: what it found.
+            ticket: as `turn.begin` gives it.
+        """
+        after = look(before=False)
+        self._seen_bytes = after.peak_bytes
+        self._maker.audit_new(after)
+        if after.peak_bytes <= before.peak_bytes:
+            return
+        planned = self._expected_bytes or self.report.planned_peak_bytes
+        self.report = dataclasses.replace(self.report, planned_peak_bytes=planned, measured_peak_bytes=after.peak_bytes)
+        limit = self._plan.limit_bytes or self._plan.planned_peak_bytes
+        known = self._unsatisfiable_bytes is not None and after.peak_bytes <= promised(planned)
+        known |= after.peak_bytes <= planned + self._unplannable_bytes
+        if after.peak_bytes > limit and not (known and self._on_exceeded != "raise"):
+            others = self._allocated_by_others(before, after, result)
+            self._exceeded(after.peak_bytes, limit, others, alone=turn.alone(ticket), known=known)
+
+    def _allocated_by_others(self, before: CLook, after: CLook, result: Any) -> str:
+        """The message on bytes that others allocated during the step; "" where there are none."""
+        own = fetched_bytes(self._optimizer.flow) + self._arena.copied_bytes(self._optimizer)
+        nbytes = after.current_bytes - before.current_bytes - own
+        if nbytes <= promised(0):
+            return ""
+        return messages.what_came(nbytes, self._owners.of_what_came(before.layout, self._arena.resident(), result))
+
+    def _exceeded(self, peak_bytes: int, limit_bytes: int, others: str, *, alone: bool, known: bool) -> None:
+        """Report that the limit was passed, with the cause as far as it is known.
+
+        Args:
+            others: as of `_allocated_by_others`.
+            alone: whether no other optimized function ran meanwhile.
+            known: whether it is known that no plan has room for it.
+        """
+        again = alone and self._request.plan is None and not known
+        if again:
+            self._measured_bytes = peak_bytes
+        cause = (others or self._possible_cause()) if alone else messages.BESIDE_OTHERS
+        self.complain(messages.exceeded(self._trace.name, peak_bytes, limit_bytes, cause, again=again))
+
+    def _possible_cause(self) -> str:
+        """What may have taken memory that nothing shows any more."""
+        tightest = next(iter(self.report.convolutions), None) if live_device()[1].kind == "gpu" else None
+        return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
+
+    def complain(self, message: str) -> None:
+        """Raise or log, as `on_exceeded` says."""
+        if self._on_exceeded == "raise":
+            raise TfswapError(f"tfswap: {message}")
+        log.warning("tfswap: %s", message)

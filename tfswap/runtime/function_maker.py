@@ -1,0 +1,167 @@
+"""Makes the functions that carry out a step's plans, and audits what TensorFlow makes of them.
+
+Invariant: of all functions made and still in use, each has an audit: a trace of the user's may call an earlier one.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.offline import ALWAYS_OPEN
+from tfswap.compiler.origin import Origin, SavedStep, sized
+from tfswap.compiler.request import Request
+from tfswap.device.live import live_device, look
+from tfswap.errors import TfswapError
+from tfswap.ir.graph import Graph
+from tfswap.passes.memory_reservation import Claim, reserve_memory
+from tfswap.passes.random_state import share_random_state
+from tfswap.plan.plan import Plan
+from tfswap.runtime.audit import Audit, gates_of
+from tfswap.runtime.trace import Trace
+from tfswap.support.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from tfswap.native.load import CLook
+
+
+class FunctionMaker:
+    """Makes the functions of one step.
+
+    Args:
+        owner: of the step's host memory, by number.
+
+    Attributes:
+        making_bytes: the peak while functions of the latest plan were made, if it was the highest so far.
+    """
+
+    def __init__(self, trace: Trace, request: Request, owner: int):
+        self._trace = trace
+        self._request = request
+        self._owner = owner
+        self._audits: dict[int, Audit] = {}  # by number of the gate
+        self._audited = 0  # how often gates had kept something when these were audited last
+        self._for_file: Callable[[], Any] = lambda: trace.concrete
+        self.making_bytes = 0
+
+    @property
+    def has_made(self) -> bool:
+        """Whether a function that it has made is in use."""
+        return bool(self._audits)
+
+    def for_file(self) -> Any:
+        """What carries out the latest plan in a file."""
+        return self._for_file()
+
+    def make(self, optimizer: Optimizer, plan: Plan, *, live: bool) -> tuple[Any, int]:
+        """The function that carries out `plan`, and its gate, which looks at the arena where nobody else does.
+
+        Args:
+            live: whether the arena is looked at before each step.
+        """
+        import tfswap.ops
+
+        gate = tfswap.ops.new_gate()
+        graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
+        claim = self._request.options.claim(self._owner, plan)
+        swaps = reserve_memory(graph, optimizer.target, claim)
+        trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
+        if live_device()[1].kind == "cpu" and share_random_state(graph, optimizer.target, self._owner, trace):
+            tfswap.ops.keep_states(self._owner)
+        function = self._export(optimizer, graph, plan, gate)
+        if swaps:
+            self._reserve(claim)
+            weakref.finalize(function.graph, tfswap.ops.drop, self._owner)
+        return function, gate
+
+    def instantiate(self, function: Any, inputs: Sequence[Any]) -> None:
+        """Let TensorFlow make a function's kernels and constants."""
+        import tfswap.ops
+
+        before = look(before=False)
+        with tfswap.ops.instantiating():
+            self._trace.make_kernels(function, inputs)
+        after = look(before=False)
+        if after.peak_bytes > before.peak_bytes:
+            self.making_bytes = after.peak_bytes
+        self.audit()
+
+    def audit(self) -> None:
+        """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
+
+        Raises VerificationError where it is something else.
+        """
+        for audit in tuple(self._audits.values()):
+            audit.check()
+
+    def audit_new(self, now: CLook) -> None:
+        """As `audit`, where TensorFlow has made something since the last one."""
+        if now.executed != self._audited:
+            self.audit()
+            self._audited = now.executed
+
+    def _export(self, optimizer: Optimizer, graph: Graph, plan: Plan, gate: int) -> Any:
+        trace = self._trace
+        saved = functools.partial(_for_file, trace.name, optimizer, plan, trace.concrete, self._request, self._owner)
+        self._for_file = functools.cache(saved)
+        exported = trace.export(graph, plan, gate, self._for_file)
+        for number, part, made in exported.gates:
+            self._watch(part, number, made)
+        return exported.function
+
+    def _watch(self, graph: Graph, gate: int, made: Any) -> None:
+        """Audit what TensorFlow makes of `graph`, behind its gate, for as long as `made` is there."""
+        import tfswap.ops
+
+        self._audits[gate] = Audit(graph, gate)
+        for each in gates_of(graph):
+            tfswap.ops.watch_gate(each)
+            weakref.finalize(made, tfswap.ops.forget_gate, each)
+        weakref.finalize(made, self._audits.pop, gate, None)
+
+    def _reserve(self, claim: Claim) -> None:
+        """Reserve and take what swapped tensors need before the kernels do, so that a lack is reported before
+        anything runs.
+        """
+        import tfswap.ops
+
+        name = self._trace.name
+        if live_device()[1].kind != "cpu":
+            # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
+            tfswap.ops.claim(self._owner, claim.host_limit_bytes)
+            return
+        try:
+            tfswap.ops.claim(self._owner, claim.host_limit_bytes, claim.spill_dir, claim.disk_limit_bytes)
+        except OSError as error:
+            raise TfswapError(f"{name}: {error}") from error
+        try:
+            tfswap.ops.reserve(claim.host_bytes)
+            if claim.disk_bytes:
+                tfswap.ops.reserve_disk(self._owner, claim.disk_bytes, name)
+        except MemoryError as error:
+            tfswap.ops.drop(self._owner)
+            raise TfswapError(
+                f"{name}: no {format_bytes(claim.host_bytes)} of host memory for swapped tensors: {error}"
+            ) from error
+        except OSError as error:
+            tfswap.ops.drop(self._owner)
+            raise TfswapError(f"{name}: {error}") from error
+
+
+def _for_file(name: str, optimizer: Optimizer, plan: Plan, concrete: Any, request: Request, owner: int) -> Any:
+    """What carries out `plan` in a file whose signature calls it. Where TensorFlow loads that, its gate alone looks at
+    the arena; `tfswap.load` finds in the gate what it takes to plan again.
+    """
+    from tfswap.exporters.function import export_function
+
+    graph = optimizer.rewrite(plan, ALWAYS_OPEN, checked_by_gate=True)
+    reserve_memory(graph, optimizer.target, request.options.claim(owner, plan))
+    arguments = [argument.name for argument in concrete.function_def.signature.input_arg]
+    sizes = sized(zip(arguments, optimizer.graph.feeds, strict=True))
+    step = SavedStep(concrete.name.decode(), "", rewritten=True, arguments=tuple(sizes))
+    answers = optimizer.policy_answers()
+    Origin.of(name, plan.limit_bytes, [step], request.options, answers).carry(graph, plan)
+    return export_function(graph, concrete, refers_to=[concrete])

@@ -1,0 +1,89 @@
+"""The limit of one step in bytes, and the lowest limits that this process has reported."""
+
+from __future__ import annotations
+
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.request import Request
+from tfswap.device.live import live_device
+from tfswap.errors import InfeasibleMemoryLimit
+from tfswap.planner.planner import promised
+from tfswap.runtime import messages
+from tfswap.simulator.bfc_allocator import regions_of
+from tfswap.simulator.simulate import Resident
+from tfswap.support.sizes import is_share, parse_limit
+
+_reported_floors: dict[str, int] = {}  # by fingerprint
+
+
+def report_floor(fingerprint: str, floor_bytes: int) -> None:
+    """Note that `floor_bytes` was reported as the smallest limit of a step."""
+    _reported_floors[fingerprint] = min(_reported_floors.get(fingerprint, floor_bytes), floor_bytes)
+
+
+def reported_floor(fingerprint: str) -> int:
+    """The lowest floor of a step that this process has reported; 0 where it has reported none."""
+    return _reported_floors.get(fingerprint, 0)
+
+
+class StepLimit:
+    """The limit of one step.
+
+    Args:
+        name: of the function, for messages.
+        granted_bytes: the most that another trace of the function was granted.
+
+    Attributes:
+        bytes: None for no limit. A share is of this step's unoptimised peak at the first planning, and stays what it
+            was. It comes to no less than what another trace was granted: a smaller last batch may take what the others
+            may.
+        is_final: whether a share has become bytes for good.
+    """
+
+    def __init__(self, name: str, request: Request, granted_bytes: int):
+        self._name = name
+        self._request = request
+        self._granted_bytes = granted_bytes
+        self.bytes: int | None = None
+        self.is_final = False
+
+    def compute(self, optimizer: Optimizer, resident: Resident) -> None:
+        """Compute the bytes: a share depends on the unoptimised peak."""
+        limit = self._request.limit(live_device()[0])
+        if limit is not None:
+            asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
+            if is_share(limit):
+                asked = max(asked, self._granted_bytes)
+            # More than the arena may have is no limit that can be kept.
+            self.bytes = min(asked, resident.limit_bytes or asked)
+
+    def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
+        """Whether a step with this peak leaves the margin."""
+        return self.bytes is None or peak_bytes + margin_bytes <= self.bytes
+
+    def lacking_bytes(self, peak_bytes: int, margin_bytes: int) -> int:
+        """By how much a plan with this peak passes the limit, with its margins."""
+        return 0 if self.bytes is None else max(0, promised(peak_bytes) + margin_bytes - self.bytes)
+
+    def allows_unchanged(self, optimizer: Optimizer, *, ordered: bool) -> bool:
+        """Whether a step that has no plan may run as it was traced.
+
+        Its limit is a share, of the whole of its unoptimised peak, which it was not seen to pass: ops of a rewritten
+        step can take more than a tiny step has.
+        """
+        limit = self._request.limit(live_device()[0])
+        is_whole = self.bytes is not None and self.bytes >= optimizer.baseline.peak_bytes
+        return limit is not None and is_share(limit) and is_whole and not ordered
+
+    def refusal(self, error: InfeasibleMemoryLimit, optimizer: Optimizer, resident: Resident) -> InfeasibleMemoryLimit:
+        """`error`, with what else there is to know where the arena itself may have no more."""
+        arena_bytes = resident.limit_bytes
+        asked = self._request.limit(live_device()[0])
+        assert asked is not None, "a plan for no limit is never refused"
+        asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
+        if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
+            return error
+        return InfeasibleMemoryLimit(
+            messages.refused_by_the_arena(error, live_device()[0], arena_bytes, len(regions_of(resident.chunks))),
+            floor_bytes=error.floor_bytes,
+            limit_bytes=asked_bytes,
+        )

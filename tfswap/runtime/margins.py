@@ -1,0 +1,88 @@
+"""Bytes of the limit that the plans of one step leave free, for what is not known exactly.
+
+Each has a cause: batches that a pipeline makes while the step runs, results that the caller still holds, what others
+allocated during an earlier step, an arena whose layout changes from step to step. docs/design/fragmentation.md has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.pipelines import element_bytes
+from tfswap.analysis.variables import fetched_bytes
+from tfswap.ir.graph import Graph
+from tfswap.kernels.alignment import round_up
+from tfswap.planner.planner import promised
+from tfswap.runtime.batches import ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
+
+TOLERATED_CHANGES = 1
+"""The first layout change is treated as one-off. If it happens again, assume the layout changes every step."""
+MOST_FOR_CHANGES = 1 / 16
+"""The share of the limit that is reserved at most for such an arena."""
+
+
+class Margins:
+    """What plans leave free.
+
+    Attributes:
+        others_bytes: for what others allocate while the step runs, as far as is known.
+        batches: the bytes of each tensor that a pipeline makes while the step runs.
+        growth_bytes: by which the buffers of who makes the batches may grow between steps.
+        elements_bytes: what each of the pipelines makes once that the step itself takes batches from.
+    """
+
+    def __init__(self) -> None:
+        self.others_bytes = 0
+        self.batches: list[int] = []
+        self.growth_bytes = 0
+        self.elements_bytes = 0
+        self._changes = 0  # how often it was planned again since the arena's layout changed
+        self._changes_bytes = 0  # by which the plans were too large for that, all in all
+
+    def add_batches(self, graph: Graph, inputs: Sequence[Any], count: int) -> int:
+        """Leave room for batches like these; returns what they take of the arena.
+
+        Args:
+            count: how many are made while the step runs.
+        """
+        self.batches = batch_sizes(inputs) * count
+        if shared_device() is not None:
+            self.elements_bytes = sum(map(round_up, element_bytes(graph)))
+        nbytes = room_bytes(self.batches)
+        self.growth_bytes = nbytes // 2
+        self.others_bytes += nbytes
+        return nbytes
+
+    def batches_have_slots(self) -> None:
+        """Note that batches have reserved slots: none of them gets a chunk that is too large."""
+        self.others_bytes -= self.growth_bytes
+
+    def layout_changes(self) -> bool:
+        """Note that a plan does not fit an arena whose layout changed; whether it is taken to change every step."""
+        self._changes += 1
+        return self._changes > TOLERATED_CHANGES
+
+    def add_for_layouts(self, lacking_bytes: int, limit_bytes: int) -> None:
+        """Let later plans depend less on the layout.
+
+        Args:
+            lacking_bytes: by which the present plan is too large in this one.
+        """
+        self._changes_bytes = min(self._changes_bytes + lacking_bytes, int(limit_bytes * MOST_FOR_CHANGES))
+
+    def spare(self, flow: Dataflow, lacking_bytes: int) -> list[int]:
+        """Margins to try, the largest first, before that for others alone.
+
+        They leave room for results that the caller still holds, for more batches than wait now, and for the elements of
+        pipelines that the step takes from.
+
+        Args:
+            lacking_bytes: what an earlier plan lacked in the arena that it met.
+        """
+        spare = fetched_bytes(flow) + self.growth_bytes + self._changes_bytes + lacking_bytes
+        # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
+        elements = (2 * ELEMENTS_BESIDE, *range(ELEMENTS_BESIDE, 0, -1)) if self.elements_bytes else ()
+        spares = [*(spare + each * self.elements_bytes for each in elements), spare]
+        return [self.others_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin

@@ -1,0 +1,220 @@
+"""The compiler of one step in this process: its graph, the arena that it is planned for, and the choice of its plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.plan_cache import PlanCache
+from tfswap.compiler.request import Request
+from tfswap.device.live import free_functions, has_arena, live_device
+from tfswap.device.small_slots import make_niches
+from tfswap.importers.shapes import HANDLES
+from tfswap.importers.source_lines import SourceLines
+from tfswap.passes.nodes import waits_for_others
+from tfswap.plan.plan import Plan
+from tfswap.planner.planner import promised
+from tfswap.planner.small_slots import LARGEST_BYTES
+from tfswap.runtime import messages
+from tfswap.runtime.arena_view import ArenaView
+from tfswap.runtime.captures import without_asking
+from tfswap.runtime.dynamic_sizes import ToldSizes
+from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
+from tfswap.runtime.margins import Margins
+from tfswap.runtime.trace import Trace
+from tfswap.simulator.simulate import Resident
+
+log = logging.getLogger("tfswap")
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+class StepCompiler:
+    """Plans one step for the arena as it is.
+
+    Args:
+        shapes: of the trace's arguments, by position; None where any shape that the trace takes is meant. After them
+            the sizes that depend on values.
+        dynamic_sizes: gives the types of tensors whose sizes depend on values.
+        batches_beside: so many batches as a call is given are made in the arena while the step runs.
+
+    Attributes:
+        optimizer: once the trace has been imported.
+        waits: whether kernels of the step may wait for others.
+        slots: what parts the reserved slots of small tensors (planner/small_slots.py); empty where there are none.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        shapes: Shapes,
+        request: Request,
+        limit: StepLimit,
+        margins: Margins,
+        arena: ArenaView,
+        dynamic_sizes: ToldSizes | None,
+        batches_beside: int,
+    ):
+        self._trace = trace
+        self._shapes = shapes
+        self._request = request
+        self._limit = limit
+        self._margins = margins
+        self._arena = arena
+        self._dynamic_sizes = dynamic_sizes
+        self._batches_beside = batches_beside
+        self.optimizer: Optimizer | None = None
+        self.waits = False
+        self.slots: list[Any] = []
+
+    def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, Resident]:
+        """The optimizer, for the arena as it is or may be when the step runs, and the content of that.
+
+        Args:
+            live: whether the step runs now.
+            first: whether it has not been planned yet.
+        """
+        optimizer = self.optimizer or self._new_optimizer(inputs)
+        if first and not self._request.changes_nothing and has_arena():
+            self._arena.own_buffers(optimizer, self._trace.concrete, inputs)
+        free_functions()
+        batches = self._margins.batches
+        if live and batches and not self.slots and not self._runs_unchanged(optimizer):
+            largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
+            if largest >= max(batches):
+                self._margins.batches_have_slots()
+        resident = self._arena.resident()
+        if not live:
+            resident = resident.unseen().beside(self._made_around(inputs))
+        optimizer.suppose(resident)
+        return optimizer, resident
+
+    def choose(self, optimizer: Optimizer, *, ordered: bool, first: bool, lacking_bytes: int = 0) -> Plan:
+        """The plan for the limit, with the largest margins that there is one for.
+
+        Args:
+            ordered: order the step also where its limit is well above the unoptimised peak.
+            first: whether it has not been planned yet.
+            lacking_bytes: what an earlier plan lacked in the arena that it met; if there is a plan, one that has it.
+
+        Raises InfeasibleMemoryLimit.
+        """
+        margins, limit_bytes = self._margins, self._limit.bytes
+        if (known := self._trace.plan_made_before(optimizer, limit_bytes, margins.others_bytes)) is not None:
+            return known
+        if self._request.plan is not None or self._request.changes_nothing:
+            return self._request.choose(optimizer, live_device()[0])
+        spare = margins.spare(optimizer.flow, lacking_bytes)
+        if spare:
+            for margin in (*spare, margins.others_bytes):
+                optimizer.extra_margin_bytes = margin
+                if (known := optimizer.recall(limit_bytes, ordered=ordered)) is not None:
+                    return known
+        for margin in spare:
+            optimizer.extra_margin_bytes = margin
+            if (plan := optimizer.find(limit_bytes, ordered=ordered)) is not None:
+                return plan
+        optimizer.extra_margin_bytes = margins.others_bytes
+        if (plan := optimizer.find(limit_bytes, ordered=ordered)) is not None:
+            if margins.elements_bytes and first:
+                log.warning("tfswap: %s", messages.no_room_for_batches(self._trace.name, margins.elements_bytes))
+            return plan
+        assert limit_bytes is not None, "a plan for no limit is never refused"
+        if has_arena() and limit_bytes >= reported_floor(optimizer.fingerprint):
+            # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
+            # there plans may use up their margin.
+            optimizer.extra_margin_bytes -= promised(limit_bytes) - limit_bytes
+            if (plan := optimizer.find(limit_bytes, ordered=ordered)) is not None:
+                return plan
+            optimizer.extra_margin_bytes = margins.others_bytes
+        raise optimizer.infeasible(limit_bytes)
+
+    def make_slots(self, optimizer: Optimizer, others: Sequence[int] = ()) -> int:
+        """Make reserved slots for small tensors in the arena; the bytes of the largest, or 0 where the step has no use
+        for any, or the arena no room.
+
+        Args:
+            others: bytes of each tensor that others allocate while the step runs.
+        """
+        limit_bytes = self._limit.bytes
+        assert limit_bytes is not None, "without one no slot is missed"
+        resident = self._arena.resident()
+        slots = optimizer.niches(resident, others)
+        if resident.limit_bytes is not None and sum(slots) > resident.limit_bytes - limit_bytes:
+            slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
+        self.slots = make_niches(live_device()[0], slots, limit_bytes)
+        return max(slots) if self.slots else 0
+
+    def floor_bytes(self, plan: Plan, *, rewritten: bool) -> int:
+        """The smallest limit to report.
+
+        Args:
+            plan: the present one.
+            rewritten: whether it is not the trace itself that runs.
+        """
+        assert self.optimizer is not None, "it has made the plan"
+        floor = self.optimizer.floor_bytes() + self.optimizer.unplaced_bytes
+        if rewritten and plan.keeps_limit:  # what has been planned can be
+            floor = min(floor, promised(plan.planned_peak_bytes) + self._margins.others_bytes)
+            if self._limit.bytes is not None:  # also where that took the plan's own margin
+                floor = min(floor, self._limit.bytes)
+        report_floor(self.optimizer.fingerprint, floor)
+        return floor
+
+    def _runs_unchanged(self, optimizer: Optimizer) -> bool:
+        limit_bytes = self._limit.bytes
+        return limit_bytes is None or optimizer.fits_unchanged(limit_bytes - self._margins.others_bytes)
+
+    def _new_optimizer(self, inputs: Sequence[Any]) -> Optimizer:
+        arguments = self._planned_for(inputs)
+        sizes = tuple(tuple(shape or ()) for shape in self._shapes[len(arguments) :])
+        types = self._dynamic_sizes.types(sizes) if self._dynamic_sizes is not None and sizes else None
+        imported = self._trace.import_graph(arguments, types, keeps=self._request.options.names)
+        graph = imported.graph
+        self._margins.others_bytes += imported.margin_bytes
+        others_bytes = self._margins.add_batches(graph, inputs, self._batches_beside)
+        free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
+        resident = self._arena.resident().beside(self._made_around(inputs))
+        self.waits = waits_for_others(graph)
+        made = self.optimizer = Optimizer(
+            graph,
+            live_device()[1],
+            self._request.options,
+            resident=resident,
+            locate=SourceLines(self._trace.concrete),
+            keeps_results=True,
+            held=imported.held,
+            beside_bytes=others_bytes,
+            plan_cache=PlanCache.of_environment(),
+        )
+        self._limit.compute(made, resident)
+        return made
+
+    def _made_around(self, inputs: Sequence[Any]) -> list[int]:
+        """The bytes of each tensor that the step is given and the function around it makes, and has not made yet."""
+        captures = without_asking(self._trace.concrete)
+        given = zip((*inputs, *captures), (*self._planned_for(inputs), *captures), strict=True)
+        return [t.shape.num_elements() * t.dtype.size for by, t in given if _is_made_around(by, t)]
+
+    def _planned_for(self, inputs: Sequence[Any]) -> list[Any]:
+        """Arguments of the sizes that the plan is for, of which these may be smaller."""
+        import tensorflow as tf
+
+        return [
+            given if shape is None else tf.TensorSpec(shape, given.dtype)
+            for given, shape in zip(inputs, self._shapes[: len(inputs)], strict=True)
+        ]
+
+
+def _is_made_around(given: Any, planned: Any) -> bool:
+    """Whether the function around a step computes what the step is given, as far as the size is known; what is fed to
+    that function is its caller's, who calls it now.
+    """
+    import tensorflow as tf
+
+    if not tf.is_symbolic_tensor(given) or planned.dtype.name in HANDLES or not planned.shape.is_fully_defined():
+        return False
+    outer = getattr(given.graph, "outer_graph", None)  # where sizes are asked for there is none
+    return given.op.type != "Placeholder" or (outer is not None and outer.building_function)

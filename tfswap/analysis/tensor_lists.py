@@ -443,4 +443,4 @@ LIST_RULES: dict[str, Rule] = {
     custom_ops.SWAP_IN: _swap_in,
     custom_ops.SWAP_OUT: _swap_out,
 }
-"""By op, for nodes that read or make a variant. All others make what kernels.py says of them."""
+"""By op, for nodes that read or make a variant. All others follow kernels/kernel_memory.py."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
 from tfswap.kernels.memory_rules import KernelMemory, fresh
-from tfswap.kernels.temporaries import ONEDNN_SCRATCH_BYTES, Event, Facts, Product, known_shape, onednn_product_bytes
+from tfswap.kernels.onednn import ONEDNN_SCRATCH_BYTES, Product, onednn_product_bytes
+from tfswap.kernels.temporaries import Event, Facts, known_shape
 
 # einsum_op_impl.h, DimensionType, in the order in which an operand's dimensions are sorted.
 _BROADCAST, _BATCH, _FREE, _CONTRACT, _REDUCE = range(5)

@@ -15,6 +15,7 @@ from typing import cast
 from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.types import HALVES, TensorType
 from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
+from tfswap.kernels.memory_rules import Entry, events_rule
 from tfswap.kernels.temporaries import OUT0, Events, Facts, known_shape
 
 SORT_BYTES = 16 << 10
@@ -132,3 +133,33 @@ def _with_workspace(facts: Facts, always: list[int], channels_last: list[TensorT
 
 def _bytes(kind: TensorType) -> int:
     return kind.nbytes or 0
+
+
+_WINDOW = ("data_format", "dilations", "padding", "strides")
+_GPU_CONVOLUTION = Entry(events_rule(convolution), attrs=_WINDOW)
+_GPU_INPUT_GRADIENT = Entry(events_rule(convolution_input_gradient), attrs=_WINDOW)
+_GPU_FILTER_GRADIENT = Entry(events_rule(convolution_filter_gradient), attrs=_WINDOW)
+
+_GPU_RECURRENT = Entry(events_rule(recurrent), attrs=(TEMPORARY_BYTES,))
+_GPU_RECURRENT_GRADIENT = Entry(events_rule(recurrent_gradient), attrs=(TEMPORARY_BYTES,))
+
+RULES: dict[str, Entry] = {
+    "BiasAddGrad": Entry(events_rule(bias_add_grad), attrs=("data_format",)),
+    "Conv2D": _GPU_CONVOLUTION,
+    "Conv2DBackpropFilter": _GPU_FILTER_GRADIENT,
+    "Conv2DBackpropInput": _GPU_INPUT_GRADIENT,
+    "Conv3D": _GPU_CONVOLUTION,
+    "Conv3DBackpropFilterV2": _GPU_FILTER_GRADIENT,
+    "Conv3DBackpropInputV2": _GPU_INPUT_GRADIENT,
+    "CudnnRNNBackpropV2": _GPU_RECURRENT_GRADIENT,
+    "CudnnRNNBackpropV3": _GPU_RECURRENT_GRADIENT,
+    "CudnnRNNV2": _GPU_RECURRENT,
+    "CudnnRNNV3": _GPU_RECURRENT,
+    "DepthwiseConv2dNativeBackpropFilter": Entry(events_rule(depthwise_filter_gradient)),
+    "LogSoftmax": Entry(events_rule(softmax, forward=(0,))),
+    "Softmax": Entry(events_rule(softmax, forward=(0,))),
+    "UnsortedSegmentSum": Entry(events_rule(unsorted_segment_sum)),
+    "_FusedConv2D": _GPU_CONVOLUTION,
+    "_FusedConv3D": _GPU_CONVOLUTION,
+}
+"""Kernels that take other temporaries on a GPU than on a CPU."""

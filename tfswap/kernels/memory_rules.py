@@ -1,8 +1,7 @@
-"""The rules that kernels follow with the allocator: each makes a `KernelMemory` from what is known of a node.
+"""`KernelMemory`, and the rules that kernels of several families follow. A rule makes a `KernelMemory` from `Facts`.
 
-A rule is named after what the kernel does, and names the source file of TensorFlow 2.21 behind it; sizes
-of temporaries are in temporaries.py. Which op follows which rule is in kernel_memory.py, the module
-that others use.
+A rule is named after what the kernel does. The rules of one family, the sizes of its temporaries and its table of ops
+are in a module of the family (convolutions.py, pooling.py, ...). `kernel_memory.kernel_memory` joins the tables.
 
 Invariant: rules are pure functions of `Facts`. Sizes are requests, unrounded.
 """
@@ -12,37 +11,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfswap.ir.custom_ops import KERNEL, TEMPORARY_BYTES
-from tfswap.ir.types import HALVES, TensorType
-from tfswap.kernels import temporaries
-from tfswap.kernels.alignment import round_up
+from tfswap.ir.types import TensorType
 from tfswap.kernels.temporaries import Event, Events, Facts, Measured
 
 
 class KernelMemory(NamedTuple):
-    """One kernel's dealings with the allocator.
+    """What one kernel requests from the allocator, shares and frees.
 
     Attributes:
-        alias: (output, input) pairs: the output keeps the input's buffer alive, always; nothing is
-            allocated for it unless `events` also has that output. An output may hold several inputs
-            (a tensor list).
-        forward: (output, candidates): the output takes over the buffer of the first candidate that nobody
-            else holds when the kernel runs, and asks for a new one (its "out" event) only if there is none.
-            Candidates already have the output's dtype and number of elements.
-        events: what the kernel asks for, in order: ("out", index) allocates an output, ("temp", bytes) a
-            temporary, ("free", k) releases the k-th temporary. Temporaries left at the end are released when
-            the kernel returns, in reverse order. Outputs of zero bytes never reach the allocator.
-        retains: inputs whose buffers live on after the step's own references end: a variable adopts them
-            and drops the buffer that it had.
-        updates: resource inputs whose variable is written in place; if a read of it is still held, or if
-            its copy-on-read mode is on (ops.turns_on_copy_on_read), the kernel first allocates a copy of
-            the variable's size, and drops the old buffer, which a held read keeps.
+        alias: (output, input) pairs. The output always keeps the input's buffer alive. Nothing is allocated for it
+            unless `events` has that output as well. An output may hold several inputs (a tensor list).
+        forward: (output, candidates) pairs. The output's buffer is that of the first candidate with no other holder
+            when the kernel runs (buffer forwarding). Its "out" event is a request only where there is none. Candidates
+            have the output's dtype and number of elements.
+        events: the requests in order. ("out", index) allocates an output, ("temp", bytes) a temporary, ("free", k)
+            frees the k-th temporary. Temporaries that are left are freed when the kernel returns, in reverse order.
+            Outputs of zero bytes never reach the allocator.
+        retains: inputs whose buffers outlive the step's references: a variable adopts them and frees its own buffer.
+        updates: resource inputs whose variable is updated in place. If a read of it is still held, or its copy-on-read
+            mode is on (`op_traits.turns_on_copy_on_read`), the kernel first allocates a copy of the variable's size,
+            and releases the old buffer, which a held read keeps.
         exact: False where the above is an upper bound.
-        usual: of such a bound, what was asked for where it was measured; None where that is not known.
-        temp_forward: (k, candidates), as `forward`, for the k-th temporary of `events`: it takes over the
-            buffer of a dying input, if there is one, and its "temp" event then asks for nothing.
-        held_bytes: what the kernel holds from when it is made; its output lies there, and asks for nothing.
-        writes: whether it writes over what it aliases: it asks for nothing, and is no view all the same.
+        usual: the events that were measured, where `events` is an upper bound. None where nothing was measured.
+        temp_forward: (k, candidates) pairs: as `forward`, for the k-th temporary of `events`.
+        held_bytes: bytes that the kernel holds from its construction. Its output is there, and is no request.
+        writes: whether the kernel writes over the aliased input. The output is then no view, but is no request either.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -58,6 +51,19 @@ class KernelMemory(NamedTuple):
 
 
 Rule = Callable[[Facts], KernelMemory]
+
+
+class Entry(NamedTuple):
+    """An op's line in a table: its rule, and all that the rule reads of a node besides types and the device.
+
+    Attributes:
+        attrs: the attributes that the rule reads.
+        values: the positions of inputs whose values the rule reads, where they are known.
+    """
+
+    rule: Rule
+    attrs: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
 
 
 # --- building blocks ---------------------------------------------------------------------------------
@@ -100,36 +106,8 @@ def fresh(facts: Facts) -> KernelMemory:
     return KernelMemory(events=outs(len(facts.outputs)))
 
 
-XLA_POINTER_BYTES = 8
-
-
-def compiled(facts: Facts) -> KernelMemory:
-    """What XLA makes of a function: its results and a table of them, the largest first, then all its temporaries in one
-    buffer, of the size that was measured (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log).
-    """
-    temporary = facts.attrs.get(TEMPORARY_BYTES)
-    if not isinstance(temporary, int):  # another function
-        return fresh(facts)
-    count = len(facts.outputs)
-    buffers: list[tuple[int, Event]] = [(kind.nbytes or 0, ("out", i)) for i, kind in enumerate(facts.outputs)]
-    if count > 1:
-        table = XLA_POINTER_BYTES * count
-        buffers.append((table, ("temp", table)))
-    buffers.sort(key=lambda buffer: -buffer[0])
-    return with_events((*(event for _, event in buffers), ("temp", temporary)), exact=False)
-
-
 def alias_first(facts: Facts) -> KernelMemory:
     return KernelMemory(alias=((0, 0),))
-
-
-def writes_first(facts: Facts) -> KernelMemory:
-    return KernelMemory(alias=((0, 0),), writes=True)
-
-
-def bitcast(facts: Facts) -> KernelMemory:
-    """bitcast_op.cc makes an empty tensor first, which asks for one element."""
-    return with_events((("temp", 4),), alias=((0, 0),))
 
 
 def alias_each(facts: Facts) -> KernelMemory:
@@ -151,7 +129,7 @@ def forwarding(*inputs: int) -> Rule:
 
 
 def events_rule(compute: Callable[[Facts], Events | Measured], forward: tuple[int, ...] = ()) -> Rule:
-    """A rule from a function of `workspace` that gives (events, exact), or these and what is usual."""
+    """A rule from a function that gives (events, exact), or these and the events that were measured."""
 
     def rule(facts: Facts) -> KernelMemory:
         events, exact, *measured = compute(facts)
@@ -175,107 +153,6 @@ def fused(compute: Callable[[Facts], Events | Measured]) -> Rule:
     return rule
 
 
-def view_or_fresh(decide: Callable[[Facts], tuple[bool, bool]], source: int = 0) -> Rule:
-    """A kernel that hands its input on where it can (decide gives (is a view, exact)), else copies; tfswap's own kernel
-    always copies (ops/csrc/core/copied_view_ops.cc).
-    """
-
-    def rule(facts: Facts) -> KernelMemory:
-        if KERNEL in facts.attrs:
-            return fresh(facts)
-        view, exact = decide(facts)
-        count = len(facts.outputs)
-        if view:
-            return KernelMemory(alias=tuple((i, source) for i in range(count)), exact=exact)
-        return KernelMemory(events=outs(count), exact=exact)
-
-    return rule
-
-
-def add_n(facts: Facts) -> KernelMemory:
-    """aggregate_ops.h: one input is handed on; else the first input that can be reused is the sum. tfswap's own kernel
-    does the same, but on a GPU, and for 16-bit floats, it reuses no input except the first two
-    (ops/csrc/core/sum_ops.cc).
-    """
-    if len(facts.inputs) == 1:
-        return KernelMemory(alias=((0, 0),))
-    first_two = KERNEL in facts.attrs and (facts.device.kind == "gpu" or facts.outputs[0].dtype in HALVES)
-    reusable = facts.inputs[:2] if first_two else facts.inputs
-    return KernelMemory(forward=candidates(facts, 0, range(len(reusable))), events=(("out", 0),))
-
-
-def reduction(facts: Facts) -> KernelMemory:
-    """reduction_ops_common.h: nothing to reduce hands the input on; four or more runs transpose it first."""
-    if facts.inputs[0].num_elements == facts.outputs[0].num_elements != None:  # noqa: E711 (a chain)
-        return KernelMemory(alias=((0, 0),))
-    events, exact = temporaries.reduction(facts)
-    return with_events(events, exact=exact)
-
-
-def pad(facts: Facts) -> KernelMemory:
-    """pad_op.cc: no padding hands the input on; else the paddings are copied as they are checked."""
-    if facts.inputs[0].shape == facts.outputs[0].shape is not None:
-        return KernelMemory(alias=((0, 0),))
-    rank = len(facts.outputs[0].shape or ())
-    paddings = facts.inputs[1]
-    return with_events((("temp", 2 * rank * (8 if paddings.dtype == "int64" else 4)), ("out", 0)))
-
-
-def assign(facts: Facts) -> KernelMemory:
-    """resource_variable_ops.cc: the variable adopts the value's buffer and drops its own."""
-    return KernelMemory(retains=(1,))
-
-
-def update(*resources: int) -> Rule:
-    def rule(facts: Facts) -> KernelMemory:
-        return KernelMemory(updates=resources)
-
-    return rule
-
-
-def hand_over(facts: Facts) -> KernelMemory:
-    """Slots that the kernel has for its results, each a chunk of its own."""
-    slots, nbytes = facts.attrs.get("slots"), facts.outputs[0].nbytes
-    if not isinstance(slots, int) or nbytes is None:
-        return fresh(facts)
-    return KernelMemory(held_bytes=slots * round_up(nbytes))
-
-
-def outside(facts: Facts) -> KernelMemory:
-    """What the caller has of the arena between two calls: tensors of its own, and the gradients that it gives."""
-    room = facts.attrs.get("room")
-    count = room if isinstance(room, int) else 0
-    own = tuple(("temp", kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
-    return KernelMemory(events=(*own, *outs(len(facts.outputs))))
-
-
-def pack(facts: Facts) -> KernelMemory:
-    """pack_op.cc: one value is only reshaped."""
-    return KernelMemory(alias=((0, 0),)) if len(facts.inputs) == 1 else fresh(facts)
-
-
-def cross_entropy(facts: Facts) -> KernelMemory:
-    """The gradient (output 1) may be written over the logits (input 0)."""
-    events, exact = temporaries.softmax_cross_entropy(facts)
-    return with_events(events, forward=candidates(facts, 1, (0,)), exact=exact)
-
-
-def fused_batch_norm(facts: Facts) -> KernelMemory:
-    """fused_batch_norm_op.cc: the batch's mean and variance may be written over the running ones."""
-    if facts.device.onednn:
-        row = facts.outputs[1].nbytes or 0
-        return with_events((*outs(len(facts.outputs)), ("temp", row), ("temp", row)), exact=False)
-    forward = (*candidates(facts, 1, (3,)), *candidates(facts, 2, (4,)))
-    return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
-
-
-def linear_algebra(facts: Facts) -> KernelMemory:
-    """linalg_ops_common.cc: each output takes over the first input of its size that none before it has taken."""
-    inputs = range(len(facts.inputs))
-    forward = tuple(pair for output in range(len(facts.outputs)) for pair in candidates(facts, output, inputs))
-    return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
-
-
 def in_order(*first: int) -> Rule:
     """Every output allocated, these before the others; nothing else."""
 
@@ -286,39 +163,15 @@ def in_order(*first: int) -> Rule:
     return rule
 
 
-def sparse_fill(facts: Facts) -> KernelMemory:
-    """fill_empty_rows_functor.h: what has no empty row, in order, is passed on; else it is made anew."""
-    events = (("out", 2), ("out", 3), ("out", 0), ("out", 1))
-    return KernelMemory(events=events, exact=KERNEL in facts.attrs)  # tfswap's own kernel passes nothing on
-
-
-def sparse_add(facts: Facts) -> KernelMemory:
-    """sparse_add_op.cc: the shape of the first is passed on."""
-    return KernelMemory(alias=((2, 2),), events=outs(2))
-
-
-def max_pool_grad(facts: Facts) -> KernelMemory:
-    """maxpooling_op.cc: pools again into the buffer of the pooled input, and writes over the image.
-
-    oneDNN's (mkl_maxpooling_op.cc), which takes its place where the pooled tensor comes straight from its MaxPool, does
-    not write over the image.
-    """
-    events, exact = temporaries.max_pool_grad(facts)
-    if facts.device.onednn:
-        return with_events(events, exact=exact)
-    memory = with_events(events, forward=candidates(facts, 0, (0,)), exact=exact)
-    return memory._replace(temp_forward=((0, (1,)),) if events[0][0] == "temp" else ())
-
-
-def gather_nd(facts: Facts) -> KernelMemory:
-    """gather_nd_op_cpu_impl.h: a number to report a bad index by."""
-    return with_events((("out", 0), ("temp", 4)))
-
-
-def encode_sparse(facts: Facts) -> KernelMemory:
-    """ops/csrc/codecs/sparse_ops.cc: the variant, and what it holds, lie outside of the arena."""
-    return KernelMemory(events=(("out", 0),))
-
-
 VARIANT_BYTES = 64
-"""A scalar that holds a list or another object: what is in it lives on the heap."""
+"""A scalar that holds a list or another object, whose contents are on the heap."""
+
+UNARY = Entry(forwarding(0))
+"""Element by element, one input (cwise_ops_common.h, UnaryOp; relu_op.h, UnaryElementWiseOp)."""
+BINARY = Entry(forwarding(0, 1))
+"""Element by element, two inputs (cwise_ops_common.h, BinaryOp; relu_op.h, BinaryElementWiseOp)."""
+CHOICE = Entry(forwarding(1, 2))
+"""Chooses between the second and the third input, element by element."""
+FRESH = Entry(fresh)
+VIEW = Entry(alias_first)
+FREE = Entry(nothing)

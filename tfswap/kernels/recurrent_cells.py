@@ -1,4 +1,4 @@
-"""What the fused cells of recurrent nets do to the allocator. Follows TensorFlow 2.21's rnn/lstm_ops.cc and
+"""The fused cells of recurrent nets. Follows TensorFlow 2.21's rnn/lstm_ops.cc and
 rnn/gru_ops.cc: outputs first, then scratch, all of it held until the kernel ends.
 
 Kernels over all time steps work on slices of their tensors, and on copies of slices that are not aligned.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tfswap.ir.types import ELEMENT_BYTES
-from tfswap.kernels.memory_rules import KernelMemory, candidates, outs, with_events
+from tfswap.kernels.memory_rules import Entry, KernelMemory, candidates, outs, with_events
 from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES, Event, Facts, known_shape
 
 _Slices = Iterable[tuple[str, int, int]]
@@ -111,3 +111,15 @@ def _block(facts: Facts, scratch: Sequence[tuple[int, int]], slices: _Taken) -> 
     # The copies are kept by name, and go from the last name to the first.
     events += [("free", copies[name]) for name in sorted(copies, reverse=True)]
     return with_events((*outputs, *events), exact=given is not None or not copies)
+
+
+RULES: dict[str, Entry] = {
+    "BlockLSTM": Entry(block_lstm, values=(0,)),
+    "BlockLSTMGrad": Entry(block_lstm_grad, values=(0,)),
+    "BlockLSTMGradV2": Entry(block_lstm_grad, values=(0,)),
+    "BlockLSTMV2": Entry(block_lstm, values=(0,)),
+    "GRUBlockCell": Entry(gru_cell),
+    "GRUBlockCellGrad": Entry(gru_cell_grad),
+    "LSTMBlockCell": Entry(lstm_cell),
+    "LSTMBlockCellGrad": Entry(lstm_cell_grad),
+}

@@ -1,19 +1,18 @@
-"""What TensorFlow's collectives take of the arena.
+"""TensorFlow's collectives on CPUs.
 
-A reduction goes round a ring (ring_alg.cc, ring_reducer.cc): each member has the tensor in as many chunks as there are
-members, or some times as many, and a temporary for each chunk that comes from its neighbour. A member begins with
-another chunk, for which it needs none. Gathering and broadcasting receive into the output itself: their kernels follow
-the rule of those that are not named.
+A reduction follows a ring (ring_alg.cc, ring_reducer.cc). Each member splits the tensor into a chunk per member, or
+into a multiple of that, and has a temporary for each chunk that it receives from its neighbour. The chunk that a member
+starts with needs none. Gathering and broadcasting receive into the output, as the default rule says.
 
-Known by an upper bound: how many parts a chunk has depends on how many devices each worker has, and which chunk a
-member begins with on its rank. NCCL has buffers of its own, outside of the arena.
+The answer is an upper bound: the number of parts of a chunk depends on the number of devices per worker, and the first
+chunk of a member on its rank. NCCL's buffers are outside of the arena.
 """
 
 from __future__ import annotations
 
 from math import ceil
 
-from tfswap.kernels.memory_rules import KernelMemory, candidates, with_events
+from tfswap.kernels.memory_rules import Entry, KernelMemory, candidates, with_events
 from tfswap.kernels.temporaries import OUT0, Event, Facts
 
 LARGEST_CHUNK_BYTES = 4 << 20
@@ -51,3 +50,10 @@ def _chunks(total_bytes: int, members: int | None) -> list[int]:
         parts += 1
     chunk = ceil(total_bytes / (members * parts) / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return [min(chunk, total_bytes)] * ((members - 1) * parts)
+
+
+RULES: dict[str, Entry] = {
+    "CollectiveReduce": Entry(reduce, attrs=("group_size",)),
+    "CollectiveReduceV2": Entry(reduce, values=(1,)),
+    "CollectiveReduceV3": Entry(reduce),
+}

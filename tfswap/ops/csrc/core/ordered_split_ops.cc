@@ -109,7 +109,7 @@ class PiecesOp : public OpKernel {
   }
 
   // Whether TensorFlow's kernel lets pieces along the first dimension share the buffer (is_split_view in
-  // kernels/temporaries.py): where each begins at an aligned address, as far as it looks.
+  // kernels/views.py): where each begins at an aligned address, as far as it looks.
   bool Shares(const Tensor& whole, const std::vector<int64_t>& sizes) const {
     const int64_t length = whole.dim_size(0), element_bytes = tensorflow::DataTypeSize(whole.dtype());
     if (length == 0) return false;

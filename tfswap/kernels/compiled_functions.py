@@ -1,0 +1,32 @@
+"""Calls of functions that XLA compiles, whose temporaries were measured (runtime/xla_calls.py)."""
+
+from __future__ import annotations
+
+from tfswap.ir.custom_ops import TEMPORARY_BYTES
+from tfswap.kernels.memory_rules import Entry, KernelMemory, fresh, with_events
+from tfswap.kernels.temporaries import Event, Facts
+
+XLA_POINTER_BYTES = 8
+
+
+def compiled(facts: Facts) -> KernelMemory:
+    """The function's results and the table of them, the largest first; then all temporaries in one buffer.
+
+    That buffer has the measured size (buffer_assignment.cc, cpu_executable.cc; seen in the allocator's log).
+    """
+    temporary = facts.attrs.get(TEMPORARY_BYTES)
+    if not isinstance(temporary, int):  # not compiled
+        return fresh(facts)
+    count = len(facts.outputs)
+    buffers: list[tuple[int, Event]] = [(kind.nbytes or 0, ("out", i)) for i, kind in enumerate(facts.outputs)]
+    if count > 1:
+        table = XLA_POINTER_BYTES * count
+        buffers.append((table, ("temp", table)))
+    buffers.sort(key=lambda buffer: -buffer[0])
+    return with_events((*(event for _, event in buffers), ("temp", temporary)), exact=False)
+
+
+RULES: dict[str, Entry] = {
+    "PartitionedCall": Entry(compiled, (TEMPORARY_BYTES,)),
+    "StatefulPartitionedCall": Entry(compiled, (TEMPORARY_BYTES,)),
+}

@@ -1,0 +1,52 @@
+"""tfswap's own ops (ops/csrc). The codecs allocate their outputs only."""
+
+from __future__ import annotations
+
+from tfswap.kernels.alignment import round_up
+from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
+from tfswap.kernels.temporaries import Facts
+from tfswap.kernels.variables import update
+
+
+def hand_over(facts: Facts) -> KernelMemory:
+    """The slots that the kernel holds for its results, each a chunk."""
+    slots, nbytes = facts.attrs.get("slots"), facts.outputs[0].nbytes
+    if not isinstance(slots, int) or nbytes is None:
+        return fresh(facts)
+    return KernelMemory(held_bytes=slots * round_up(nbytes))
+
+
+def outside(facts: Facts) -> KernelMemory:
+    """The caller's memory between two calls: its own tensors, and the gradients that it passes."""
+    room = facts.attrs.get("room")
+    count = room if isinstance(room, int) else 0
+    own = tuple(("temp", kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
+    return KernelMemory(events=(*own, *outs(len(facts.outputs))))
+
+
+def encode_sparse(facts: Facts) -> KernelMemory:
+    """ops/csrc/codecs/sparse_ops.cc: the variant and its contents are outside of the arena."""
+    return KernelMemory(events=(("out", 0),))
+
+
+RULES: dict[str, Entry] = {
+    "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
+    "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
+    "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
+    "Tfswap>Outside": Entry(outside, attrs=("room",)),
+    "Tfswap>DecodeFloats": FRESH,
+    "Tfswap>DecodeGroups": FRESH,
+    "Tfswap>DecodeIntegers": FRESH,
+    "Tfswap>DecodeMask": FRESH,
+    "Tfswap>DecodeSparse": FRESH,
+    "Tfswap>EncodeFloats": FRESH,
+    "Tfswap>EncodeGroups": FRESH,
+    "Tfswap>EncodeIntegers": FRESH,
+    "Tfswap>EncodeMask": FRESH,
+    "Tfswap>EncodeMaxPool": FRESH,
+    "Tfswap>EncodeSparse": Entry(encode_sparse),
+    "Tfswap>LeakyReluGradFromMask": UNARY,
+    "Tfswap>MaxPoolGradFromPositions": FRESH,
+    "Tfswap>MultiplyByMask": UNARY,
+    "Tfswap>SelectByMask": Entry(forwarding(1, 2)),
+}

@@ -11,8 +11,9 @@ pytest.importorskip("tensorflow")
 def check(first: int, count: int, *kind: str) -> None:
     program = f"import sys, random_sums; sys.argv[1:] = {[str(first), str(count), *kind]}; random_sums.main()"
     entries = on_arena(program, TF_NUM_INTEROP_THREADS="1")
-    # Two of forty programs have readers in no order all the same: found is then one of TensorFlow's own results.
-    assert [e["seed"] for e in entries if e["wrong"]] == []
+    # One program in forty has readers in no order all the same: TensorFlow has several results, not all of them known.
+    assert [e["seed"] for e in entries if e["wrong"] and e["references"] == 1] == []
+    assert sum(e["references"] > 1 for e in entries) <= count // 5
     assert sum(e["limits"] for e in entries) >= 2 * count
     assert kind or sum(e["swapped"] + e["reruns"] for e in entries) > 2 * count
 
@@ -22,9 +23,9 @@ def test_bits_of_random_sums():
 
 
 @pytest.mark.long
-def test_bits_of_many_random_sums():
-    for first in range(100, 600, 50):
-        check(first, 50)
+@pytest.mark.parametrize("first", range(100, 600, 50))
+def test_bits_of_many_random_sums(first: int):
+    check(first, 50)
 
 
 def test_bits_of_random_sums_in_loops():
@@ -34,6 +35,6 @@ def test_bits_of_random_sums_in_loops():
 
 
 @pytest.mark.long
-def test_bits_of_many_random_sums_in_loops():
-    for first in range(100, 300, 50):
-        check(first, 50, "loops")
+@pytest.mark.parametrize("first", range(100, 300, 50))
+def test_bits_of_many_random_sums_in_loops(first: int):
+    check(first, 50, "loops")

@@ -13,7 +13,7 @@ import json
 import tensorflow as tf
 import tfswap
 from nets import WIDTH, Net, batch, bits, unoptimised
-from tfswap.frontends import function
+from tfswap.runtime import step_cache
 
 SPEC = [tf.TensorSpec([None, WIDTH])]
 
@@ -37,7 +37,7 @@ def test_a_smaller_batch_that_recurs_keeps_what_has_room():
         """
 net, twin = Net(8), Net(8)
 reference = tf.function(twin.step, input_signature=SPEC)
-function.RECURS = RECURS = 4
+step_cache.RECURS = RECURS = 4
 sizes = [4096, *[1024] * (RECURS + 2), 4096, *[3072] * (RECURS + 1), 4096, 1024, 3072, 512]
 expected = [bits(unoptimised(reference, batch(rows, n))) for n, rows in enumerate(sizes)]
 step = optimized(net, "60%")
@@ -67,7 +67,7 @@ print(json.dumps(0))
 def test_where_nothing_moves_or_little_recurs_there_is_one_plan():
     run(
         """
-function.RECURS = RECURS = 4
+step_cache.RECURS = RECURS = 4
 ordered = tfswap.optimize(tf.function(Net(4).step, input_signature=SPEC), memory_limit="100%", tactics=())
 for n in range(RECURS + 1):
     run(ordered, 2048 if n == 0 else 1024, n)
@@ -78,12 +78,13 @@ for n in range(3 * RECURS):
     run(many, 4096 if n == 0 else 1024 + n, n)
 assert many.plans == 1 and many.stats().out_bytes > 0
 
-function.MAX_OWN = 1
+step_cache.MAX_OWN = 1
 for rows in (1024, 1030):
     for n in range(RECURS):
         run(many, rows, n)
     assert many.plans == 2, rows
-given = tfswap.optimize(tf.function(Net(4).step, input_signature=SPEC), plan=many._made[next(iter(many._made))][0].plan)
+first = many._steps.planned_of(next(iter(many._steps.traces)))[0]
+given = tfswap.optimize(tf.function(Net(4).step, input_signature=SPEC), plan=first.plan)
 for n in range(RECURS + 1):
     run(given, 4096 if n == 0 else 1024, n)
 assert given.plans == 1

@@ -13,8 +13,8 @@ tf = pytest.importorskip("tensorflow")
 from nets import LIMIT, WIDTH, Net, as_traced, batch, bits, unoptimised  # noqa: E402
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
-from tfswap.frontends.function import GROWTH, grown  # noqa: E402
 from tfswap.ir.custom_ops import DRAWS, OWN_KERNEL  # noqa: E402
+from tfswap.runtime.step_cache import GROWTH, grown  # noqa: E402
 
 OPEN = [tf.TensorSpec([None, WIDTH])]
 

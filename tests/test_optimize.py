@@ -19,7 +19,7 @@ from nets import LIMIT, WIDTH, Net, batch, bits, called, swaps, unoptimised  # n
 
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 from tfswap.compiler.compiler import Optimizer  # noqa: E402 needs TensorFlow too
-from tfswap.frontends.function import stand_ins  # noqa: E402 needs TensorFlow too
+from tfswap.frontends.tracing import stand_ins  # noqa: E402 needs TensorFlow too
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_the_pool")
 

@@ -9,10 +9,11 @@ from tfswap import keras
 from tfswap.compiler.marks import keep
 from tfswap.compiler.policy import TensorFacts
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, OpLibraryError, TfswapError, UnsupportedGraph
-from tfswap.frontends.function import OptimizedFunction, optimize
+from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.graph_def import OptimizedGraph
 from tfswap.frontends.loading import load
 from tfswap.frontends.max_batch import max_batch
+from tfswap.frontends.optimize import optimize
 from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate

@@ -170,9 +170,9 @@ def _cached() -> dict[str, Any]:
     import tensorflow as tf
 
     import tfswap
-    from tfswap.frontends import function
+    from tfswap.runtime import step_cache
 
-    function.RECURS = RECURS
+    step_cache.RECURS = RECURS
     made, (x,) = accuracy.mlp(batch=LARGE)
     traced = tf.function(made, input_signature=[tf.TensorSpec([None, x.shape[1]])])
     step: Any = tfswap.optimize(traced, memory_limit=f"{LIMIT:.0%}", tactics=("swap",))

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tfswap.compiler.rival_rewriters import HIDES
 from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
-from tfswap.frontends.function import OptimizedFunction, optimize
+from tfswap.frontends.function import OptimizedFunction
+from tfswap.frontends.optimize import optimize
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
 from tfswap.runtime.batches import BATCHES_BESIDE, shared_device
@@ -36,7 +37,7 @@ from tfswap.runtime.batches import BATCHES_BESIDE, shared_device
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tfswap.frontends.function import OptimizeOptions
+    from tfswap.frontends.optimize import OptimizeOptions
 
 log = logging.getLogger("tfswap")
 

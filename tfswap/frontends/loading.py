@@ -17,7 +17,6 @@ file checks; so does a process that loads with `tf.saved_model.load`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -37,7 +36,7 @@ from tfswap.compiler.rival_rewriters import refuse_rewriters
 from tfswap.device.live import live_device
 from tfswap.device.one_region import make_one_region
 from tfswap.device.placement import place
-from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
+from tfswap.errors import InvalidModel
 from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.saved_model import TRACED
 from tfswap.importers.library import through_call
@@ -301,41 +300,27 @@ class StepFunction(OptimizedFunction):
     """
 
     def __init__(self, concrete: Any, file_step: _FileStep, loaded: _Loaded):
-        super().__init__(_nameless(), file_step.request, loaded.on_exceeded, loaded.program)
-        self.__name__ = _name_of(file_step)
+        name = _name_of(file_step)
+        super().__init__(
+            _nameless(),
+            file_step.request,
+            loaded.on_exceeded,
+            loaded.program,
+            name=name,
+            trace_of=lambda concrete: FileTrace(name, concrete, file_step, loaded.library),
+            first_shapes=file_step.planned_for,
+            refuses_outer_gradients=OUTSIDE if file_step.saved.rewritten and not file_step.decorated else "",
+        )
         self.concrete = concrete
-        self._of_file = file_step
-        self._library = loaded.library
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Its results, flat."""
-        return self.concrete.function_type.output.to_tensors(self._run(self.concrete, inputs))
+        return self.concrete.function_type.output.to_tensors(self.call_trace(self.concrete, inputs))
 
     @property
     def latest(self) -> Step | None:
         """The step that ran last."""
         return self._latest
-
-    def _joint(self, concrete: Any, inputs: Sequence[Any], watched: int) -> Any:
-        if self._of_file.saved.rewritten and not self._of_file.decorated:
-            raise UnsupportedGraph(f"{self.__name__}: {OUTSIDE}")
-        return super()._joint(concrete, inputs, watched)
-
-    def _planned(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any]) -> Step:
-        planned_for = self._of_file.planned_for(len(inputs))
-        if not self._made.get(concrete) and planned_for != shapes:
-            step = self._new_step(concrete, planned_for)
-            step.planned = True  # to be asked what it covers
-            covers, step.planned = step.covers(shapes), False
-            with contextlib.suppress(InfeasibleMemoryLimit):
-                if covers:
-                    step.prepare(inputs)
-                    self._made.setdefault(concrete, []).append(step)
-                    return step
-        return super()._planned(concrete, shapes, inputs)
-
-    def _trace_of(self, concrete: Any) -> Trace:
-        return FileTrace(self.__name__, concrete, self._of_file, self._library)
 
 
 class LoadedFunction(OptimizedFunction):
@@ -345,12 +330,11 @@ class LoadedFunction(OptimizedFunction):
     """
 
     def __init__(self, function: Any, file_step: _FileStep, loaded: _Loaded):
-        super().__init__(function, file_step.request, loaded.on_exceeded, loaded.program)
-        self.__name__ = _name_of(file_step)
+        super().__init__(function, file_step.request, loaded.on_exceeded, loaded.program, name=_name_of(file_step))
         self._loaded = loaded
         self._passing: dict[Any, _Passing | None] = {}
 
-    def _run(self, concrete: Any, inputs: Sequence[Any], key: Any = None) -> Any:
+    def call_trace(self, concrete: Any, inputs: Sequence[Any], key: Any = None) -> Any:
         passing = self._passed_by(concrete)
         if passing is None:
             return self._call_traced(concrete, inputs, "it is a trace that was not planned when the file was written")
@@ -364,7 +348,9 @@ class LoadedFunction(OptimizedFunction):
 
     def under_limit(self, concrete: Any) -> Any:
         """A ConcreteFunction that is called as a trace of this one, and runs its step under the limit."""
-        made = open_function(self.__name__, concrete, concrete, functools.partial(self._run, concrete), carries=True)
+        made = open_function(
+            self.__name__, concrete, concrete, functools.partial(self.call_trace, concrete), carries=True
+        )
         made._function_type = concrete._function_type
         return made
 

@@ -24,7 +24,8 @@ from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, Request, whole
 from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
-from tfswap.frontends.function import OptimizedFunction, undecorated
+from tfswap.frontends.function import OptimizedFunction
+from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.profile import restored
 from tfswap.frontends.resizable_step import Sizes, TrainingStep, find_step, loaded_step, sized_arguments
 from tfswap.frontends.simulate import target

@@ -30,7 +30,9 @@ from tfswap.compiler.request import Request, whole
 from tfswap.device import machine
 from tfswap.errors import TfswapError
 from tfswap.frontends.densities import measure_densities
-from tfswap.frontends.function import OptimizedFunction, bind_call, stand_ins, undecorated
+from tfswap.frontends.function import OptimizedFunction
+from tfswap.frontends.optimize import undecorated
+from tfswap.frontends.tracing import bind_call, stand_ins
 from tfswap.ir.graph import Graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import THIS, Machine, default_rates

@@ -16,8 +16,9 @@ from tfswap.compiler.grappler import as_planned
 from tfswap.compiler.model_file import ModelFile
 from tfswap.device import machine
 from tfswap.errors import InvalidModel, TfswapError, UnsupportedGraph
-from tfswap.frontends.function import name_of, stand_ins, undecorated
+from tfswap.frontends.optimize import undecorated
 from tfswap.frontends.saved_model import ArgumentSizes, import_step, open_axes
+from tfswap.frontends.tracing import name_of, stand_ins
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.kernels.device import DeviceModel

@@ -1,0 +1,158 @@
+"""`tfswap.optimize`: puts a `tf.function` under a memory limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+
+from tfswap.compiler.policy import Policy
+from tfswap.compiler.request import Precision, check, one_of
+from tfswap.compiler.rival_rewriters import HIDES
+from tfswap.device import machine
+from tfswap.errors import TfswapError, UnsupportedGraph
+from tfswap.frontends.function import OptimizedFunction
+from tfswap.kernels.profile import Profile
+from tfswap.plan.plan import Plan
+from tfswap.planner.planner import TACTICS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OptimizeOptions(TypedDict, total=False):
+    """What `optimize` takes besides the function and the limit, for type checkers."""
+
+    tactics: Sequence[str]
+    host_memory_limit: int | str | None
+    plan: Plan | str | os.PathLike[str] | None
+    mode: str
+    on_exceeded: str
+    profile: Profile | str | os.PathLike[str] | None
+    precision: Precision
+    spill_dir: str | os.PathLike[str] | None
+    spill_limit: int | str | None
+    limit_workspaces: bool
+    policy: Policy | None
+
+
+@overload
+def optimize(
+    *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+) -> Callable[[Callable[P, R]], OptimizedFunction[P, R]]: ...
+@overload
+def optimize(
+    function: Callable[P, R], *, memory_limit: int | str | None = None, **options: Unpack[OptimizeOptions]
+) -> OptimizedFunction[P, R]: ...
+def optimize(
+    function: Any = None,
+    *,
+    memory_limit: int | str | None = None,
+    tactics: Sequence[str] = TACTICS,
+    host_memory_limit: int | str | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    mode: str = "optimize",
+    on_exceeded: str = "warn",
+    profile: Profile | str | os.PathLike[str] | None = None,
+    precision: Precision = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    spill_limit: int | str | None = None,
+    limit_workspaces: bool = False,
+    policy: Policy | None = None,
+) -> Any:
+    """Keep a training step's device memory under a limit. Use it on a `tf.function` or as its decorator.
+
+        @tfswap.optimize(memory_limit="6GiB")
+        @tf.function
+        def train_step(x, y): ...
+
+    Args:
+        function: a `tf.function` or a Python function that one is made of; None when used as a decorator.
+        memory_limit: bytes, a size ("6GiB"), a share of the unoptimised step's planned peak ("60%"), or None
+            for what the device's allocator may have. It bounds the allocator's whole peak
+            (`tf.config.experimental.get_memory_info(device)["peak"]`).
+        tactics: what may be used, of ("swap", "recompute", "encode"); ordering is always on, and alone with ().
+        host_memory_limit: the most host memory that swapped tensors may take; bytes or a size.
+        spill_dir: a folder on a local disk for the swapped tensors that host memory has no room for; None, and a step
+            that swaps more than `host_memory_limit` is planned otherwise. The file has no name there, only this user
+            can read it, and it goes with the process.
+        spill_limit: the most that they may take there; bytes or a size.
+        plan: a plan made before, or the path of a saved one; applied instead of making one, under `memory_limit`, or
+            under its own where that is None.
+        mode: "optimize", or "analyze" to change nothing and only report, also on a limit that can't be met.
+        on_exceeded: "warn" or "raise" when a step's measured peak passes its limit, or what a given plan takes does.
+        profile: times that `tfswap.profile` measured, or the path of saved ones, to plan with. What they do not hold,
+            and without a profile all, comes from the analytic model of this kind of device.
+        precision: what tensors that wait for the backward pass may be rounded to, of "fp16", "bf16", "fp10", "fp8",
+            "fp8_e4m3", "fp8_e5m2", "int8" and "int4", for all, or by pattern of the names of nodes, of which the first
+            that fits holds: {"head/*": "exact", "*": "fp8"}. It changes gradients. By default nothing is rounded.
+        limit_workspaces: tell cuDNN, for the whole process, to take no more for a convolution than the plan leaves to
+            each (`report().workspace_bytes`). TensorFlow reads that once, when the first convolution of the process
+            runs on a GPU; see docs/memory_model.md.
+        policy: says of each tensor which of `tactics` may be used on it: a function that is called with its
+            `TensorFacts` once when a step is planned, and returns some of them, None for all of them, or () where it
+            must stay, as with `tfswap.keep`.
+
+    Returns:
+        An `OptimizedFunction`, or a decorator that makes one.
+
+    Raises:
+        TfswapError: an argument is malformed. At the first call of a signature also InfeasibleMemoryLimit,
+            with `.floor_bytes`, before anything runs, and UnsupportedGraph.
+    """
+    one_of("on_exceeded", on_exceeded, ("warn", "raise"))
+    request = check(
+        memory_limit,
+        tactics,
+        host_memory_limit,
+        plan,
+        mode,
+        profile,
+        precision,
+        spill_dir,
+        spill_limit,
+        limit_workspaces,
+        policy=policy,
+    )
+
+    def decorate(target: Any) -> OptimizedFunction[..., Any]:
+        return OptimizedFunction(as_tf_function(target), request, on_exceeded)
+
+    return decorate if function is None else decorate(function)
+
+
+def undecorated(function: Any) -> Any:
+    """As `as_tf_function`, also of a function that is optimized already: the one that it was made from."""
+    return as_tf_function(function.traced if isinstance(function, OptimizedFunction) else function)
+
+
+KERAS = ("keras", "tf_keras")
+"""The packages of Keras 3 and of Keras 2."""
+
+
+def as_tf_function(target: Any) -> Any:
+    """The `tf.function` to optimise. Raises TfswapError, saying what to give, for what is none and makes none."""
+    tf = machine.require_tensorflow()
+    name = getattr(target, "__name__", repr(target))
+    if isinstance(target, OptimizedFunction):
+        raise TfswapError(f"{name} is optimized already: call tfswap.optimize on the tf.function itself")
+    if isinstance(target, tf.types.experimental.ConcreteFunction):
+        raise TfswapError(
+            "optimize got a ConcreteFunction, one trace of a tf.function: give the tf.function itself, or the "
+            "Python function, and each of its traces is optimized at its first call"
+        )
+    if any(b.__name__ == "Model" and b.__module__.partition(".")[0] in KERAS for b in type(target).__mro__):
+        raise TfswapError(
+            f"{name} is a Keras model, and a call of it does not train: to keep its fit() to a limit, call "
+            "tfswap.keras.optimize(model, memory_limit=...); else give the tf.function that trains it"
+        )
+    if not isinstance(target, tf.types.experimental.PolymorphicFunction):
+        if not callable(target) or isinstance(target, type):
+            raise TfswapError(f"optimize needs a tf.function or a Python function, not {target!r}")
+        target = tf.function(target)
+    if getattr(target, "_jit_compile", None):
+        raise UnsupportedGraph(f"{name} has jit_compile=True: {HIDES}. Remove jit_compile=True and decorate again.")
+    return target

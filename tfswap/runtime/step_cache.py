@@ -1,0 +1,298 @@
+"""The steps of one function: which of them a call runs, by trace and by the sizes of its arguments.
+
+A step covers arguments that are no larger than those that it was planned for. Sizes that no step covers are planned for
+when they come; those that keep growing with room. Where a smaller size recurs, and the step that covers it moves
+tensors that would have room, it gets a step of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tfswap.compiler.preconditions import UnknownSizes
+from tfswap.compiler.request import Request
+from tfswap.compiler.rival_rewriters import refuse_rewriters
+from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
+from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
+from tfswap.runtime.joint_trace import Joint
+from tfswap.runtime.open_function import has_size
+from tfswap.runtime.outer_gradient_trace import OuterGradientTrace
+from tfswap.runtime.program import Program
+from tfswap.runtime.step import Step
+from tfswap.runtime.step_compiler import Shapes
+from tfswap.runtime.trace import Trace
+
+MAX_COUNTED = 1024
+"""So many sizes are counted of those that a plan for larger ones covers."""
+RECURS = 16
+"""A size that is called so often is planned for by itself, where the plan that covers it moves tensors for larger ones:
+what fits stays. It takes about as long as the first plan took, and so many steps win that back."""
+MAX_OWN = 8
+"""So many sizes of one trace have plans of their own. Each holds the step's constants once more."""
+GROWTH = 1.5
+"""Sizes that keep growing are planned for with this much room: a tenfold range takes half a dozen plans."""
+SCATTER = 4
+"""Counts that follow from what batches hold are planned for with so many times the room that they have differed by, and
+no more than GROWTH: near a limit half as much again has no plan, where the next batch differs by a hundredth."""
+
+_FOLLOWS = "It follows from what the arguments hold. Such sizes are computed before each call, but not "
+_FROM_PYTHON = "Call the optimized function from Python, with the arguments themselves"
+WITH_OUTER_GRADIENTS = _FOLLOWS + "for a call whose gradients are taken outside of the function: take them inside."
+WITHOUT_VALUES = _FOLLOWS + (
+    "where the arguments have no values: inside of another tf.function, or traced for specs. "
+    f"{_FROM_PYTHON}, and what is around it before or after."
+)
+OPEN_ARGUMENTS = (
+    "Arguments have open sizes here, as sparse tensors have inside of another tf.function, or where a step is traced "
+    f"for specs. {_FROM_PYTHON}, or give the function around it an input_signature of full shapes; "
+    "batches of Keras' fit have one size with drop_remainder=True."
+)
+
+
+class StepCache:
+    """The steps of one function.
+
+    Args:
+        name: of the function, for messages.
+        request: what to do to each trace.
+        on_exceeded: "warn" or "raise".
+        program: that the function is a part of.
+        lock: held by whoever runs a step of the function.
+        under_limit: from a function that computes sizes of a trace to the same kept to the limit.
+        trace_of: from a ConcreteFunction to the trace that its steps have.
+        first_shapes: from the number of a trace's arguments to the shapes that its first step is planned for, where
+            they cover those of the call; None where it is planned for those of the call.
+
+    Attributes:
+        batches_beside: as of OptimizedFunction.
+        joint_of: by trace, the trace with its gradients, or why there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        request: Request,
+        on_exceeded: str,
+        program: Program,
+        lock: threading.RLock,
+        under_limit: Callable[[Any], Any],
+        trace_of: Callable[[Any], Trace],
+        first_shapes: Callable[[int], Shapes] | None = None,
+    ):
+        self._name = name
+        self._request = request
+        self._on_exceeded = on_exceeded
+        self._program = program
+        self._lock = lock
+        self._under_limit = under_limit
+        self._trace_of = trace_of
+        self._first_shapes = first_shapes
+        self._steps: dict[Any, list[Step]] = {}
+        self._dynamic_sizes: dict[Any, ToldSizes] = {}  # by trace that shapes alone do not give the sizes of
+        self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
+        self.batches_beside = 0
+        self.joint_of: dict[Any, Joint | str] = {}
+
+    def __contains__(self, concrete: Any) -> bool:
+        return concrete in self._steps
+
+    @property
+    def traces(self) -> Iterable[Any]:
+        """What there are steps of."""
+        return tuple(self._steps)
+
+    def planned_of(self, concrete: Any) -> list[Step]:
+        """The steps of a trace that are planned."""
+        return [step for step in self._steps.get(concrete, ()) if step.planned]
+
+    @property
+    def plans(self) -> int:
+        """How many plans there are, of all traces."""
+        return sum(step.planned for steps in self._steps.values() for step in steps)
+
+    @property
+    def granted_bytes(self) -> int:
+        """The highest limit of all plans; 0 where there is none."""
+        steps = [step for steps in tuple(self._steps.values()) for step in tuple(steps)]  # perhaps of another thread's
+        return max((step.limit_bytes or 0 for step in steps), default=0)
+
+    def step_for(self, concrete: Any, inputs: Sequence[Any]) -> Step:
+        """The planned step for these arguments."""
+        steps = self._steps.get(concrete, ())
+        if len(steps) == 1 and steps[0].covers_all:
+            return steps[0]
+        shapes = self._sizes(concrete, inputs)
+        with self._lock:
+            covering = [s for s in self._steps.get(concrete, ()) if s.covers(shapes)]
+            if not covering:
+                return self._plan(concrete, shapes, inputs)
+            step = min(covering, key=lambda s: s.elements)
+            step.prepare(inputs)
+            if step.plan.moves and step.shapes != shapes:
+                return self._own(concrete, shapes, inputs, step)
+            return step
+
+    def _plan(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any]) -> Step:
+        """A new step for these arguments; for larger ones too where they keep growing and the limit allows it."""
+        if self._first_shapes is not None and not self._steps.get(concrete):
+            covering = self._plan_covering(concrete, self._first_shapes(len(inputs)), shapes, inputs)
+            if covering is not None:
+                return covering
+        refuse_rewriters()
+        steps = self._steps.setdefault(concrete, [])
+        if all(has_size(t) for t in concrete.inputs[: len(inputs)]):
+            shapes = (*(None,) * len(inputs), *shapes[len(inputs) :])
+        planned = [step.shapes for step in steps if step.planned and step.instead_of is None]
+        larger = grown(shapes, planned, len(inputs))
+        if larger != shapes:
+            step = self._new_step(concrete, larger)
+            with contextlib.suppress(InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph):
+                step.prepare(inputs)
+                steps.append(step)
+                return step
+        step = self._new_step(concrete, shapes)
+        steps.append(step)
+        try:
+            step.prepare(inputs)
+        except InfeasibleMemoryLimit:
+            # Perhaps since some sizes are known by a bound only.
+            if isinstance(concrete, Joint) or not have_values(inputs) or not self._find_sizes(concrete, inputs):
+                raise
+            steps.remove(step)
+            return self.step_for(concrete, inputs)
+        except UnsupportedGraph as error:
+            steps.remove(step)
+            self._refuse(error, concrete, inputs)
+            if not self._find_sizes(concrete, inputs):
+                raise
+            return self.step_for(concrete, inputs)
+        return step
+
+    def _plan_covering(self, concrete: Any, larger: Shapes, shapes: Shapes, inputs: Sequence[Any]) -> Step | None:
+        """A step that is planned for `larger`, where that covers `shapes` and has a plan."""
+        if larger == shapes:
+            return None
+        step = self._new_step(concrete, larger)
+        step.planned = True  # to be asked what it covers
+        covers, step.planned = step.covers(shapes), False
+        with contextlib.suppress(InfeasibleMemoryLimit):
+            if covers:
+                step.prepare(inputs)
+                self._steps.setdefault(concrete, []).append(step)
+                return step
+        return None
+
+    def _refuse(self, error: UnsupportedGraph, concrete: Any, inputs: Sequence[Any]) -> None:
+        """Raise `error` where sizes can't be computed before the call, saying why."""
+        joint = isinstance(concrete, Joint)
+        why = WITH_OUTER_GRADIENTS if joint else "" if have_values(inputs) else WITHOUT_VALUES
+        if not why:
+            return
+        if not isinstance(error, UnknownSizes):
+            raise error
+        if why is WITHOUT_VALUES and not all(map(has_size, inputs)):
+            why = OPEN_ARGUMENTS
+        elif not joint and not follow_from_arguments(concrete, inputs):
+            raise error
+        raise UnknownSizes(error.what, why) from None
+
+    def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
+        """Compute more of the trace's sizes from these arguments from now on; whether there are more."""
+        known = self._dynamic_sizes.get(concrete)  # of smaller arguments, which left fewer sizes open
+        found = find_told_sizes(concrete, inputs, self._under_limit, known)
+        if found is not None:
+            self._dynamic_sizes[concrete] = found
+        return found is not None
+
+    def _sizes(self, concrete: Any, inputs: Sequence[Any]) -> Shapes:
+        """The shapes of a call's arguments, and the sizes that depend on their values."""
+        dynamic = self._dynamic_sizes.get(concrete)
+        shapes = shapes_of(inputs)
+        return shapes if dynamic is None or not have_values(inputs) else (*shapes, *dynamic.sizes(concrete, inputs))
+
+    def _own(self, concrete: Any, shapes: Shapes, inputs: Sequence[Any], covering: Step) -> Step:
+        """The step for these arguments: `covering`, or, where they recur, one that keeps what has room at their size.
+
+        Which tensors could stay is not decided as the step runs: in an arena, what stays changes where everything else
+        lies, and only a plan that was simulated with it is known to keep the limit.
+        """
+        import tensorflow as tf
+
+        if self._request.plan is not None or self._request.changes_nothing or not tf.executing_eagerly():
+            return covering
+        if len(self._calls) >= MAX_COUNTED:
+            self._calls.clear()
+        self._calls[concrete, shapes] += 1
+        made = self._steps[concrete]
+        if self._calls[concrete, shapes] != RECURS or sum(s.instead_of is not None for s in made) >= MAX_OWN:
+            return covering
+        own = self._new_step(concrete, shapes, covering.instead_of or covering)
+        with contextlib.suppress(InfeasibleMemoryLimit):
+            own.prepare(inputs)
+            # What it holds besides, its constants, must not cost the others their limit.
+            if own.plan.moves < covering.plan.moves and covering.fits():
+                made.append(own)
+                return own
+        return covering
+
+    def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
+        granted = self._program.granted_bytes
+        first = not any(self._steps.values())
+        given = (self._on_exceeded, self._program, self.batches_beside, instead_of, granted, first)
+        if isinstance(concrete, Joint):
+            return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
+        # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.
+        limits = [step.limit_bytes for step in self._steps.get(self.joint_of.get(concrete), ())]
+        most = max((limit for limit in limits if limit is not None), default=self._request.memory_limit)
+        request = dataclasses.replace(self._request, memory_limit=most)
+        return Step(self._trace_of(concrete), shapes, request, *given, self._dynamic_sizes.get(concrete))
+
+
+def grown(shapes: Shapes, planned: Sequence[Shapes], arguments: int) -> Shapes:
+    """The sizes to plan for next, where there are plans for others: so many that plans stay few.
+
+    Of arguments the second plan is for the sizes that are asked for. From the third on it covers all that came before
+    as well, and an axis that is longer than ever gets GROWTH times what it had at most. Sizes that depend on what
+    arguments hold scatter from batch to batch: from the second plan on, those that differ get SCATTER times what they
+    differ by.
+
+    Args:
+        arguments: so many of the shapes are the arguments' own.
+    """
+    planned = [each for each in planned if len(each) == len(shapes)]  # others knew nothing of some sizes
+    if not planned:
+        return shapes
+
+    def size(axis: int, sizes: Sequence[int], told: bool) -> int:
+        most = max(sizes)
+        longest = max(axis, int(most * GROWTH))
+        if not told:
+            return most if axis <= most else longest
+        high = max(axis, most)
+        return min(high + SCATTER * (high - min(axis, *sizes)), max(high, longest))
+
+    made = []
+    for position, shape in enumerate(shapes):
+        told = position >= arguments
+        earlier = [p for each in planned if (p := each[position]) is not None and len(p) == len(shape or ())]
+        if not shape or not earlier or (len(planned) < 2 and not told):
+            made.append(shape)
+            continue
+        columns = zip(shape, zip(*earlier, strict=True), strict=True)
+        made.append(tuple(size(axis, sizes, told) for axis, sizes in columns))
+    return tuple(made)
+
+
+def shapes_of(inputs: Sequence[Any]) -> Shapes:
+    """The shapes of tensors; None for those of unknown rank."""
+    return tuple(map(_shape, inputs))
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    shape = getattr(tensor, "shape", None)
+    return None if shape is None or shape.rank is None else tuple(shape.as_list())

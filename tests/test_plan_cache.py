@@ -17,7 +17,8 @@ from graphs import Layer, training_step
 from processes import last_json, on_arena, run_python, run_together
 
 from tfswap.compiler import plan_cache
-from tfswap.compiler.compiler import RECALLED_NOTE, Optimizer
+from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.known_plans import RECALLED_NOTE
 from tfswap.compiler.options import Options
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.errors import InfeasibleMemoryLimit

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Sequence
 
-from tfswap.analysis.constants import computed_bytes, kept_constants, thrown_away
 from tfswap.analysis.control_flow import UnboundedLoop
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
-from tfswap.compiler.backward import trains
+from tfswap.compiler.known_plans import RECALLED_NOTE, KnownPlans
 from tfswap.compiler.lower import lower
 from tfswap.compiler.options import Options
 from tfswap.compiler.origin import Answer, Asked
@@ -29,37 +27,30 @@ from tfswap.compiler.preconditions import (
 from tfswap.compiler.prepare import prepare
 from tfswap.compiler.process_names import contents
 from tfswap.compiler.recurrent_sizes import settle_recurrent
-from tfswap.compiler.refusal import refuse
+from tfswap.compiler.refusal import refuse, unplaced_bytes
+from tfswap.compiler.reserved_slots import reserved_slots
 from tfswap.compiler.rewriting import PLAIN, Found, Rewriting, Variant
 from tfswap.compiler.search import Search
-from tfswap.compiler.unoptimised import UnoptimisedStep
+from tfswap.compiler.step_report import report_of, timeline_of
+from tfswap.compiler.unoptimised import UnoptimisedStep, discarded_constant_bytes
 from tfswap.compiler.variants import Variants
-from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
+from tfswap.errors import InfeasibleMemoryLimit, UnsupportedGraph
 from tfswap.ir.graph import Graph
-from tfswap.kernels.alignment import ALIGNMENT_BYTES
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.passes.tactics.limit_check import write_limit
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.plan.schedule import build_schedule
-from tfswap.planner.planner import MARGIN_BYTES, Planner, promised
-from tfswap.planner.small_slots import choose_niches
+from tfswap.planner.planner import Planner, promised
 from tfswap.planner.validate import require_accumulators, require_fit
-from tfswap.report.report import Report, make_report
+from tfswap.report.report import Report
 from tfswap.report.timeline import Timeline
 from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
 from tfswap.simulator.unordered import Baseline
-from tfswap.simulator.working_set import largest_working_set
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
 from tfswap.support.sizes import parse_limit
 
 log = logging.getLogger("tfswap")
-
-RECALLED_NOTE = (
-    "this plan was made before, for the same step and limit, and comes from the plan cache on disk. It was simulated "
-    "again in the present arena, and its peak is the one there. TFSWAP_PLAN_CACHE=off plans again"
-)
 
 
 class Optimizer:
@@ -107,11 +98,11 @@ class Optimizer:
         self.fingerprint = fingerprint(graph, contents(graph))
         settled = graph.copy()
         note_permits(settled, self.options.keep, self.options.policy, locate)
-        self._known: StepPlans | None = None
+        stored: StepPlans | None = None
         if plan_cache is not None and costs is None:
             others = keeps_results, tuple(held)
-            self._known = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
-        self._recalled: set[tuple[object, ...]] = set()  # the actions of plans that were made before
+            stored = StepPlans(plan_cache, settled, self.fingerprint, device, self.options, others)
+        self._known = KnownPlans(stored, self.judged)
         self.target = Target(device, self.options.portable, keeps_results, tuple(held))
         prepared = prepare(settled, self.target, locate)
         self.locate = prepared.locate
@@ -119,7 +110,7 @@ class Optimizer:
         self.search = Search(
             settled, self._facts, self.target, self.options, self.costs, resident, unrolled=prepared.unrolled
         )
-        self._computed_bytes = _computed_for_nothing(graph.traced or graph, device)
+        self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
         self._suppose_bytes(resident)
         self.unoptimised = UnoptimisedStep(
             graph,
@@ -128,7 +119,7 @@ class Optimizer:
             self._ordered_seconds,
             fingerprint=self.fingerprint,
             others_bytes=beside_bytes,
-            known=self._known,
+            known=stored,
             resident=resident,
             resident_bytes=self.resident_bytes,
             unrolled=prepared.unrolled,
@@ -213,15 +204,9 @@ class Optimizer:
         aim = None if limit_bytes is None else limit_bytes - self.extra_margin_bytes
         if not ordered and (aim is None or self.fits_unchanged(aim)):
             return self.unchanged(limit_bytes)
-        if self._known is None or limit_bytes is None:
+        if not self._known or limit_bytes is None:
             return self._planned(limit_bytes, aim)
-        with self._known.planning(limit_bytes, ordered):
-            plan = self._recall(limit_bytes, ordered)
-            if plan is None:
-                plan = self._planned(limit_bytes, aim)
-                if plan is not None:
-                    self._known.keep(plan, limit_bytes, ordered)
-            return plan
+        return self._known.recall_or(limit_bytes, ordered, lambda: self._planned(limit_bytes, aim))
 
     def _limit_bytes(self, limit: int | str | None) -> int | None:
         return None if limit is None else parse_limit(limit, lambda: self.baseline.peak_bytes)
@@ -239,25 +224,11 @@ class Optimizer:
         """The plan for a limit that was made before, if there is one that keeps it here; None otherwise, and where
         the step would be left as it is.
         """
-        if self._known is None or limit_bytes is None:
+        if not self._known or limit_bytes is None:
             return None
         if not ordered and self.fits_unchanged(limit_bytes - self.extra_margin_bytes):
             return None
-        return self._recall(limit_bytes, ordered)
-
-    def _recall(self, limit_bytes: int, ordered: bool) -> Plan | None:
-        assert self._known is not None, "asked for only where there is a cache"
-        plan = self._known.plan(limit_bytes, ordered)
-        if plan is None or plan.changes_nothing:
-            return None
-        try:
-            found = self.judged(plan, limit_bytes)
-        except InvalidModel as error:
-            log.warning("tfswap: a plan in the plan cache does not fit its step, and is replaced: %s", error)
-            return None
-        if found is not None:
-            self._recalled.add(plan.actions)
-        return found
+        return self._known.recall(limit_bytes, ordered)
 
     def judged(self, plan: Plan, limit_bytes: int | None) -> Plan | None:
         """`plan`, made before, with the peak that it has here and now; None where that passes the limit.
@@ -322,29 +293,12 @@ class Optimizer:
         return promised(form.peak_bytes(resident)) + self.extra_margin_bytes
 
     def timeline(self, plan: Plan, resident: Resident) -> Timeline:
-        """The bytes in the arena over the step, without and with `plan`.
-
-        Args:
-            resident: the content of the arena before the planned step.
-        """
-        after = None if plan.changes_nothing else self.form_of(plan).record(self.costs, resident)
-        unoptimised = self.baseline
-        return Timeline(
-            self.unoptimised.record(), after, unoptimised.seconds, unoptimised.peak_bytes, plan.planned_peak_bytes
-        )
+        """As `timeline_of`."""
+        return timeline_of(self, plan, resident)
 
     def niches(self, resident: Resident, beside: Sequence[int] = ()) -> list[int]:
-        """The bytes of each small tensor that the step holds at once with others of its size, in an arena like this;
-        none where the arena has less than the step needs at least, wherever that lies.
-
-        Args:
-            beside: bytes of each tensor that others make while the step runs, which have places too.
-        """
-        flow = self.flow
-        least_bytes = self.search.planner_of(self.search.lowest().variant).live_floor_bytes
-        if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
-            return []
-        return choose_niches(flow, build_schedule(self.planner.problems[0].order, ()), resident, beside)
+        """As `reserved_slots`."""
+        return reserved_slots(self.search, resident, beside)
 
     @progress.task("looking for the smallest limit")
     @without_collector
@@ -353,14 +307,8 @@ class Optimizer:
 
     @property
     def unplaced_bytes(self) -> int:
-        """What the floor may be too low by while its variant has not been made: where its constants will lie is not
-        known then, and each may take what lies beside it too.
-        """
-        variant = self.search.lowest().variant
-        if self.search.has_made(variant.rewriting):
-            return 0
-        parts = (variant.graph, *variant.graph.all_bodies())
-        return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))
+        """As `unplaced_bytes` of `compiler/refusal.py`."""
+        return unplaced_bytes(self.search)
 
     def infeasible(self, limit: int | str | None) -> InfeasibleMemoryLimit:
         """The refusal of a limit, with the floor."""
@@ -375,12 +323,6 @@ class Optimizer:
             options=self.options,
             locate=self.locate,
         )
-
-    def _largest_working_set(self) -> tuple[str, int]:
-        """The kernel that needs most at once, of the variant that can be brought down to the least, and its bytes."""
-        flow = self.search.lowest().variant.flow
-        kernel, nbytes = largest_working_set(flow)
-        return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)
 
     def _freeze(self, limit_bytes: int | None, found: Found) -> Plan:
         return found.plan(
@@ -439,38 +381,7 @@ class Optimizer:
         Args:
             resident: what is in the arena before the step; by default what is supposed to be.
         """
-        variant = self.variant_of(plan)
-        there = self.search.resident_of(variant.rewriting) if resident is None else resident
-        planner = self.search.planner_of(variant)
-        made = make_report(
-            variant.flow,
-            planner,
-            plan,
-            self.variants.saved_bytes,
-            self.variants.remade_s(variant.rewriting, self.costs),
-            self.variants.permits,
-            variant.encodings,
-            variant.inner,
-            variant.bodies,
-            self.floor_bytes,
-            lambda: self.baseline,
-            trains(self.graph),
-            self.locate,
-            functools.cache(lambda: self.timeline(plan, there)),
-            self._largest_working_set,
-            there,
-        )
-        made = dataclasses.replace(made, _graph=lambda: variant.graph)
-        if plan.actions in self._recalled:
+        made = report_of(self, plan, resident)
+        if self._known.has_recalled(plan):
             made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
         return made
-
-
-def _computed_for_nothing(graph: Graph, device: DeviceModel) -> int:
-    """The most that TensorFlow takes to make the step as it was traced, where a rewritten one takes less; 0 elsewhere.
-
-    On other devices than a CPU that is host memory.
-    """
-    if device.kind != "cpu" or not any(map(thrown_away, (graph, *graph.all_bodies()))):
-        return 0
-    return computed_bytes(graph)

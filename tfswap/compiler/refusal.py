@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfswap.analysis.constants import kept_constants
 from tfswap.compiler.options import Options
 from tfswap.compiler.policy import allowed_everywhere
 from tfswap.compiler.rewriting import Found
+from tfswap.compiler.search import Search
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.ir.custom_ops import OUTSIDE
 from tfswap.ir.graph import Graph
 from tfswap.ir.permits import ANYTHING
-from tfswap.planner.planner import TACTICS
+from tfswap.kernels.alignment import ALIGNMENT_BYTES
+from tfswap.planner.planner import MARGIN_BYTES, TACTICS
 from tfswap.simulator.working_set import largest_working_set
 from tfswap.support.sizes import format_bytes
 
@@ -84,3 +87,14 @@ def _largest_kernel(lowest: Found, locate: Callable[[str], str | None], *, alone
         + f", which reads {format_bytes(reads)}, makes {format_bytes(makes)}"
         + (f" and takes {format_bytes(temporaries)} of temporaries while it runs" if temporaries else "")
     )
+
+
+def unplaced_bytes(search: Search) -> int:
+    """By how much the floor may be too low while its variant has not been made: where its constants will lie is not
+    known then, and each may take the rest of its chunk too.
+    """
+    variant = search.lowest().variant
+    if search.has_made(variant.rewriting):
+        return 0
+    parts = (variant.graph, *variant.graph.all_bodies())
+    return max(MARGIN_BYTES, ALIGNMENT_BYTES * sum(len(kept_constants(part)) for part in parts))

@@ -9,11 +9,13 @@ import functools
 import math
 from collections.abc import Callable
 
+from tfswap.analysis.constants import computed_bytes, thrown_away
 from tfswap.analysis.cost import Costs, cores_used, unordered_seconds
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.compiler.grappler import MOST_NODES, as_executed
 from tfswap.compiler.plan_cache import StepPlans, Unoptimised
 from tfswap.ir.graph import Graph
+from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.planner import MARGIN_SHARE, promised
@@ -180,3 +182,13 @@ class UnoptimisedStep:
         runs = [kernel and node in live for node, kernel in zip(flow.nodes, flow.is_kernel, strict=True)]
         cost_s = [s if ran else 0.0 for s, ran in zip(self._costs.of_step(flow), runs, strict=True)]
         return flow, cost_s, runs
+
+
+def discarded_constant_bytes(graph: Graph, device: DeviceModel) -> int:
+    """The most that TensorFlow takes to make the step as it was traced, where a rewritten one takes less; 0 elsewhere.
+
+    On other devices than a CPU that is host memory.
+    """
+    if device.kind != "cpu" or not any(map(thrown_away, (graph, *graph.all_bodies()))):
+        return 0
+    return computed_bytes(graph)

@@ -22,10 +22,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from tfswap.compiler.options import Options
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import HIDES, refuse_compiled_caller
-from tfswap.device import machine
 from tfswap.errors import TfswapError, UnsupportedGraph
 from tfswap.frontends.tracing import (
     FIRST_ORDER,
@@ -49,7 +47,6 @@ from tfswap.runtime.step import Step
 from tfswap.runtime.step_cache import StepCache, shapes_of
 from tfswap.runtime.step_compiler import Shapes
 from tfswap.runtime.trace import Trace
-from tfswap.support.sizes import is_share
 
 if TYPE_CHECKING:
     from tfswap.ops.runtime import StepStats
@@ -125,7 +122,7 @@ class OptimizedFunction(Generic[P, R]):
             on_exceeded,
             self._program,
             self._lock,
-            self._under_limit,
+            OptimizedFunction,
             trace_of or functools.partial(Trace, self.__name__),
             first_shapes,
         )
@@ -401,16 +398,6 @@ class OptimizedFunction(Generic[P, R]):
         step = self._steps.step_for(concrete, inputs)
         self._note(step)
         return step
-
-    def _under_limit(self, function: Any) -> Any:
-        """A function that computes sizes for this one, kept to its limit too, as far as that is known by then."""
-        limit = self._request.memory_limit
-        if limit is None or is_share(limit):
-            limit = self.granted_bytes or machine.device_limit_bytes(machine.current_device()[0])
-        if limit is None or self._request.changes_nothing:
-            return function
-        tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
-        return OptimizedFunction(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
 
     def _note_unplanned(self, why: str) -> None:
         """Take note that the latest call had no plan."""

@@ -300,14 +300,14 @@ class StepFunction(OptimizedFunction):
     """
 
     def __init__(self, concrete: Any, file_step: _FileStep, loaded: _Loaded):
-        name = _name_of(file_step)
+        name, library = _name_of(file_step), loaded.library
         super().__init__(
             _nameless(),
             file_step.request,
             loaded.on_exceeded,
             loaded.program,
             name=name,
-            trace_of=lambda concrete: FileTrace(name, concrete, file_step, loaded.library),
+            trace_of=lambda concrete: FileTrace(name, concrete, file_step, library),
             first_shapes=file_step.planned_for,
             refuses_outer_gradients=OUTSIDE if file_step.saved.rewritten and not file_step.decorated else "",
         )

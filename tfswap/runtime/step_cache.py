@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tfswap.compiler.options import Options
 from tfswap.compiler.preconditions import UnknownSizes
 from tfswap.compiler.request import Request
 from tfswap.compiler.rival_rewriters import refuse_rewriters
+from tfswap.device import machine
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, UnsupportedGraph
 from tfswap.runtime.dynamic_sizes import ToldSizes, find_told_sizes, follow_from_arguments, have_values
 from tfswap.runtime.joint_trace import Joint
@@ -26,6 +28,7 @@ from tfswap.runtime.program import Program
 from tfswap.runtime.step import Step
 from tfswap.runtime.step_compiler import Shapes
 from tfswap.runtime.trace import Trace
+from tfswap.support.sizes import is_share
 
 MAX_COUNTED = 1024
 """So many sizes are counted of those that a plan for larger ones covers."""
@@ -63,7 +66,8 @@ class StepCache:
         on_exceeded: "warn" or "raise".
         program: that the function is a part of.
         lock: held by whoever runs a step of the function.
-        under_limit: from a function that computes sizes of a trace to the same kept to the limit.
+        optimized: from a `tf.function`, a request and `on_exceeded` to the same under a limit: functions that compute
+            sizes are kept to the limit too.
         trace_of: from a ConcreteFunction to the trace that its steps have.
         first_shapes: from the number of a trace's arguments to the shapes that its first step is planned for, where
             they cover those of the call; None where it is planned for those of the call.
@@ -80,7 +84,7 @@ class StepCache:
         on_exceeded: str,
         program: Program,
         lock: threading.RLock,
-        under_limit: Callable[[Any], Any],
+        optimized: Callable[[Any, Request, str], Any],
         trace_of: Callable[[Any], Trace],
         first_shapes: Callable[[int], Shapes] | None = None,
     ):
@@ -89,7 +93,7 @@ class StepCache:
         self._on_exceeded = on_exceeded
         self._program = program
         self._lock = lock
-        self._under_limit = under_limit
+        self._optimized = optimized
         self._trace_of = trace_of
         self._first_shapes = first_shapes
         self._steps: dict[Any, list[Step]] = {}
@@ -200,6 +204,16 @@ class StepCache:
         elif not joint and not follow_from_arguments(concrete, inputs):
             raise error
         raise UnknownSizes(error.what, why) from None
+
+    def _under_limit(self, function: Any) -> Any:
+        """A function that computes sizes, kept to the limit too, as far as that is known by then."""
+        limit = self._request.memory_limit
+        if limit is None or is_share(limit):
+            limit = self.granted_bytes or machine.device_limit_bytes(machine.current_device()[0])
+        if limit is None or self._request.changes_nothing:
+            return function
+        tactics = tuple(t for t in self._request.options.tactics if t != "swap")  # host memory is the step's
+        return self._optimized(function, Request(limit, Options(tactics), None, "optimize"), self._on_exceeded)
 
     def _find_sizes(self, concrete: Any, inputs: Sequence[Any]) -> bool:
         """Compute more of the trace's sizes from these arguments from now on; whether there are more."""

@@ -1,0 +1,25 @@
+"""Which slots to reserve for the small tensors of a step that is searched for plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfswap.compiler.search import Search
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.small_slots import choose_niches
+from tfswap.simulator.simulate import Resident
+
+
+def reserved_slots(search: Search, resident: Resident, others: Sequence[int] = ()) -> list[int]:
+    """The bytes of each small tensor that the step holds simultaneously with others of its size, in an arena like this;
+    none where the arena has less than the step needs at least, wherever that lies.
+
+    Args:
+        others: bytes of each tensor that others allocate while the step runs, which have slots too.
+    """
+    plain = search.variants.plain
+    least_bytes = search.planner_of(search.lowest().variant).live_floor_bytes
+    if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
+        return []
+    order = search.planner_of(plain).problems[0].order
+    return choose_niches(plain.flow, build_schedule(order, ()), resident, others)

@@ -1,0 +1,66 @@
+"""The report of a planned step, and its memory over time."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from tfswap.compiler.backward import trains
+from tfswap.compiler.search import Search
+from tfswap.plan.plan import Plan
+from tfswap.report.report import Report, make_report
+from tfswap.report.timeline import Timeline
+from tfswap.simulator.simulate import Resident
+from tfswap.simulator.working_set import largest_working_set
+
+if TYPE_CHECKING:
+    from tfswap.compiler.compiler import Optimizer
+
+
+def report_of(optimizer: Optimizer, plan: Plan, resident: Resident | None = None) -> Report:
+    """What was found and decided.
+
+    Args:
+        resident: what is in the arena before the step; by default what is supposed to be.
+    """
+    search, variants = optimizer.search, optimizer.variants
+    variant = optimizer.variant_of(plan)
+    there = search.resident_of(variant.rewriting) if resident is None else resident
+    return make_report(
+        variant.flow,
+        search.planner_of(variant),
+        plan,
+        variants.saved_bytes,
+        variants.remade_s(variant.rewriting, optimizer.costs),
+        variants.permits,
+        variant.encodings,
+        variant.inner,
+        variant.bodies,
+        optimizer.floor_bytes,
+        lambda: optimizer.baseline,
+        trains(optimizer.graph),
+        optimizer.locate,
+        functools.cache(lambda: optimizer.timeline(plan, there)),
+        functools.partial(_largest_working_set, search),
+        there,
+    )
+
+
+def timeline_of(optimizer: Optimizer, plan: Plan, resident: Resident) -> Timeline:
+    """The bytes in the arena over the step, without and with `plan`.
+
+    Args:
+        resident: the content of the arena before the planned step.
+    """
+    after = None if plan.changes_nothing else optimizer.form_of(plan).record(optimizer.costs, resident)
+    unoptimised = optimizer.baseline
+    return Timeline(
+        optimizer.unoptimised.record(), after, unoptimised.seconds, unoptimised.peak_bytes, plan.planned_peak_bytes
+    )
+
+
+def _largest_working_set(search: Search) -> tuple[str, int]:
+    """The kernel that needs most in itself, of the variant that can be brought down to the least, and its bytes."""
+    flow = search.lowest().variant.flow
+    kernel, nbytes = largest_working_set(flow)
+    return ("", 0) if kernel < 0 else (flow.nodes[kernel].name, nbytes)

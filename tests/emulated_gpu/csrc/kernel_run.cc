@@ -81,7 +81,8 @@ void ForLists(Tensor* tensor, Visit visit) {
   }
 }
 
-// What a kernel may read or write of memory that copies touch as well.
+// What a kernel may read or write of memory that copies touch as well: the device's, and variables in pinned memory. What
+// it has in the host's memory by its registration is read and written by the host, before it returns.
 class Touched {
  public:
   void Add(const Tensor& tensor) {
@@ -124,7 +125,7 @@ class Run {
     Touched reads, writes;
     for (int i = 0; i < ctx_->num_inputs(); ++i) {
       if (!ctx_->has_input(i)) continue;
-      reads.Add(ctx_->input(i));
+      if (ctx_->input_memory_type(i) != tensorflow::HOST_MEMORY) reads.Add(ctx_->input(i));
       if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) reads.AddVariable(ctx_, ctx_->input(i));
     }
     MakeInputs();
@@ -216,7 +217,7 @@ class Run {
       if (!on_host) MoveToDevice(result.get());
       ctx_->set_output(i, *result);
     }
-    writes->Add(*ctx_->mutable_output(i));
+    if (ctx_->output_memory_type(i) != tensorflow::HOST_MEMORY) writes->Add(*ctx_->mutable_output(i));
   }
 
   void MoveToDevice(Tensor* tensor) {

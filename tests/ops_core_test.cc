@@ -106,6 +106,24 @@ void PoolTakesTheBestFit() {
   for (void* piece : {wall, wall2, fitting}) pool.Free(piece);
 }
 
+// A device's pinned pool and the CPU's share one limit: what one holds unused is the other's.
+void PoolsLeaveEachOtherWhatTheyDoNotUse() {
+  HostBudget budget;
+  MmapBlockSource source;
+  HostPool pinned(&source, &budget), pageable(&source, &budget);
+  HostPool::Failure failure;
+  budget.SetLimit(size_t{8} << 20);
+  CHECK(pageable.Reserve(size_t{8} << 20) == HostPool::Failure::kNone);
+  void* piece = pinned.Allocate(size_t{4} << 20, &failure);
+  CHECK(piece != nullptr && failure == HostPool::Failure::kNone);
+  CHECK(pageable.reserved_bytes() == 0);
+  // What is in use stays where it is.
+  CHECK(pageable.Reserve(size_t{6} << 20) == HostPool::Failure::kLimit);
+  pinned.Free(piece);
+  CHECK(pageable.Reserve(size_t{6} << 20) == HostPool::Failure::kNone);
+  CHECK(pinned.reserved_bytes() == 0);
+}
+
 void PoolKeepsTheLimit() {
   HostBudget budget;
   MmapBlockSource source;
@@ -783,6 +801,7 @@ int main() {
   LaneWithoutThreads();  // before there are any
   PoolReusesSplitsAndMerges();
   PoolTakesTheBestFit();
+  PoolsLeaveEachOtherWhatTheyDoNotUse();
   PoolKeepsTheLimit();
   ClaimsAddUp();
   AStepsMemoryIsOneBlock();

@@ -48,6 +48,7 @@ class Plugin:
         c.emulated_gpu_report.restype = ctypes.c_char_p
         c.emulated_gpu_set_links.argtypes = [ctypes.c_double] * 3
         c.emulated_gpu_set_kernel_us.argtypes = [ctypes.c_double]
+        c.emulated_gpu_set_check.argtypes = [ctypes.c_bool]
         c.emulated_gpu_set_faults.argtypes = [ctypes.c_uint, ctypes.c_uint]
         self._c = c
 
@@ -73,6 +74,10 @@ class Plugin:
 
     def set_kernel_us(self, microseconds: float) -> None:
         self._c.emulated_gpu_set_kernel_us(microseconds)
+
+    def set_check(self, check: bool) -> None:
+        """Whether races are looked for from now on."""
+        self._c.emulated_gpu_set_check(check)
 
     def set_faults(self, ignored_waits: tuple[str, ...] = (), early_events: tuple[str, ...] = ()) -> None:
         """As in Gpus, from now on."""

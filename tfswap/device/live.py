@@ -15,34 +15,73 @@ if TYPE_CHECKING:
     from tfswap.native.load import CLook
 
 
-@functools.cache
-def live_device() -> tuple[str, DeviceModel]:
-    """Its name and model, as of `machine.current_device`."""
-    return machine.current_device(live=True)
+class LiveDevice:
+    """A device that steps of this process run on.
+
+    Attributes:
+        name: "GPU:0".
+        model: what is planned for.
+    """
+
+    def __init__(self, name: str, model: DeviceModel):
+        self.name = name
+        self.model = model
+
+    @functools.cached_property
+    def has_arena(self) -> bool:
+        """Whether it has an arena that can be looked at."""
+        return machine.memory_info(self.name) is not None
+
+    @functools.cached_property
+    def _looked_at(self) -> tuple[Callable[[int, bool], CLook], int]:
+        """What looks at its allocator, and that."""
+        import tfswap.ops
+
+        return tfswap.ops.looker(), machine.allocator(self.name) if self.has_arena else 0
+
+    def look(self, *, before: bool) -> CLook:
+        """What the allocator tells now.
+
+        Args:
+            before: a step comes next, which finds the arena in the layout that is told.
+        """
+        looker, allocator = self._looked_at
+        return looker(allocator, before)
+
+    def is_live(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call with these inputs runs at once, in an arena that can be looked at."""
+        import tensorflow as tf
+
+        return self.has_arena and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
 
 
 @functools.cache
-def has_arena() -> bool:
-    """Whether the device has an arena that can be looked at."""
-    return machine.memory_info(live_device()[0]) is not None
+def _live(on_cpu: bool) -> LiveDevice:
+    return LiveDevice(*machine.current_device(live=True, on_cpu=on_cpu))
 
 
-@functools.cache
-def _looked_at() -> tuple[Callable[[int, bool], CLook], int]:
-    """What looks at the device's allocator, and that."""
-    import tfswap.ops
-
-    return tfswap.ops.looker(), machine.allocator(live_device()[0]) if has_arena() else 0
+def live_device() -> LiveDevice:
+    """What runs a step that is called here."""
+    return _live(machine.scope_is_cpu())
 
 
-def look(*, before: bool) -> CLook:
-    """What the allocator tells now.
+def device_of(concrete: Any, captures: Sequence[Any]) -> LiveDevice:
+    """What runs a trace that is called here: a CPU where no part of it is on a GPU.
+
+    Nodes that name no device are where the call is; outside of a `tf.device`, where TensorFlow places them.
 
     Args:
-        before: a step comes next, which finds the arena in the layout that is told.
+        captures: what it captures.
     """
-    looker, allocator = _looked_at()
-    return looker(allocator, before)
+    import tensorflow as tf
+
+    if not tf.config.list_logical_devices("GPU"):
+        return _live(False)
+    here = "CPU" if machine.scope_is_cpu() else "GPU"
+    named = (op.device for op in concrete.graph.get_operations() if op.type not in ("Placeholder", "NoOp"))
+    handles = (t.device for t in captures if t.dtype == tf.resource and not tf.is_symbolic_tensor(t))
+    used = {machine.type_of(device) or here for device in (*named, *filter(None, handles))}
+    return _live(used <= {"CPU"})
 
 
 def runs_at_once() -> bool:
@@ -50,13 +89,6 @@ def runs_at_once() -> bool:
     import tensorflow as tf
 
     return tf.executing_eagerly()
-
-
-def is_live(inputs: Sequence[Any]) -> bool:
-    """Whether a call with these inputs runs at once, in an arena that can be looked at."""
-    import tensorflow as tf
-
-    return has_arena() and runs_at_once() and not any(tf.is_symbolic_tensor(t) for t in inputs)
 
 
 @contextlib.contextmanager
@@ -86,7 +118,8 @@ def _raise_peak(peak_bytes: int, device: str) -> None:
     while (info := machine.memory_info(device)) is not None and info.peak_bytes < peak_bytes:
         half = (peak_bytes - info.current_bytes) // 2
         try:
-            held.append(tf.raw_ops.Empty(shape=[half], dtype=tf.uint8))
+            with tf.device(device):
+                held.append(tf.raw_ops.Empty(shape=[half], dtype=tf.uint8))
         except tf.errors.ResourceExhaustedError:
             return
 

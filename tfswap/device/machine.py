@@ -36,17 +36,30 @@ def require_tensorflow() -> Any:
     return tf
 
 
-def current_device(live: bool = False) -> tuple[str, DeviceModel]:
+def type_of(device: str) -> str:
+    """ "CPU" of "/job:localhost/replica:0/task:0/device:CPU:0"; "" where it names no device."""
+    return device.partition("/device:")[2].partition(":")[0].upper()
+
+
+def scope_is_cpu() -> bool:
+    """Whether what is called here runs on a CPU, by the `tf.device` around it."""
+    from tensorflow.python.eager import context
+
+    return type_of(context.context().device_name or "") == "CPU"
+
+
+def current_device(live: bool = False, on_cpu: bool | None = None) -> tuple[str, DeviceModel]:
     """The device that TensorFlow places a step on, by name ("GPU:0") and as a model.
 
     Args:
         live: a step will run on it, in an arena that is watched: ask also what takes the ops to find out.
+        on_cpu: whether it is a CPU even where there are GPUs; None for what the `tf.device` around the call says.
     """
     import tensorflow as tf
 
     intra = tf.config.threading.get_intra_op_parallelism_threads() or _default_threads("TF_NUM_INTRAOP_THREADS")
     inter = tf.config.threading.get_inter_op_parallelism_threads() or _default_threads("TF_NUM_INTEROP_THREADS")
-    if tf.config.list_logical_devices("GPU"):
+    if tf.config.list_logical_devices("GPU") and not (scope_is_cpu() if on_cpu is None else on_cpu):
         return "GPU:0", _gpu(intra, inter)
     found = DeviceModel("cpu", _onednn(), intra, inter)
     if live and memory_info("CPU:0") is not None:

@@ -10,11 +10,13 @@ its own, and TPUs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfswap.device.machine import type_of
 from tfswap.errors import UnsupportedGraph
-from tfswap.ir.graph import Graph, Node
+from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_const
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.device_carriers import FIRST, unit, units
@@ -53,6 +55,60 @@ def place(name: str, graph: Graph, given: Sequence[Any], device: DeviceModel) ->
                 "and call it in a loop outside."
             )
     _place(graph, given)
+
+
+def refuse_parts_on_cpu(name: str, graph: Graph, captures: Sequence[Any], device: DeviceModel) -> None:
+    """Raise UnsupportedGraph where TensorFlow runs a part of a GPU's step on the CPU: an order and an arena are of one
+    device. What is left as it was traced may have such parts.
+
+    Args:
+        graph: of the step, whose last feeds are these captures.
+    """
+    if device.kind == "gpu" and (found := next(_on_cpu(graph, captures), None)) is not None:
+        why, remedy = found
+        raise UnsupportedGraph(f"{name}: {why}, and a step on a GPU is planned for that alone. {remedy}.")
+
+
+def _on_cpu(graph: Graph, captures: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Why nodes are on the CPU, and what to do, one after the other."""
+    feeds = graph.feeds[len(graph.feeds) - len(captures) :]
+    hosted = {f for f, t in zip(feeds, captures, strict=True) if type_of(getattr(t, "device", "") or "") == "CPU"}
+    for part in (graph, *graph.all_bodies()):
+        of_feeds = set(part.feeds)
+        for node in part:
+            what = f"{node.name!r} ({node.op})"
+            if node in of_feeds:
+                continue
+            if type_of(node.device) == "CPU":
+                yield f"{what} has the device {node.device}", "Leave its device to TensorFlow"
+            elif any(t.type.dtype == "resource" and t.node in hosted for t in node.inputs):
+                yield f"{what} uses a variable that is on the CPU", "Create the variable on the GPU"
+            elif not _has_gpu_kernel(node):
+                why = f"TensorFlow has no kernel for GPUs of {what}"
+                yield why, "Call it outside of the function that is optimized"
+
+
+def _has_gpu_kernel(node: Node) -> bool:
+    kernels = _gpu_kernels(node.op)
+    if kernels is None:
+        return True
+    types = {name: value for name, value in node.attrs.items() if isinstance(value, Dtype)}
+    return any(all(types[name] in allowed for name, allowed in kernel.items() if name in types) for kernel in kernels)
+
+
+@functools.cache
+def _gpu_kernels(op: str) -> tuple[dict[str, frozenset[str]], ...] | None:
+    """By attribute, the types that each kernel for GPUs takes; None where no device has one, since calls have none."""
+    from tensorflow.python.framework import dtypes, kernels
+
+    found: Any = kernels.get_registered_kernels_for_op(op).kernel
+    if not found:
+        return None
+    return tuple(
+        {c.name: frozenset(dtypes.as_dtype(t).name for t in c.allowed_values.list.type) for c in kernel.constraint}
+        for kernel in found
+        if kernel.device_type in ("GPU", "DEFAULT")
+    )
 
 
 def refuse_several(name: str, graph: Graph) -> None:

@@ -101,7 +101,7 @@ def load(model: str | os.PathLike[str], *, memory_limit: int | str | None = None
     load_for(node for fdef in file.library.values() for node in fdef.node_def)
     limits = [step.request.memory_limit for step in loaded.steps.values()]
     if known := [parse_limit(limit) for limit in limits if limit is not None and not is_share(limit)]:
-        make_one_region(live_device()[0], max(known))
+        make_one_region(live_device().name, max(known))
     with _loading, mock.patch.object(saved_model_load, "Loader", _loader_of(loaded, file)):
         made = tf.saved_model.load(os.fspath(model))
     if not loaded.found and not all(step.decorated for step in loaded.steps.values()):
@@ -265,7 +265,7 @@ class FileTrace(Trace):
             imported = super().import_graph(arguments, sizes, keeps=keeps)
         else:
             imported = Imported(self._original(arguments))
-            place(self.name, imported.graph, [*arguments, *without_asking(self.concrete)], live_device()[1])
+            place(self.name, imported.graph, [*arguments, *without_asking(self.concrete)], self.device.model)
         graph, plan = imported.graph, self._file_step.plan
         same = plan is not None and not plan.changes_nothing and plan.fingerprint == fingerprint(graph, contents(graph))
         self._file_plan = plan if same else None

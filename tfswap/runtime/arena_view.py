@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfswap.analysis.variables import copied_bytes, written_in_bodies, written_variables
 from tfswap.compiler.compiler import Optimizer
 from tfswap.device import machine
-from tfswap.device.live import live_device, look
+from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import WrittenVariables
 from tfswap.runtime.captures import without_asking
 from tfswap.simulator.simulate import Resident
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 class ArenaView:
-    """What one step finds in the arena.
+    """What one step finds in the device's arena.
 
     Attributes:
         shared: feeds of variables whose buffers tensors hold too, at the latest look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: LiveDevice):
+        self._device = device
         self.shared: frozenset[str] = frozenset()
         self._variables: WrittenVariables | None = None
 
     def look_before(self) -> CLook:
         """What the step that comes next finds."""
         self.shared = frozenset() if self._variables is None else self._variables.shared()
-        return look(before=True)
+        return self._device.look(before=True)
 
     def resident(self, *, instantiated: bool = False) -> Resident:
         """What is in the arena now.
@@ -40,7 +41,7 @@ class ArenaView:
         Args:
             instantiated: whether the step's constants are.
         """
-        found = machine.resident(live_device()[0])
+        found = machine.resident(self._device.name)
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared)
 
     def copied_bytes(self, optimizer: Optimizer) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import fetched_bytes
 from tfswap.compiler.request import Request
-from tfswap.device.live import live_device, look
 from tfswap.device.memory_owners import Holders
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
@@ -213,7 +212,7 @@ class ArenaWatch:
             before: what it found.
             ticket: as `turn.begin` gives it.
         """
-        after = look(before=False)
+        after = self._trace.device.look(before=False)
         self._seen_bytes = after.peak_bytes
         self._maker.audit_new(after)
         if after.peak_bytes <= before.peak_bytes:
@@ -251,7 +250,7 @@ class ArenaWatch:
 
     def _possible_cause(self) -> str:
         """What may have taken memory that nothing shows any more."""
-        tightest = next(iter(self.report.convolutions), None) if live_device()[1].kind == "gpu" else None
+        tightest = next(iter(self.report.convolutions), None) if self._trace.device.model.kind == "gpu" else None
         return messages.what_may_have_taken_it(tightest, self.report.unmodelled)
 
     def complain(self, message: str) -> None:

@@ -14,13 +14,14 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.offline import ALWAYS_OPEN
 from tfswap.compiler.origin import Origin, SavedStep, sized
 from tfswap.compiler.request import Request
-from tfswap.device.live import live_device, look
+from tfswap.device.placement import refuse_parts_on_cpu
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
 from tfswap.passes.memory_reservation import Claim, reserve_memory
 from tfswap.passes.random_state import share_random_state
 from tfswap.plan.plan import Plan
 from tfswap.runtime.audit import Audit, gates_of
+from tfswap.runtime.captures import without_asking
 from tfswap.runtime.trace import Trace
 from tfswap.support.sizes import format_bytes
 
@@ -64,12 +65,14 @@ class FunctionMaker:
         """
         import tfswap.ops
 
+        captures = without_asking(self._trace.concrete)
+        refuse_parts_on_cpu(self._trace.name, optimizer.graph, captures, self._trace.device.model)
         gate = tfswap.ops.new_gate()
         graph = optimizer.rewrite(plan, gate, checked_by_gate=not live)
         claim = self._request.options.claim(self._owner, plan)
         swaps = reserve_memory(graph, optimizer.target, claim)
         trace = f"{self._trace.concrete.name.decode()}/{self._trace.kind}"
-        if live_device()[1].kind == "cpu" and share_random_state(graph, optimizer.target, self._owner, trace):
+        if self._trace.device.model.kind == "cpu" and share_random_state(graph, optimizer.target, self._owner, trace):
             tfswap.ops.keep_states(self._owner)
         function = self._export(optimizer, graph, plan, gate)
         if swaps:
@@ -81,10 +84,10 @@ class FunctionMaker:
         """Let TensorFlow make a function's kernels and constants."""
         import tfswap.ops
 
-        before = look(before=False)
+        before = self._trace.device.look(before=False)
         with tfswap.ops.instantiating():
             self._trace.make_kernels(function, inputs)
-        after = look(before=False)
+        after = self._trace.device.look(before=False)
         if after.peak_bytes > before.peak_bytes:
             self.making_bytes = after.peak_bytes
         self.audit()
@@ -129,7 +132,7 @@ class FunctionMaker:
         import tfswap.ops
 
         name = self._trace.name
-        if live_device()[1].kind != "cpu":
+        if self._trace.device.model.kind != "cpu":
             # Pinned memory is the device's own, and its kernels reserve it, and what is on disk.
             tfswap.ops.claim(self._owner, claim.host_limit_bytes)
             return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
-from tfswap.device.live import live_device
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.planner.planner import promised
 from tfswap.runtime import messages
+from tfswap.runtime.trace import Trace
 from tfswap.simulator.bfc_allocator import regions_of
 from tfswap.simulator.simulate import Resident
 from tfswap.support.sizes import is_share, parse_limit
@@ -29,7 +29,6 @@ class StepLimit:
     """The limit of one step.
 
     Args:
-        name: of the function, for messages.
         granted_bytes: the most that another trace of the function was granted.
 
     Attributes:
@@ -39,8 +38,8 @@ class StepLimit:
         is_final: whether a share has become bytes for good.
     """
 
-    def __init__(self, name: str, request: Request, granted_bytes: int):
-        self._name = name
+    def __init__(self, trace: Trace, request: Request, granted_bytes: int):
+        self._trace = trace
         self._request = request
         self._granted_bytes = granted_bytes
         self.bytes: int | None = None
@@ -48,7 +47,7 @@ class StepLimit:
 
     def compute(self, optimizer: Optimizer, resident: Resident) -> None:
         """Compute the bytes: a share depends on the unoptimised peak."""
-        limit = self._request.limit(live_device()[0])
+        limit = self._request.limit(self._trace.device.name)
         if limit is not None:
             asked = parse_limit(limit, lambda: optimizer.baseline.peak_bytes)
             if is_share(limit):
@@ -70,20 +69,22 @@ class StepLimit:
         Its limit is a share, of the whole of its unoptimised peak, which it was not seen to pass: ops of a rewritten
         step can take more than a tiny step has.
         """
-        limit = self._request.limit(live_device()[0])
+        limit = self._request.limit(self._trace.device.name)
         is_whole = self.bytes is not None and self.bytes >= optimizer.baseline.peak_bytes
         return limit is not None and is_share(limit) and is_whole and not ordered
 
     def refusal(self, error: InfeasibleMemoryLimit, optimizer: Optimizer, resident: Resident) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""
         arena_bytes = resident.limit_bytes
-        asked = self._request.limit(live_device()[0])
+        asked = self._request.limit(self._trace.device.name)
         assert asked is not None, "a plan for no limit is never refused"
         asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
         if not arena_bytes or max(error.floor_bytes, asked_bytes) <= arena_bytes:
             return error
         return InfeasibleMemoryLimit(
-            messages.refused_by_the_arena(error, live_device()[0], arena_bytes, len(regions_of(resident.chunks))),
+            messages.refused_by_the_arena(
+                error, self._trace.device.name, arena_bytes, len(regions_of(resident.chunks))
+            ),
             floor_bytes=error.floor_bytes,
             limit_bytes=asked_bytes,
         )

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfswap.device.live import live_device
 from tfswap.device.placement import refuse_several
 from tfswap.errors import TfswapError
 from tfswap.ir.graph import Graph
@@ -90,7 +89,7 @@ class OuterGradientTrace(Trace):
         return record.stop_recording()
 
     def import_graph(self, arguments: Sequence[Any], sizes: Any, *, keeps: Any) -> Imported:
-        graph = self._joint.import_graph(arguments, Target(live_device()[1]))
+        graph = self._joint.import_graph(arguments, Target(self.device.model))
         refuse_several(self.name, graph)
         # Where the gradients of large results lie is up to what the caller did. Each may get a chunk of up to twice its
         # size whole, or take one that something else of the second half was planned to have.

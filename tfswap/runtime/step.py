@@ -16,7 +16,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.request import Request
 from tfswap.device import machine
 from tfswap.device.cudnn import limit_workspaces, without_redzones
-from tfswap.device.live import free_functions, has_arena, is_live, live_device, look, runs_at_once
+from tfswap.device.live import free_functions, runs_at_once
 from tfswap.errors import InfeasibleMemoryLimit
 from tfswap.native.forks import calls_steps
 from tfswap.passes.device_carriers import FIRST, units
@@ -97,9 +97,9 @@ class Step:
         self._gate: int | None = None
         self._calls_steps = False  # whether what runs is TensorFlow's, and calls optimized steps
         self._inside_function: Any = None  # as of `_inside`
-        self._limit = StepLimit(trace.name, request, granted_bytes)
+        self._limit = StepLimit(trace, request, granted_bytes)
         self._margins = Margins()
-        self._arena = ArenaView()
+        self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
         self._compiler = StepCompiler(
             trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_beside
@@ -156,7 +156,7 @@ class Step:
 
     def fits(self) -> bool:
         """Whether the step, as it is planned, stays within its limit in the arena as it is now."""
-        return not has_arena() or self._watch.fits(self._arena.look_before())
+        return not self._trace.device.has_arena or self._watch.fits(self._arena.look_before())
 
     def audit(self) -> None:
         """Hold what TensorFlow has executed, also inside of other functions, against what was planned.
@@ -169,7 +169,7 @@ class Step:
         """What swapping did in the latest run of the function's, whose steps take turns."""
         from tfswap.ops.runtime import StepStats, step_stats
 
-        info = machine.memory_info(live_device()[0])
+        info = machine.memory_info(self._trace.device.name)
         peak = None if info is None else info.peak_bytes
         hits = 0
         if self.instead_of is not None:
@@ -187,10 +187,10 @@ class Step:
             plain: the call runs at once, and neither a tape nor who may cancel it has a part in it.
         """
         asked = captured(self._trace.concrete)
-        if self._request.changes_nothing or not has_arena() or not (plain or runs_at_once()):
+        if self._request.changes_nothing or not self._trace.device.has_arena or not (plain or runs_at_once()):
             result = self._call(inputs, plain, asked)
             if self._maker.has_made:
-                self._maker.audit_new(look(before=False))
+                self._maker.audit_new(self._trace.device.look(before=False))
         else:
             result = self._in_turn(inputs, plain, asked)
         return self._trace.finish(result, self._run_part)
@@ -222,14 +222,14 @@ class Step:
 
     def _run_part(self, run: Callable[[], Any]) -> Any:
         """Run what is a part of the step and comes later, and notice what it took."""
-        if not has_arena():
+        if not self._trace.device.has_arena:
             result = run()
-            self._maker.audit_new(look(before=False))
+            self._maker.audit_new(self._trace.device.look(before=False))
             return result
         outer = turn.held()
         try:
             ticket = turn.begin(self._compiler.waits)
-            before = look(before=False)
+            before = self._trace.device.look(before=False)
             result = run()
             self._watch.notice(before, ticket, result)
             return result
@@ -237,7 +237,7 @@ class Step:
             turn.end(outer)
 
     def _call(self, inputs: Sequence[Any], plain: bool, asked: list[Any] | None) -> Any:
-        takes_turns = has_arena() and not self._request.changes_nothing
+        takes_turns = self._trace.device.has_arena and not self._request.changes_nothing
         inside = self._inside if takes_turns and not (plain or runs_at_once()) else None
         rewritten = self._gate is not None
         return self._trace.call(self.function, inputs, asked, rewritten=rewritten, plain=plain, inside=inside)
@@ -246,7 +246,7 @@ class Step:
         """What is called where another function is traced: it runs this step when that runs, where Python can do so."""
         optimizer, concrete = self.optimizer, self._trace.concrete
         assert optimizer is not None, "it has been planned"
-        graph, device = optimizer.graph, live_device()[1]
+        graph, device = optimizer.graph, self._trace.device.model
         on_others = any({*units(part)} - {FIRST} for part in (graph, *graph.all_bodies()))
         if device.kind != "cpu" or on_others or self._calls_steps or not can_run(concrete):
             return self.function
@@ -271,13 +271,15 @@ class Step:
         """Plan, if that has not been done. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
         if self.planned:
             return
-        with turn.planning(), progress.task(f"planning {self.name}"):
+        with turn.planning(self._trace.device), progress.task(f"planning {self.name}"):
             if self.planned:
                 return
             try:
                 if self._first:
                     request = self._request
-                    alone = request.changes_nothing or request.plan is not None or not is_live(inputs)
+                    alone = (
+                        request.changes_nothing or request.plan is not None or not self._trace.device.is_live(inputs)
+                    )
                     plan_with_others(self, inputs, alone=alone)
                 else:
                     self.plan_now(inputs, ordered=self.instead_of is not None)
@@ -292,7 +294,7 @@ class Step:
             ordered: order the step also where its limit is well above the unoptimised peak.
         """
         with self._trace.planning():
-            live = not self._request.changes_nothing and is_live(inputs)
+            live = not self._request.changes_nothing and self._trace.device.is_live(inputs)
             planned = PlanningLoop(
                 self._trace,
                 self._request,
@@ -326,7 +328,7 @@ class Step:
                 self._watch.complain(messages.exceeded_while_made(self.name, making_bytes, limit_bytes))
 
     def _limit_cudnn(self) -> None:
-        if self.limit_bytes is not None and live_device()[1].kind == "gpu":
+        if self.limit_bytes is not None and self._trace.device.model.kind == "gpu":
             without_redzones()
         if self._request.options.limit_workspaces:
             limit_workspaces(self.report.workspace_bytes)

@@ -9,7 +9,7 @@ from typing import Any
 from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
-from tfswap.device.live import free_functions, has_arena, live_device
+from tfswap.device.live import free_functions
 from tfswap.device.small_slots import make_niches
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
@@ -77,7 +77,7 @@ class StepCompiler:
             first: whether it has not been planned yet.
         """
         optimizer = self.optimizer or self._new_optimizer(inputs)
-        if first and not self._request.changes_nothing and has_arena():
+        if first and not self._request.changes_nothing and self._trace.device.has_arena:
             self._arena.own_buffers(optimizer, self._trace.concrete, inputs)
         free_functions()
         batches = self._margins.batches
@@ -105,7 +105,7 @@ class StepCompiler:
         if (known := self._trace.plan_made_before(optimizer, limit_bytes, margins.others_bytes)) is not None:
             return known
         if self._request.plan is not None or self._request.changes_nothing:
-            return self._request.choose(optimizer, live_device()[0])
+            return self._request.choose(optimizer, self._trace.device.name)
         spare = margins.spare(optimizer.flow, lacking_bytes)
         if spare:
             for margin in (*spare, margins.others_bytes):
@@ -122,7 +122,7 @@ class StepCompiler:
                 log.warning("tfswap: %s", messages.no_room_for_batches(self._trace.name, margins.elements_bytes))
             return plan
         assert limit_bytes is not None, "a plan for no limit is never refused"
-        if has_arena() and limit_bytes >= reported_floor(optimizer.fingerprint):
+        if self._trace.device.has_arena and limit_bytes >= reported_floor(optimizer.fingerprint):
             # A floor that was named has to hold in later processes too, and each has an arena that differs a little:
             # there plans may use up their margin.
             optimizer.extra_margin_bytes -= promised(limit_bytes) - limit_bytes
@@ -144,7 +144,7 @@ class StepCompiler:
         slots = optimizer.niches(resident, others)
         if resident.limit_bytes is not None and sum(slots) > resident.limit_bytes - limit_bytes:
             slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
-        self.slots = make_niches(live_device()[0], slots, limit_bytes)
+        self.slots = make_niches(self._trace.device.name, slots, limit_bytes)
         return max(slots) if self.slots else 0
 
     def floor_bytes(self, plan: Plan, *, rewritten: bool) -> int:
@@ -180,7 +180,7 @@ class StepCompiler:
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(
             graph,
-            live_device()[1],
+            self._trace.device.model,
             self._request.options,
             resident=resident,
             locate=SourceLines(self._trace.concrete),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tfswap.compiler.grappler import as_planned
-from tfswap.device.live import live_device
+from tfswap.device.live import device_of
 from tfswap.device.placement import place
 from tfswap.ir.graph import Graph
 from tfswap.plan.plan import Plan
@@ -53,6 +53,7 @@ class Trace:
         concrete: the trace.
 
     Attributes:
+        device: what runs the step.
         kind: what tells its random states from those of other traces of the same function.
         always_ordered: whether its step has an order under every limit.
         has_unseen_part: whether a part of the step runs later, and is not looked at where it runs as it was traced.
@@ -65,6 +66,7 @@ class Trace:
     def __init__(self, name: str, concrete: Any):
         self.name = name
         self.concrete = concrete
+        self.device = device_of(concrete, without_asking(concrete))
 
     def planning(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while the step is planned."""
@@ -80,7 +82,7 @@ class Trace:
         """
         from tfswap.importers.function import import_function
 
-        device, model = live_device()
+        device, model = self.device.name, self.device.model
         graph = import_function(self.concrete, arguments, sizes)
         given = [*arguments, *without_asking(self.concrete)]
         measure_compiled(graph, self.concrete, given, device, model)

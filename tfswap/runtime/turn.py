@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tfswap.device.live import has_arena
+from tfswap.device.live import LiveDevice
 
 SLICE_US = 100_000
 """A wait returns so often to Python, which can be interrupted only there."""
@@ -63,11 +63,11 @@ def alone(ticket: int) -> bool:
 
 
 @contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """A turn for planning: the arena is at rest."""
+def planning(device: LiveDevice) -> Iterator[None]:
+    """A turn for planning: the device's arena is at rest."""
     from tensorflow.python.eager import context
 
-    if not has_arena():
+    if not device.has_arena:
         with _planning:
             yield
         return

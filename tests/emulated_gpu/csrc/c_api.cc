@@ -46,6 +46,8 @@ EMULATED_GPU_C_API void emulated_gpu_set_kernel_us(double microseconds) {
   emulated_gpu::Settings::Get().kernel_us = microseconds;
 }
 
+EMULATED_GPU_C_API void emulated_gpu_set_check(bool check) { emulated_gpu::Settings::Get().checks = check; }
+
 // Faults, as masks of roles (settings.h).
 EMULATED_GPU_C_API void emulated_gpu_set_faults(unsigned ignored_waits, unsigned early_events) {
   emulated_gpu::Settings::Get().ignored_waits = ignored_waits;

@@ -73,9 +73,10 @@ void CopyToHost(const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMem
   stream->Push(microseconds, [to, values = std::move(values)] { std::memcpy(to, values->data(), values->size()); });
 }
 
-void CopyToDevice(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* to, const void* from, uint64_t bytes,
+void CopyToDevice(const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, const void* from, uint64_t bytes,
                   TF_Status*) {
   Counters::Get().Add(&Counters::Get().in, bytes);
+  if (CopiesConstant()) CreateStreamDependency(device, stream, ComputeStream(device->ordinal), nullptr);
   const std::string what = Copy(bytes, "to the device");
   Check(stream, what, {RangeOf(from, bytes)}, {RangeOf(to->opaque, bytes)});
   const double microseconds = Microseconds(Settings::Get().in, from, bytes);

@@ -18,12 +18,14 @@ namespace emulated_gpu {
 namespace {
 
 using tensorflow::Allocator;
+using tensorflow::AllocatorAttributes;
 using tensorflow::AsyncOpKernel;
 using tensorflow::Device;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 
 thread_local const OpKernel* current_op = nullptr;
+thread_local bool copies_constant = false;
 
 // TensorFlow has no hook for an op's begin on a device that a plug-in brings, nor for what an allocator frees. Its devices
 // and allocators are objects with virtual functions: an object is given a copy of its class's table, with other functions
@@ -48,10 +50,13 @@ void** CopyTable(void* object) {
 
 using Compute = void (*)(Device*, OpKernel*, OpKernelContext*);
 using ComputeAsync = void (*)(Device*, AsyncOpKernel*, OpKernelContext*, AsyncOpKernel::DoneCallback);
+using MakeTensorFromProto = absl::Status (*)(Device*, const tensorflow::TensorProto&, AllocatorAttributes,
+                                             tensorflow::Tensor*);
 using DeallocateRaw = void (*)(Allocator*, void*);
 
 Compute compute = nullptr;
 ComputeAsync compute_async = nullptr;
+MakeTensorFromProto make_tensor_from_proto = nullptr;
 DeallocateRaw deallocate_raw = nullptr;
 std::map<Allocator*, int> ordinals;  // filled before the allocator is watched
 
@@ -65,6 +70,14 @@ void WatchedComputeAsync(Device* device, AsyncOpKernel* kernel, OpKernelContext*
   const OpKernel* const outer = std::exchange(current_op, kernel);
   compute_async(device, kernel, ctx, std::move(done));
   current_op = outer;
+}
+
+absl::Status WatchedMakeTensorFromProto(Device* device, const tensorflow::TensorProto& proto,
+                                        AllocatorAttributes attributes, tensorflow::Tensor* tensor) {
+  const bool outer = std::exchange(copies_constant, true);
+  absl::Status status = make_tensor_from_proto(device, proto, attributes, tensor);
+  copies_constant = outer;
+  return status;
 }
 
 void WatchedDeallocateRaw(Allocator* allocator, void* memory) {
@@ -95,6 +108,8 @@ std::string CurrentOp() {
   return current_op == nullptr ? "" : absl::StrCat(current_op->type_string(), " '", current_op->name(), "'");
 }
 
+bool CopiesConstant() { return copies_constant; }
+
 std::string ByCurrentOp(const std::string& what) {
   return current_op == nullptr ? what : absl::StrCat(what, " by ", CurrentOp());
 }
@@ -116,6 +131,7 @@ void Watch(tensorflow::DeviceBase* base, int ordinal) {
   void** const table = CopyTable(device);
   Replace(table, PlaceOf(&Device::Compute), &compute, &WatchedCompute);
   Replace(table, PlaceOf(&Device::ComputeAsync), &compute_async, &WatchedComputeAsync);
+  Replace(table, PlaceOf(&Device::MakeTensorFromProto), &make_tensor_from_proto, &WatchedMakeTensorFromProto);
   *reinterpret_cast<void***>(device) = table;
 }
 

@@ -14,6 +14,10 @@ std::string CurrentOp();
 // `what`, by the current op.
 std::string ByCurrentOp(const std::string& what);
 
+// Whether this thread copies a constant to a device. TensorFlow's devices of plug-ins let such a copy begin before kernels
+// have ended that still use its memory (pluggable_device.cc, `sync_dst_compute`), as its own GPUs do not.
+bool CopiesConstant();
+
 // From now on ops of this device and what its allocator frees are seen. Once for each device.
 void Watch(tensorflow::DeviceBase* device, int ordinal);
 

@@ -37,7 +37,7 @@ struct Settings {
   const uint64_t jitter = static_cast<uint64_t>(Number("JITTER", 0));
   const bool protects = Number("PROTECT", 1) != 0;
   const bool poisons = Number("POISON", 1) != 0;
-  const bool checks = Number("CHECK", 1) != 0;
+  std::atomic<bool> checks{Number("CHECK", 1) != 0};
   // Work on streams ends as late as it can: when no thread of the process has anything else to do.
   const bool ends_late = Number("LATE", 0) != 0;
 

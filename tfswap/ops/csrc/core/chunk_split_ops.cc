@@ -61,15 +61,15 @@ Gives back what SplitChunk holds.
 struct Mutex {
   friend constexpr auto MemberOf(Mutex);
 };
-struct Chunks {
-  friend constexpr auto MemberOf(Chunks);
+struct ChunksOfArena {
+  friend constexpr auto MemberOf(ChunksOfArena);
 };
 template <typename Name, auto kMember>
 struct Named {
   friend constexpr auto MemberOf(Name) { return kMember; }
 };
 template struct Named<Mutex, &BFCAllocator::mutex_>;
-template struct Named<Chunks, &BFCAllocator::chunks_>;
+template struct Named<ChunksOfArena, &BFCAllocator::chunks_>;
 
 // TensorFlow's allocator, as ChunkSplitter takes it.
 class RealArena {
@@ -88,7 +88,7 @@ class RealArena {
   std::vector<size_t> FreeBytes() const {
     std::vector<size_t> found;
     absl::MutexLock lock(&(allocator_->*MemberOf(Mutex())));
-    for (const auto& chunk : allocator_->*MemberOf(Chunks())) {
+    for (const auto& chunk : allocator_->*MemberOf(ChunksOfArena())) {
       // One that is in no bin is no chunk: its place waits for another.
       if (!chunk.in_use() && chunk.bin_num >= 0) found.push_back(chunk.size);
     }

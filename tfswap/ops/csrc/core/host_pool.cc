@@ -98,6 +98,13 @@ void HostBudget::Trim(bool all) {
   for (HostPool* pool : pools_) pool->ReleaseUnusedBlocks();
 }
 
+void HostBudget::TrimOthers(const HostPool* pool) {
+  std::lock_guard<std::mutex> lock(pools_mu_);
+  for (HostPool* const other : pools_) {
+    if (other != pool) other->ReleaseUnusedBlocks();
+  }
+}
+
 void HostBudget::Join(HostPool* pool) {
   std::lock_guard<std::mutex> lock(pools_mu_);
   pools_.push_back(pool);
@@ -151,6 +158,13 @@ HostPool::~HostPool() {
 }
 
 void* HostPool::Allocate(size_t bytes, Failure* failure) {
+  void* const piece = TryAllocate(bytes, failure);
+  if (*failure != Failure::kLimit) return piece;
+  budget_->TrimOthers(this);
+  return TryAllocate(bytes, failure);
+}
+
+void* HostPool::TryAllocate(size_t bytes, Failure* failure) {
   const size_t rounded = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(mu_);
   *failure = Failure::kNone;
@@ -193,6 +207,13 @@ void HostPool::Free(void* data) {
 }
 
 HostPool::Failure HostPool::Reserve(size_t bytes) {
+  const Failure failure = TryReserve(bytes);
+  if (failure != Failure::kLimit) return failure;
+  budget_->TrimOthers(this);
+  return TryReserve(bytes);
+}
+
+HostPool::Failure HostPool::TryReserve(size_t bytes) {
   std::lock_guard<std::mutex> lock(mu_);
   bytes = RoundUp(bytes);
   const auto holds = [bytes](const auto& block) { return block.second >= bytes; };

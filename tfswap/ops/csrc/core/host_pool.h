@@ -94,6 +94,9 @@ class HostBudget {
     int claims = 0;
   };
 
+  // Blocks with nothing in use, of other pools than this one, go back to their sources: one that has none left of the
+  // limit needs them. Without that pool's lock.
+  void TrimOthers(const HostPool* pool);
   void Join(HostPool* pool);
   void Leave(HostPool* pool);
   uint64_t LimitLocked() const;
@@ -154,6 +157,8 @@ class HostPool {
   };
   using Pieces = std::map<uintptr_t, Piece>;
 
+  void* TryAllocate(size_t bytes, Failure* failure);
+  Failure TryReserve(size_t bytes);
   Failure AddBlockLocked(size_t bytes, bool populate);
   uint64_t ReservedBytesLocked() const;
   void* TakeLocked(size_t bytes);

@@ -164,3 +164,37 @@ def test_the_reference_has_what_pages_call_of_the_ops() -> None:
     called = {name for page in pages for name in re.findall(r"\btfswap\.ops\.(\w+)\(", page.read_text())}
     told = set(re.findall(r"^::: tfswap\.ops\.runtime\.(\w+)", (DOCS / "reference.md").read_text(), re.MULTILINE))
     assert {"configure", "stats"} <= called <= told
+
+
+# --- words ----------------------------------------------------------------------------------------------------
+
+RETIRED = {
+    r"\bniches?\b": "reserved slot",
+    r"\bhangs on\b": "depends on",
+    r"\bfor who asks\b": "opt-in",
+    r"\bhopeless": "unsatisfiable",
+    r"\bwhat came\b": "bytes allocated by others",
+    r"\bHolders\b": "owner",
+    r"\btakes? over (the|a|its) buffer": "buffer forwarding",
+    r"\bthat goes back\b": "backward loop",
+    r"\b(he|it|they) likes?\b": "what is not known, or arbitrary",
+    r"\bstrange\b": "unexpected, unknown",
+    r"\bapply_(swaps|order|inside)\b|\btell_effects\b": "the pass of that name",
+}
+"""Words that the sources and pages no longer use, and the field's own; docs/glossary.md has each term once."""
+
+
+def test_retired_words_stay_retired() -> None:
+    pages = [path for path in DOCS.rglob("*.md") if "comparisons" not in path.parts]
+    sources = [*(ROOT / "tfswap").rglob("*.py"), *pages, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    for path in sources:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for word, better in RETIRED.items():
+                assert not re.search(word, line), f"{path.relative_to(ROOT)}:{number}: say {better}: {line.strip()}"
+
+
+def test_the_glossary_has_each_term_once() -> None:
+    rows = re.findall(r"^\| ([^|]+?) \|", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    terms = [term for row in rows[2:] for term in row.split(", ")]
+    assert len(terms) > 40
+    assert len({*terms}) == len(terms), sorted(term for term in {*terms} if terms.count(term) > 1)

@@ -7,7 +7,7 @@ from test_planner import facts, named
 
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.schedule import Step, build_schedule
-from tfswap.planner.small_slots import choose_niches, cut
+from tfswap.planner.small_slots import choose_slots, cut
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.simulate import Resident, simulate_memory
 
@@ -36,11 +36,11 @@ def schedule() -> tuple[Dataflow, list[Step]]:
     return flow, build_schedule(named(flow, "a first b second c large d end"), ())
 
 
-def arena(niches: list[int]) -> Resident:
+def arena(slots: list[int]) -> Resident:
     """One region with room for a map, the large tensor, and little more."""
     limit = MAP + LARGE + SPARE
     chunks, end = [], 0
-    for size in niches:
+    for size in slots:
         chunks += [(end, size, False), (end + size, 256, True)]
         end += size + 256
     chunks += [(end, MAP, True), (end + MAP, limit - end - MAP, False)]
@@ -51,13 +51,13 @@ def arena(niches: list[int]) -> Resident:
 def test_there_are_as_many_as_there_are_small_tensors_at_once():
     flow, steps = schedule()
     # first and second, then d and end beside them; c; and one constant.
-    assert choose_niches(flow, steps, Resident()) == [256] * 5 + [4096]
+    assert choose_slots(flow, steps, Resident()) == [256] * 5 + [4096]
 
 
-def test_small_tensors_in_niches_do_not_part_large_ones():
+def test_small_tensors_in_slots_do_not_part_large_ones():
     flow, steps = schedule()
     parted, whole = (
-        simulate_memory(flow, steps, resident=arena(niches)) for niches in ([], choose_niches(flow, steps, Resident()))
+        simulate_memory(flow, steps, resident=arena(slots)) for slots in ([], choose_slots(flow, steps, Resident()))
     )
     limit = MAP + LARGE + SPARE
     assert parted.peak_bytes > limit, "a request was not met"
@@ -96,13 +96,13 @@ def run(limit):
 """
 
 
-def test_a_step_whose_tensors_have_no_place_gets_niches_and_runs():
+def test_a_step_whose_tensors_have_no_place_gets_slots_and_runs():
     peaks, planned, limit = on_arena(f"{STEP}print(json.dumps(run(28 * MIB)))", 28)
     assert set(peaks) == {planned}
     assert planned <= limit
 
 
-def test_without_niches_it_is_refused():
+def test_without_slots_it_is_refused():
     floor = on_arena(
         f"""{STEP}
 StepCompiler.make_slots = lambda compiler, optimizer, others=(): 0
@@ -137,7 +137,7 @@ def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
 from tfswap.compiler.compiler import Optimizer
-Optimizer.niches = lambda optimizer, resident, beside: [64 << 10] * 1000
+Optimizer.slots = lambda optimizer, resident, beside: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:
     run(28 * MIB)
@@ -237,14 +237,14 @@ def test_a_share_is_of_the_batches_too_that_the_floor_counts():
     assert 3 << 20 < floor <= limit == baseline
 
 
-def test_niches_lie_apart_and_in_the_smallest_chunks():
-    niches = [256, 768, 4096, 16 * KIB, 16 * KIB]
+def test_slots_lie_apart_and_in_the_smallest_chunks():
+    slots = [256, 768, 4096, 16 * KIB, 16 * KIB]
     chunks = [(0, 256, True), (256, 768, False), (1024, 256, True), (1280, 20 * KIB, False)]
     end = chunks[-1][0] + chunks[-1][1]
     chunks += [(end, 256, True), (end + 256, 1024 * KIB, False)]
     arena = Arena(chunks, limit_bytes=end + 256 + 1024 * KIB)
     copy = arena.copy()
-    requests = cut(niches, copy)
+    requests = cut(slots, copy)
     made = [arena.allocate(size) for size, _ in requests]
     assert copy.chunks == arena.chunks
     for address, (_, stays) in zip(made, requests, strict=True):
@@ -255,7 +255,7 @@ def test_niches_lie_apart_and_in_the_smallest_chunks():
     assert free == [768, 4096, 256, rest, 16 * KIB, 16 * KIB, 1024 * KIB - 2 * (16 * KIB + 256)]
 
 
-def test_niches_come_where_the_arena_grows():
+def test_slots_come_where_the_arena_grows():
     arena = Arena(limit_bytes=64 << 20)
     assert cut([4096, 256], arena) == [(4096, False), (256, True), (256, False), (256, True)]
     assert arena.peak_bytes == 4096 + 3 * 256

@@ -2,7 +2,7 @@
 
 As analysis/encodings.py, of two kinds of tensors. One is made in the kernel's own body, which has a forward and a
 backward pass in it, and waits there as a tensor of a step does. The other was saved by another body, a loop's for the
-loop that goes back, a branch's for its gradient: then it is what is saved that can be smaller, if all that is popped
+backward loop, a branch's for its gradient: then it is what is saved that can be smaller, if all that is popped
 is read by kernels that need the same of it.
 
 Invariant: a pure function of the graph and the device; what is listed gives the same bits.

@@ -2,7 +2,7 @@
 
 A *value* is one buffer's worth of data: a kernel's fresh output together with every view of it, or one
 version of a variable. Views, constants, feeds and variable reads neither allocate nor hold more than the
-values behind them, so they are *free* nodes: TensorFlow may run them whenever it likes. All other nodes are
+values behind them, so they are *free* nodes: TensorFlow may run them at any time. All other nodes are
 *kernels*, and get a place in the order: also a view that reads something else, such as the shape that a kernel makes.
 
 Invariant: pure function of the graph and the device; everything is indexed by position in the graph's

@@ -1,6 +1,6 @@
-"""What the loop that goes back can make again itself of what the loop before it has saved.
+"""What a backward loop can recompute of what its loop has saved.
 
-A loop saves an element per iteration for the loop that goes back over it, whose iterations come in the reverse order.
+A loop saves an element per iteration for its backward loop, whose iterations come in the reverse order.
 What is made of other saved elements of that iteration, of constants, and of what is the same in all iterations
 (arguments, and variables that the loop reads and does not write), need not be saved: an iteration of the loop that goes
 back has all of that, and can run the kernels again that made it. So additive attention saves O(T H) at each of T steps,
@@ -45,7 +45,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """A loop, and the one that goes back over it.
+    """A loop, and its backward loop.
 
     Attributes:
         graph: that both loops are in.
@@ -65,7 +65,7 @@ class Passage:
 
     @property
     def backward(self) -> Graph:
-        """What the loop that goes back runs in each iteration."""
+        """What the backward loop runs in each iteration."""
         return self.graph.bodies[self.back][1]
 
     def invariant(self, feed: Node) -> int | None:

@@ -99,7 +99,7 @@ class Alternatives:
     def encoded_too(self, encoded: Rewriting, stage: Rewriting) -> Rewriting | None:
         """`stage` of what loops save with what `encoded` encodes; None where that is nothing in bodies.
 
-        A list of encodings stays where it is: it is small. Kernels that run again in a loop that goes back may read
+        A list of encodings stays where it is: it is small. Kernels recomputed in a backward loop may read
         what is on it, as those there do.
         """
         chosen = [e for e in self._inner if e.name in encoded.encoded]

@@ -296,7 +296,7 @@ class Optimizer:
         """As `timeline_of`."""
         return timeline_of(self, plan, resident)
 
-    def niches(self, resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+    def slots(self, resident: Resident, beside: Sequence[int] = ()) -> list[int]:
         """As `reserved_slots`."""
         return reserved_slots(self.search, resident, beside)
 

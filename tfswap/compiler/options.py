@@ -96,9 +96,9 @@ class Options:
             raise TfswapError(f"solver={self.solver!r} takes tactics {takes}, and tactics is {self.tactics}")
         if self.policy is not None and self.solver != "default":
             raise TfswapError(f"solver={self.solver!r} takes no policy: it is a baseline for comparisons")
-        strange = [p for _, p in self.precision if p not in PRECISIONS]
-        if strange:
-            raise TfswapError(f"precision names {strange[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")
+        unknown = [p for _, p in self.precision if p not in PRECISIONS]
+        if unknown:
+            raise TfswapError(f"precision names {unknown[0]!r}; known are {', '.join(map(repr, PRECISIONS))}")
         if self.portable and (self.precision or self.spill):
             raise TfswapError(
                 f"{'precision' if self.precision else 'spill_dir'} is given and portable too: it takes tfswap's ops, "

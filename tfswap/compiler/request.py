@@ -191,9 +191,9 @@ def names(what: str, given: Any, example: Iterable[str]) -> tuple[str, ...]:
             f"{what} is {given!r}, of type {type(given).__name__}: give a list of names, such as {[*example]}"
         )
     found = tuple(given)
-    strange = next((n for n in found if not isinstance(n, str)), None)
-    if strange is not None:
-        raise TfswapError(f"{what} has {strange!r}, of type {type(strange).__name__}: give names, such as {[*example]}")
+    unknown = next((n for n in found if not isinstance(n, str)), None)
+    if unknown is not None:
+        raise TfswapError(f"{what} has {unknown!r}, of type {type(unknown).__name__}: give names, such as {[*example]}")
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfswap.compiler.search import Search
 from tfswap.plan.schedule import build_schedule
-from tfswap.planner.small_slots import choose_niches
+from tfswap.planner.small_slots import choose_slots
 from tfswap.simulator.simulate import Resident
 
 
@@ -22,4 +22,4 @@ def reserved_slots(search: Search, resident: Resident, others: Sequence[int] = (
     if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
         return []
     order = search.planner_of(plain).problems[0].order
-    return choose_niches(plain.flow, build_schedule(order, ()), resident, others)
+    return choose_slots(plain.flow, build_schedule(order, ()), resident, others)

@@ -165,9 +165,9 @@ Named = TypeVar("Named", Encoding, InnerEncoding)
 
 def _named(kernels: Collection[str], possible: Mapping[str, Named]) -> tuple[Named, ...]:
     """Those of `possible`, in its order, for `kernels`. Raises InvalidModel where one is not there."""
-    strange = min((name for name in kernels if name not in possible), default=None)
-    if strange is not None:
-        raise _can_not_encode(strange)
+    unknown = min((name for name in kernels if name not in possible), default=None)
+    if unknown is not None:
+        raise _can_not_encode(unknown)
     named = set(kernels)
     return tuple(e for name, e in possible.items() if name in named)
 

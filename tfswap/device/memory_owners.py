@@ -1,4 +1,4 @@
-"""Whose memory it is that came while a step ran: tensors and variables that Python knows, told by where they lie.
+"""Whose memory was allocated while a step ran: tensors and variables that Python knows, by their addresses.
 
 Not handled: what Python does not know, such as a data pipeline's tensors and the constants of other functions.
 """
@@ -22,8 +22,8 @@ _pointer.restype = ctypes.POINTER(ctypes.c_uint64)
 _pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-class Holders:
-    """Knows layouts of the arena before steps, and finds who holds what came after one."""
+class MemoryOwners:
+    """Remembers layouts of the arena before steps, and finds who owns the bytes allocated since."""
 
     def __init__(self) -> None:
         self._in_use: OrderedDict[int, frozenset[int]] = OrderedDict()
@@ -35,13 +35,13 @@ class Holders:
         if len(self._in_use) > MAPS:
             self._in_use.popitem(last=False)
 
-    def of_what_came(self, layout: int, resident: Resident, result: Any) -> str:
-        """Ends a sentence about what came: with the largest tensor of it; "" where the layout is not known.
+    def largest_of_others(self, layout: int, resident: Resident, result: Any) -> str:
+        """Ends a sentence about bytes allocated by others: the largest tensor; "" where the layout is not known.
 
         Args:
             layout: the arena's before the step.
             resident: what is there now.
-            result: of the step: its tensors have come too, and are no surprise.
+            result: of the step: its tensors are new too, and expected.
         """
         import tensorflow as tf
 

@@ -13,12 +13,12 @@ ALIGNED_BYTES = 64
 """TensorFlow's kernels count on it."""
 
 
-def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[Any]:
+def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> list[Any]:
     """Make free chunks of these sizes in a device's arena, each between two that are in use.
 
     Args:
         device: as in "CPU:0".
-        niches: bytes of each.
+        slots: bytes of each.
         limit_bytes: as much may be in use on the way, what is there counted.
 
     Returns what parts them, to be kept for as long as they are to be there; nothing where there is no room.
@@ -26,7 +26,7 @@ def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[An
     import tensorflow as tf
 
     arena = machine.resident(device).arena()
-    requests = cut(niches, arena)
+    requests = cut(slots, arena)
     if arena.peak_bytes > limit_bytes:
         return []
     with tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
@@ -37,7 +37,7 @@ def make_niches(device: str, niches: Sequence[int], limit_bytes: int) -> list[An
 
 
 def _outside_of_the_arena(elements: Sequence[int]) -> list[Any]:
-    """Shapes of one dimension. Eager code would make each in the arena, between a niche and what is to part it from the
+    """Shapes of one dimension. Eager code would make each in the arena, between a slot and what is to part it from the
     next one.
     """
     import numpy as np

@@ -175,7 +175,7 @@ def _step(model: Any, function: str, path: str | os.PathLike[str]) -> Any:
 
 
 def _child(owner: Any, name: str) -> Any:
-    """What hangs on a loaded object by this name, as the file calls it: an attribute, or a place in a list or dict."""
+    """The child of a loaded object by this name, as the file calls it: an attribute, or a place in a list or dict."""
     if isinstance(owner, Mapping):
         return owner.get(name)
     if isinstance(owner, list):

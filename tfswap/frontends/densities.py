@@ -1,6 +1,6 @@
 """How many of the values of what waits for the backward pass are not zero, in one step of a user's.
 
-What sparse rows take hangs on it (csrc/codecs/sparse_ops.cc), and a graph does not tell. A value counts as zero where
+What sparse rows take depends on it (csrc/codecs/sparse_ops.cc), and a graph does not tell. A value counts as zero where
 all of its bits are, as it does there.
 """
 

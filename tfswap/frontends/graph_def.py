@@ -143,10 +143,10 @@ class _Step:
         self.graph_def = graph_def
         self.nodes = {n.name: n for n in graph_def.node}
         for name in self.nodes:
-            strange = next((source for source in self._sources(name) if source not in self.nodes), None)
-            if strange is not None:
+            unknown = next((source for source in self._sources(name) if source not in self.nodes), None)
+            if unknown is not None:
                 raise InvalidModel(
-                    f"the graph is damaged: {name!r} reads {strange!r}, which does not exist. Export it again."
+                    f"the graph is damaged: {name!r} reads {unknown!r}, which does not exist. Export it again."
                 )
         self.feeds = [self._node_name(f, "feeds") for f in feeds]
         twice = [f for f, node in zip(feeds, self.feeds, strict=True) if self.feeds.count(node) > 1]

@@ -295,7 +295,7 @@ def _refuse_eager(model: Any) -> None:
 def _turn_off_xla(model: Any) -> None:
     """Say that the step is not compiled, where Keras chose so; refuse where the user did.
 
-    A model keeps what came of "auto" and not the word: where that is True, the user's own True looks the same.
+    A model keeps the result of "auto" and not the word: where that is True, the user's own True looks the same.
     """
     if not model.jit_compile:
         return

@@ -188,7 +188,7 @@ class _Import:
     def _learn(self, ways: Sequence[Mapping[str, Argument]]) -> None:
         """Take in what is known of tensors; the first of several ways that the graph allows.
 
-        What is certain waits until something is asked that hangs on it: to infer all shapes anew takes as long as
+        What is certain waits until something is asked that depends on it: to infer all shapes anew takes as long as
         to import the graph, and an unrolled decoder has a loop for every token.
         """
         certain = len(ways) == 1 and not any(r.bound for r in ways[0].values())

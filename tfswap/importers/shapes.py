@@ -108,7 +108,7 @@ class Inferred:
         return None if found is None else tuple(found.ravel().tolist())
 
     def evaluated_shape(self, name: str) -> Shape:
-        """The shape of a tensor that hangs on constants alone; None for others."""
+        """The shape of a tensor that depends on constants alone; None for others."""
         found = _evaluated(self._tensor(name))
         return None if found is None else found.shape
 
@@ -118,7 +118,7 @@ class Inferred:
 
 
 def _evaluated(tensor: Any) -> Any:
-    """What the tensor holds, as an array, where it hangs on constants alone; else None."""
+    """What the tensor holds, as an array, where it depends on constants alone; else None."""
     from tensorflow.python.framework import tensor_util
 
     return tensor_util.try_evaluate_constant(tensor)

@@ -45,7 +45,7 @@ class Trait(Flag):
     SHARED_READS = auto()
     """Turns its variable's copy-on-read mode off: reads share the buffer again."""
     ADOPTS = auto()
-    """The variable takes over the buffer of the value that it is given."""
+    """The variable adopts the buffer of the value that it is given."""
     SIZED_BY_VALUE = auto()
     """How large its output is depends on its inputs' contents and not on their sizes."""
     SMALL_EXTRAS = auto()
@@ -60,7 +60,7 @@ class Trait(Flag):
     ADDS_WHEN_READY = auto()
     """Adds each of its inputs as soon as that is ready: the order of execution is that of the additions."""
     RUNS_PYTHON = auto()
-    """Runs Python code, which allocates what it likes."""
+    """Runs Python code, whose allocations are not known."""
     SHARES_BY_VALUE = auto()
     """Its output is a part of its input's buffer where values and alignment allow it, and a copy otherwise."""
     RANDOM = auto()
@@ -1047,7 +1047,7 @@ def gather_of_read(op: str) -> str | None:
 
 @cache
 def adopts_value(op: str) -> bool:
-    """Whether the op makes a variable take over the buffer of the value that it is given."""
+    """Whether the op makes a variable adopt the buffer of the value that it is given."""
     return Trait.ADOPTS in traits(op)
 
 

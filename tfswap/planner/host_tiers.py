@@ -5,7 +5,7 @@ that is needed furthest in the future goes to disk instead, from its beginning. 
 what comes back last.
 
 What loops swap inside of their bodies is taken to be in host memory all the time. What of that has no room goes to disk
-from the first element on: the loop that goes back over them needs these last (`Plan.saved_disk_bytes`).
+from the first element on: the backward loop needs these last (`Plan.saved_disk_bytes`).
 """
 
 from __future__ import annotations

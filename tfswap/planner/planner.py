@@ -586,7 +586,7 @@ class Judged:
                 return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)
             kept = kept_beside(tried, memory, most_bytes)
             if len(kept) == len(choice.beside):
-                # None is at the peak, and what came before has left other chunks: without the last of them, then more.
+                # None is at the peak, and earlier kernels left other chunks: without the last of them, then more.
                 kept = without_last(tried, memory.peak_step, count)
                 count *= 2
             choice = choice._replace(beside=kept)

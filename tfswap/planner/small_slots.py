@@ -1,17 +1,17 @@
-"""Places for what is small, so that it does not lie between what is large.
+"""Reserved slots for small tensors, so that they do not lie between large ones.
 
 Where an arena may grow no further than the limit, as a GPU's, what counts is not only how much is free but that it lies
 together. The allocator gives each request the smallest free chunk that it fits: where there is none of about its size,
 the statistics of a batch norm are cut off beside the feature map that has just been made, and lie there until the
 backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
 
-A niche is a free chunk of the size of a small tensor between two that are in use. There are as many of each size as a
-step holds tensors of it at once; what parts them takes 256 bytes each. They come from the smallest free chunks, so that
-the largest stays as it is.
+A reserved slot is a free chunk of the size of a small tensor between two that are in use. There are as many of each
+size as a step holds tensors of it simultaneously; what parts them takes 256 bytes each. They come from the smallest
+free chunks, so that the largest stays as it is.
 
-Others' tensors have places in the same way. What a data pipeline makes in the step's arena comes at any time. Where it
-is cut off from what the step has just let go of, a feature map finds no place of its size there any more, and is given
-some other chunk whole, of up to twice its size.
+Others' tensors have slots in the same way. A data pipeline allocates in the step's arena at any time. Where its tensor
+is cut off from a chunk that the step has just freed, a feature map finds no place of its size there any more, and is
+given some other chunk whole, of up to twice its size.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.simulate import Ledger, Replay, Resident, added_bytes, fill
 
 LARGEST_BYTES = 64 << 10
-"""Of a niche, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
+"""Of a slot, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
 
 
-def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
-    """The bytes of each niche that a schedule has a use for.
+def choose_slots(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+    """The bytes of each slot that a schedule has a use for.
 
     Constants that are made with the step take some of them, also those that only make other constants.
 
@@ -50,13 +50,13 @@ def choose_niches(flow: Dataflow, steps: Sequence[Step], resident: Resident, bes
     return sorted(ledger.most.elements())
 
 
-def cut(niches: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
-    """The requests by which niches come about, in order: bytes, and whether what is given stays.
+def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
+    """The requests by which slots come about, in order: bytes, and whether what is given stays.
 
-    What parts two stays. The rest goes when all are met, and leaves niches, and what is free besides.
+    What parts two stays. The rest goes when all are met, and leaves slots, and what is free besides.
 
     Args:
-        niches: bytes of each.
+        slots: bytes of each.
         arena: in which they are met on the way.
     """
     made: list[tuple[int, bool]] = []
@@ -65,14 +65,14 @@ def cut(niches: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
         arena.allocate(nbytes)
         made.append((nbytes, stays))
 
-    left = sorted(niches)
+    left = sorted(slots)
     while left:
         room = arena.smallest_bytes
         fitting = bisect_right(left, room) if room else len(left)  # where nothing is free, the arena grows
         if room and left[fitting - 1] != room:  # one that is as large as the chunk needs nothing beside it
             fitting = bisect_right(left, room // 2)  # of less than twice a request, a chunk is handed out whole
         if not fitting:
-            take(room)  # held meanwhile, or requests would get it that are to come from beside a niche
+            take(room)  # held meanwhile, or requests would get it that are to come from beside a slot
             continue
         size = left.pop(fitting - 1)
         take(size)

@@ -78,10 +78,10 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
     """The plan's order as node indices: each kernel after what it depends on, and again only where it may."""
     flow = problem.flow
     kernels = {flow.nodes[i].name for i in range(len(flow.nodes)) if flow.is_kernel[i]}
-    strange = next((name for name in plan.order if name not in kernels), None)
-    if strange is not None:
+    unknown = next((name for name in plan.order if name not in kernels), None)
+    if unknown is not None:
         raise InvalidModel(
-            f"this plan names the node {strange!r}, which this graph does not have: the plan is damaged, or the two "
+            f"this plan names the node {unknown!r}, which this graph does not have: the plan is damaged, or the two "
             f"graphs are built alike and named otherwise (a second model in one process, say). {REMEDY}"
         )
     missing = min(kernels.difference(plan.order), default=None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfswap.analysis.variables import fetched_bytes
 from tfswap.compiler.request import Request
-from tfswap.device.memory_owners import Holders
+from tfswap.device.memory_owners import MemoryOwners
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
 from tfswap.plan.plan import Plan
 from tfswap.planner.planner import promised
@@ -73,7 +73,7 @@ class ArenaWatch:
         self._arena = arena
         self._maker = maker
         self._on_exceeded = on_exceeded
-        self._owners = Holders()
+        self._owners = MemoryOwners()
         self.live = False
         self.resident_bytes = 0
         self._gate: int | None = None
@@ -232,7 +232,9 @@ class ArenaWatch:
         nbytes = after.current_bytes - before.current_bytes - own
         if nbytes <= promised(0):
             return ""
-        return messages.what_came(nbytes, self._owners.of_what_came(before.layout, self._arena.resident(), result))
+        return messages.allocated_by_others(
+            nbytes, self._owners.largest_of_others(before.layout, self._arena.resident(), result)
+        )
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, others: str, *, alone: bool, known: bool) -> None:
         """Report that the limit was passed, with the cause as far as it is known.

@@ -61,11 +61,11 @@ def exceeded_while_made(step: str, peak_bytes: int, limit_bytes: int) -> str:
     )
 
 
-def what_came(nbytes: int, held: str) -> str:
+def allocated_by_others(nbytes: int, held: str) -> str:
     """The cause where bytes that others allocated during the step are still in use.
 
     Args:
-        held: as of `Holders.of_what_came`.
+        held: as of `MemoryOwners.largest_of_others`.
     """
     return f"others allocated {format_bytes(nbytes)} during the step and still hold them{held}."
 

@@ -1,7 +1,7 @@
 """A trace whose gradients its caller takes outside, under its limit: planned as one graph, run as two functions.
 
 The first runs when the trace is called, and its results are recorded on the caller's tape with a backward function that
-runs the second. In between the caller computes a loss, and whatever he likes; what crosses is held in carriers and in
+runs the second. In between the caller computes a loss, and anything else; what crosses is held in carriers and in
 host memory until then, and goes with the tape where the second half never runs.
 
 Not handled: asking for the gradients in ways that TensorFlow answers by tracing the backward function

@@ -10,7 +10,7 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.plan_cache import PlanCache
 from tfswap.compiler.request import Request
 from tfswap.device.live import free_functions
-from tfswap.device.small_slots import make_niches
+from tfswap.device.small_slots import make_slots_in_arena
 from tfswap.importers.shapes import HANDLES
 from tfswap.importers.source_lines import SourceLines
 from tfswap.passes.nodes import waits_for_others
@@ -141,10 +141,10 @@ class StepCompiler:
         limit_bytes = self._limit.bytes
         assert limit_bytes is not None, "without one no slot is missed"
         resident = self._arena.resident()
-        slots = optimizer.niches(resident, others)
+        slots = optimizer.slots(resident, others)
         if resident.limit_bytes is not None and sum(slots) > resident.limit_bytes - limit_bytes:
             slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
-        self.slots = make_niches(self._trace.device.name, slots, limit_bytes)
+        self.slots = make_slots_in_arena(self._trace.device.name, slots, limit_bytes)
         return max(slots) if self.slots else 0
 
     def floor_bytes(self, plan: Plan, *, rewritten: bool) -> int:

@@ -32,7 +32,7 @@ _planning = threading.RLock()  # where there is no arena to look at
 
 
 def held() -> int:
-    """How many turns this thread has, one within the other; what `end` goes back to."""
+    """How many turns this thread has, one within the other; which `end` returns to."""
     return _turns().tfswap_turns()
 
 

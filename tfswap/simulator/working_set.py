@@ -1,8 +1,8 @@
 """Layrub's two kinds of reuse (Jin et al. 2018), told apart in a planned step.
 
-Within a layer a gradient takes over the buffer of what it replaces: another gradient, or a map that nobody reads any
-more. Between layers the memory of what has been moved away is the next one's. What each is worth is how much more would
-be live at the step's worst moment without it, chunks aside.
+Within a layer the buffer of what a gradient replaces is forwarded to it: another gradient, or a map that nobody reads
+any more. Between layers the memory of what has been moved away is the next one's. What each is worth is how much more
+would be live at the step's worst moment without it, chunks aside.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ def _record(kind: type[Any], value: object, where: str) -> object:
         raise InvalidModel(f"{where} is {reprlib.repr(value)}, and must be an object with fields")
     given = cast("dict[str, object]", value)
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    strange = sorted(set(given) - set(fields))
-    if strange:
-        raise InvalidModel(f"{where} has the field {strange[0]!r}, which is none of {', '.join(fields)}")
+    unknown = sorted(set(given) - set(fields))
+    if unknown:
+        raise InvalidModel(f"{where} has the field {unknown[0]!r}, which is none of {', '.join(fields)}")
     types_ = get_type_hints(kind)
     made: dict[str, object] = {}
     for name, field in fields.items():

@@ -1,10 +1,10 @@
-"""Makes what a loop has saved again in the loop that goes back over it, instead of saving it.
+"""Recomputes what a loop saves in its backward loop, instead of saving it.
 
 Where the loop pushed a tensor on an accumulator, it does so no more, and the kernels that made the tensor run in the
-loop that goes back, from what that is given all the same (analysis/loop_recompute.py). What is the same in all
+backward loop, from what that is given all the same (analysis/loop_recompute.py). What is the same in all
 iterations becomes one more argument of it.
 
-Requires: bodies without an order. Ensures: constants of the loop that goes back wait for nothing; lists between
+Requires: bodies without an order. Ensures: constants of the backward loop wait for nothing; lists between
 the two loops that are not named keep the same elements in the same order; the same values. Decides nothing.
 """
 

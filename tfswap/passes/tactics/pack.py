@@ -38,10 +38,10 @@ def pack_tensors(graph: Graph, target: Target, packings: Sequence[Packing]) -> i
     for packing, (tensor, form) in zip(packings, _forms(graph, packings, target.device), strict=True):
         readers = readers_of(graph, tensor)
         late = [name for group in packing.readers for name in group]
-        strange = next((name for name in late if name not in readers), None)
-        if strange is not None or not all(packing.readers):
+        unknown = next((name for name in late if name not in readers), None)
+        if unknown is not None or not all(packing.readers):
             raise InvalidModel(
-                f"this plan lets {strange!r} read {packing.tensor!r} as {packing.form}, and that is no kernel that "
+                f"this plan lets {unknown!r} read {packing.tensor!r} as {packing.form}, and that is no kernel that "
                 "reads it. Plan again for this graph."
             )
         encode = encode_after(

@@ -62,10 +62,10 @@ def _reduce(
     )
     readers = {node.name: node for node in saved.backward}
     for group in reduction.readers:
-        strange = next((name for name in group if name not in readers), None)
-        if strange is not None or not group:
+        unknown = next((name for name in group if name not in readers), None)
+        if unknown is not None or not group:
             raise InvalidModel(
-                f"this plan lets {strange!r} read {reduction.tensor!r} in {reduction.precision}, and that is no kernel "
+                f"this plan lets {unknown!r} read {reduction.tensor!r} in {reduction.precision}, and that is no kernel "
                 "of the backward pass that reads it. Plan again for this graph."
             )
         decode_for(

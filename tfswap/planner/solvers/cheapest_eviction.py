@@ -231,7 +231,7 @@ class _Sweep:
             producer, end = flow.values[gap.value].producer, gap.end
             while gap.value not in flow.reads[order[end]] and order[end] != producer:
                 end += 1
-            if order[end] != producer:  # else it was made again before anything read what came back
+            if order[end] != producer:  # else it was recomputed before anything read the tensor copied back
                 gaps.append(gap._replace(end=end))
         return gaps
 

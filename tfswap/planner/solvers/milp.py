@@ -9,7 +9,7 @@ later one of the stage, or stays. It may also come back from host memory just be
 Copies are followed from moment to moment, one for each kernel that runs, or may run again, in a stage: before it the
 step may wait for copies out, whose buffers go then, and then for copies in, whose buffers have come by then, as in a
 schedule (schedule.py). A buffer that is copied out of or into is held whole all that time. Copies are fluid: a lane
-divides its time among several as it likes. So the bound holds for any placing of the copies, and choices that are made
+divides its time among several arbitrarily. So the bound holds for any placing of the copies, and choices that are made
 of what was found seldom take longer.
 
 Not covered: a kernel that runs twice in one stage, or in another order there; a rerun of kernels that make only what is

@@ -69,6 +69,8 @@ def test_an_input_may_come_later_and_comments_are_ignored():
         ("%a = Relu(%b)", "line 1: there is no node called 'b'"),
         ("%a = NoOp()\n%a = NoOp()", "line 2: there is another node called 'a'"),
         ("%a = Const() -> float32[]\n%b = Relu(%a:1)", "line 2: 'a' has no output 1"),
+        ("%a = NoOp()\n%b = Relu(%a)", "line 2: 'a' has no output 0"),
+        ("%a = NoOp()\nfetches %a", "line 2: 'a' has no output 0"),
         ("%a = Relu(", "line 1, column 11: '%' expected, found ''"),
         ("%a = NoOp() {T=}", "line 1, column 16: a value expected, found '}'"),
         ("%a = NoOp() {x=tensor<0>}", "column 23: '>' expected"),

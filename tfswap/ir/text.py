@@ -143,13 +143,13 @@ def _parse_lines(lines: list[_Line]) -> Graph:
         else:
             rest.append(line)
     for line, node, inputs, controls in wiring:
-        node.inputs = tuple(line.resolve(graph, reference) for reference in inputs)
-        node.controls = tuple(line.resolve(graph, reference).node for reference in controls)
+        node.inputs = tuple(line.resolve(graph, reference, is_read=True) for reference in inputs)
+        node.controls = tuple(line.resolve(graph, reference, is_read=False).node for reference in controls)
     for line in rest:
         _parse_list(graph, line)
     for line, content in bodies:
         line.expect("body")
-        node = line.resolve(graph, line.reference()).node
+        node = line.resolve(graph, line.reference(), is_read=False).node
         line.end()
         graph.bodies[node] = (*graph.bodies.get(node, ()), _parse_lines(content))
     return graph
@@ -226,11 +226,12 @@ class _Line:
         name = self.quoted(_PLAIN_NAME, "a node's name")
         return name, int(self.match(_INDEX, "an output's number")) if self.accept(":") else 0
 
-    def resolve(self, graph: Graph, reference: _Reference) -> Output:
+    def resolve(self, graph: Graph, reference: _Reference, *, is_read: bool) -> Output:
+        """What a reference refers to: a node, or where `is_read` a tensor of it."""
         name, index = reference
         if name not in graph:
             raise InvalidModel(f"line {self.number}: there is no node called {name!r}")
-        if index and index >= len(graph[name].outputs):
+        if (index or is_read) and index >= len(graph[name].outputs):
             raise InvalidModel(f"line {self.number}: {name!r} has no output {index}")
         return Output(graph[name], index)
 
@@ -275,9 +276,10 @@ def _parse_list(graph: Graph, line: _Line) -> None:
         graph.library = _parse_value(line)
         line.end()
         return
-    tensors = [line.resolve(graph, line.reference())]
+    is_read = label == "fetches"
+    tensors = [line.resolve(graph, line.reference(), is_read=is_read)]
     while line.accept(","):
-        tensors.append(line.resolve(graph, line.reference()))
+        tensors.append(line.resolve(graph, line.reference(), is_read=is_read))
     line.end()
     if label == "fetches":
         graph.fetches += tensors

@@ -64,6 +64,8 @@ def test_every_pass_of_the_table_is_listed_with_what_it_ensures(capsys: pytest.C
         (TWICE, "merge", "no pass is called 'merge'"),
         ("%x = ", "prune", "line 1"),
         (TWICE.replace("Exp(%x)", "Exp(%sum)"), "defer-constants", "has a cycle"),
+        (TWICE + "body %sum\n  %y = Const() -> float32[8]\n  fetches %y\n", "prune", "has 1 bodies in place of 0"),
+        ("%x = Const() -> float32[99999999999999999999]\nfetches %x\n", "order-bodies", "than a process can address"),
         (None, "prune", "can't be read"),
     ],
 )

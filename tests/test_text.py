@@ -71,6 +71,8 @@ def test_an_input_may_come_later_and_comments_are_ignored():
         ("%a = Const() -> float32[]\n%b = Relu(%a:1)", "line 2: 'a' has no output 1"),
         ("%a = NoOp()\n%b = Relu(%a)", "line 2: 'a' has no output 0"),
         ("%a = NoOp()\nfetches %a", "line 2: 'a' has no output 0"),
+        ("%a = Const() {value=b'é'} -> float32[]", "line 1, column 21: bytes expected"),
+        ("%a = Const() {value=b'\\x'} -> float32[]", "line 1, column 21: bytes expected"),
         ("%a = Relu(", "line 1, column 11: '%' expected, found ''"),
         ("%a = NoOp() {T=}", "line 1, column 16: a value expected, found '}'"),
         ("%a = NoOp() {x=tensor<0>}", "column 23: '>' expected"),

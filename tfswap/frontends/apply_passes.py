@@ -21,6 +21,7 @@ from tfswap.compiler.rewriting import PLAIN, Rewriting
 from tfswap.compiler.tactics import BODIES, FORM, ResolvedRewriting
 from tfswap.errors import InvalidModel, TfswapError
 from tfswap.ir.graph import Graph
+from tfswap.ir.op_traits import control_flow
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.bisect import Applied, first_failing
@@ -72,6 +73,8 @@ _ASKED: dict[str, tuple[Pass[...], Asked]] = {
 }
 PASSES: dict[str, Pass[...]] = {name: done for name, (done, _) in _ASKED.items()}
 """All passes of the tables by name, in the order in which a step gets them."""
+MOST_BYTES = 1 << 48
+"""What a process can address."""
 OF_A_PLAN = frozenset(row.apply.name for row in (*BODIES, *FORM) if row.apply is not order_bodies) | {carry_out.name}
 """Those that carry out what a plan chose."""
 
@@ -107,9 +110,33 @@ def apply_passes(
     try:
         for part in (read, *read.all_bodies()):
             part.topological()
+            _check_sizes(part)
+            _check_bodies(part)
     except ValueError as error:
         raise InvalidModel(f"{path!r} has no graph that can run: {error}") from error
     return read, list(_applied(read, names, target, plan))
+
+
+def _check_sizes(graph: Graph) -> None:
+    """Raise ValueError for a tensor of more bytes than a process can address."""
+    for node in graph:
+        for kind in node.outputs:
+            if (kind.nbytes or 0) > MOST_BYTES:
+                raise ValueError(f"{kind} of {node.name!r} has more bytes than a process can address")
+
+
+def _check_bodies(graph: Graph) -> None:
+    """Raise ValueError for a loop or a conditional whose bodies are too few, or take or give what it does not."""
+    for node, bodies in graph.bodies.items():
+        flow = control_flow(node.op)
+        if flow is None or (len(flow.functions) > 1 and len(bodies) != len(flow.functions)):
+            wanted = 0 if flow is None else len(flow.functions)
+            raise ValueError(f"{node.name!r}, a {node.op}, has {len(bodies)} bodies in place of {wanted}")
+        for number, body in enumerate(bodies):
+            gives = 1 if flow.is_loop and not number else len(node.outputs)
+            shape = len(node.inputs) - flow.first_argument, gives
+            if (len(body.feeds), len(body.fetches)) != shape:
+                raise ValueError(f"body {number} of {node.name!r} must have {shape[0]} feeds and {shape[1]} fetches")
 
 
 def _applied(read: Graph, names: Sequence[str], target: Target, plan: Plan | None) -> Iterator[Applied]:

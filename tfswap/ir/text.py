@@ -321,7 +321,12 @@ def _parse_value(line: _Line) -> Any:
     if start.startswith("["):
         return _parse_dims(line)
     if start in ("b'", 'b"'):
-        return ast.literal_eval(line.match(_BYTES, "bytes"))
+        at = line.at
+        try:
+            return ast.literal_eval(line.match(_BYTES, "bytes"))
+        except (SyntaxError, ValueError):
+            line.at = at
+            raise line.fail("bytes") from None
     if line.accept("("):
         return tuple(line.listed(_parse_value, ")"))
     if _NUMBER.match(line.text, line.at):

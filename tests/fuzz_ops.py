@@ -161,6 +161,7 @@ def right_calls(draw: random.Random) -> list[Call]:
             },
         ),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
+        (core.tfswap_exact_chunks, {}),
         (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),
         (core.tfswap_carry, {"tensor": x}),
         (core.tfswap_deliver, {"carrier": core.tfswap_carry(tensor=x), "T": dtype}),

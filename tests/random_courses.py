@@ -1,5 +1,5 @@
 """Random steps that decide for themselves which branches they take and when their loops end, in more ways than are
-tried: what test_random_courses.py runs in processes of their own.
+judged one by one: what test_random_courses.py runs in processes of their own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import json
 import operator
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from tfswap.compiler.prepare import prepare
 from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
-from tfswap.plan.schedule import RUN, Step
+from tfswap.plan.schedule import EXACT, RUN, Step
 from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
 
 ROWS = (256, 320, 384, 448, 512, 640)
@@ -131,7 +131,7 @@ def peaks(seed: int, share: float, runs: int) -> dict[str, Any]:
     limit = int(share * refused.value.floor_bytes)
     optimized = tfswap.optimize(tf.function(program.step, autograph=False), memory_limit=limit)
     optimized(*first)
-    plan, unmodelled = optimized.plan(), optimized.report().unmodelled
+    plan = optimized.plan()
 
     def measured(decides: Any, ends: Any) -> int:
         tf.config.experimental.reset_memory_stats("CPU:0")
@@ -152,19 +152,16 @@ def peaks(seed: int, share: float, runs: int) -> dict[str, Any]:
     return {
         "peak": highest,
         "planned": plan.planned_peak_bytes,
-        "limit": limit,
-        "unmodelled": unmodelled,
-        "plans": optimized.plans,
-        "conditionals": program.conditionals,
-        "loops": program.loops,
-        "floor": refused.value.floor_bytes,
+        "exact": plan.exact_chunks,
+        "unmodelled": optimized.report().unmodelled,
     }
 
 
 def on_paper(seed: int, courses: int) -> dict[str, Any]:
     """Whether the run that covers all courses holds no less than random ones, at each kernel of the step.
 
-    Returns the peaks of live bytes, and at most what a course takes in arenas full of holes, of what is named.
+    Returns the peaks of live bytes, and at most what a course takes of that in arenas full of holes: in exact chunks,
+    and in others of what those can take.
     """
     program = Program(seed)
     shapes = (max(ROWS), 64), (TRIPS, CHOICES), (8,)
@@ -179,19 +176,33 @@ def on_paper(seed: int, courses: int) -> dict[str, Any]:
     assert covering is not None
     steps = [Step(RUN, i) for i, kernel in enumerate(covering.is_kernel) if kernel]
     most = simulate_memory(covering, steps, live=True)
-    passed, highest, widest = 0, 0, 0.0
+    exact = [Step(EXACT, 0), *steps]
+    passed, highest, widest, fullest = 0, 0, 0.0, 0.0
     for number in range(courses):
         chance = random.Random(number)
-        course = dataflow._ByChance(chance)
+        course = ByChance(chance)
         flow = dataflow._Builder(graph, target.device, False, None, course, builder).build()
         found = simulate_memory(flow, steps, live=True)
         passed += any(map(operator.gt, found.during_bytes, most.during_bytes))
         highest = max(highest, found.peak_bytes)
         arena = holes(chance)
-        widest = max(
-            widest, simulate_memory(flow, steps, resident=arena).peak_bytes / widest_bytes(covering, steps, arena)
-        )
-    return {"passed": passed, "highest": highest, "covering": most.peak_bytes, "widest": widest}
+        peak = simulate_memory(flow, steps, resident=arena).peak_bytes
+        widest = max(widest, peak / widest_bytes(covering, steps, arena))
+        peak = simulate_memory(flow, exact, resident=arena).peak_bytes
+        fullest = max(fullest, peak / simulate_memory(covering, exact, resident=holes(random.Random(-1))).peak_bytes)
+    return {"passed": passed, "highest": highest, "covering": most.peak_bytes, "widest": widest, "fullest": fullest}
+
+
+class ByChance(NamedTuple):
+    """A course that the step may take."""
+
+    chance: random.Random
+
+    def branch(self, iteration: int, branches: int) -> int:
+        return self.chance.randrange(branches)
+
+    def trips(self, most: int) -> int:
+        return int((most + 1) ** self.chance.random()) if self.chance.randrange(4) else most  # few cost less
 
 
 def holes(chance: random.Random) -> Resident:

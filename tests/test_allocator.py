@@ -364,8 +364,12 @@ tf.config.experimental.reset_memory_stats("CPU:0")
 start = tuple((a, s, bool(u)) for a, s, u in real_chunks())
 arena = Arena(start)
 compare("start")
-held, splits, in_parts, in_whole, at_end = [], 0, 0, 0, 0
-for step in range(STEPS):
+held, splits, in_parts, in_whole, at_end, exact = [], 0, 0, 0, 0, None
+for step in range(STEPS + STEPS // 4):
+    if step == STEPS:
+        exact = ops.tfswap_exact_chunks()
+        arena.split_all()
+        compare("exact")
     allocating = not held or (arena.in_use_bytes < LOAD and random.random() < 0.6)
     if allocating:
         splitting = random.random() < 0.4
@@ -383,6 +387,7 @@ for step in range(STEPS):
             address = arena.allocate(size)
             assert address == address_of(tensor), (step, size)
             in_whole += arena._size[address] > size + 255
+            assert exact is None or arena._size[address] <= size + 255
             held.append((tensor, address))
         if splitting:
             assert not rests or len(together) > 1 or arena._size[address] <= size + 255, (step, size)
@@ -402,6 +407,7 @@ while held:
     del tensor
     arena.free(address)
 compare("end")
+ops.tfswap_free_rest(rest=exact)
 assert sorted((a, s, a not in arena._free) for a, s in arena._size.items())[:len(start)] == sorted(start)
 counted = {"in_whole": in_whole, "splits": splits, "in_parts": in_parts, "at_end": at_end}
 print(json.dumps({**counted, "peak": arena.peak_bytes, "chunks": len(start)}))
@@ -497,3 +503,33 @@ def test_an_arena_that_grows_grows_as_the_real_one(first, cap, load, fits):
     assert after >= before + 3
     assert result["fits"] == fits
     assert result["shortage"] == (not fits)
+
+
+EXACT = """
+slab = allocate(32 << 20)
+del slab
+shape_of(2 << 20)
+pair = [allocate(3 << 20) for _ in range(2)]
+
+def taken():
+    # More than before, for two thirds of what the hole has.
+    before = info()[0]
+    hole = allocate(2 << 20)
+    return info()[0] - before
+
+pair.pop(0)
+found = [taken()]
+first, second = ops.tfswap_exact_chunks(), ops.tfswap_exact_chunks()
+found.append(taken())
+ops.tfswap_free_rest(rest=first)
+ops.tfswap_free_rest(rest=first)
+found.append(taken())
+del second  # as when a step fails
+found.append(taken())
+print(json.dumps(found))
+"""
+
+
+def test_chunks_are_exact_as_long_as_a_step_asks_for_it():
+    pytest.importorskip("tensorflow")
+    assert on_arena(HELPERS + EXACT, mib=64) == [3 * MIB, 2 * MIB, 2 * MIB, 3 * MIB]

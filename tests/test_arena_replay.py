@@ -21,7 +21,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.nodes import add_gate
 from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE, Requests
+from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE, Requests
 from tfswap.simulator.simulate import Resident
 
 KIB = 2**10
@@ -44,7 +44,7 @@ def used_arena(draw: random.Random, limit_bytes: int) -> Arena:
 
 def some_requests(draw: random.Random) -> list[int]:
     """Events as of Requests, with splits, and iterations that repeat."""
-    events: list[int] = []
+    events: list[int] = [EXACT_CHUNKS] if draw.random() < 0.3 else []
     live: list[int] = []
     count = 0
 
@@ -105,7 +105,7 @@ def test_what_loops_repeat_is_written_once() -> None:
         b"\x00",  # requests nothing
         b"\x0a\x01\x01",  # repeats what is not there
         b"\x04\x0a\x01" + b"\xff" * 8 + b"\x01",  # without end
-        b"\x04\x0e",  # no such event
+        b"\x04\x12",  # no such event
         b"\x03",  # splits nothing
     ],
 )

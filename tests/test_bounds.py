@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from processes import on_arena
 
-from tfswap.analysis.dataflow import NEAR_SHARES, RANDOM_SHARES, analyse_dataflow
+from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.plan.schedule import RUN, Step
+from tfswap.plan.schedule import EXACT, RUN, Step
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Ledger, judge_memory, widest_bytes
+from tfswap.simulator.simulate import NOTHING_KNOWN, Ledger, Resident, judge_memory, simulate_memory, widest_bytes
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -196,14 +196,10 @@ def test_a_bound_is_printed_and_read():
 def test_kernels_of_bounded_size_are_not_exact_and_judged_without_that_size_too():
     flow = analyse_dataflow(parse_graph(BOUNDED), DeviceModel())
     assert {flow.nodes[i].name for i in flow.inexact} == {"g", "e"}
-    largest, smallest, *between = flow.extremes
+    largest, smallest = flow.extremes
     made = [flow.value_of[flow.nodes[flow.place[name]], 0] for name in "en"]
     assert [largest.values[v].nbytes for v in made] == [3200, 32]
     assert [smallest.values[v].nbytes for v in made] == [0, 32]
-    assert [extreme.values[made[0]].nbytes for extreme in between] == [
-        *(3200 * n // 32 for n in range(1, 32)),
-        *(int(3200 * share) for share in NEAR_SHARES),
-    ]
 
 
 TWO_SIZES = """\
@@ -219,12 +215,18 @@ fetches %a, %b
 """
 
 
-def test_sizes_that_are_decided_apart_are_tried_apart():
+def test_in_exact_chunks_no_size_takes_more_than_the_largest():
     flow = analyse_dataflow(parse_graph(TWO_SIZES), DeviceModel())
-    w, v, a, b = (flow.value_of[flow.nodes[flow.place[name]], 0] for name in "wvab")
-    tried = [[extreme.values[n].nbytes for n in (w, v, a, b)] for extreme in flow.extremes]
-    assert all(first == third and second == fourth for first, second, third, fourth in tried)
-    assert sum(first != second for first, second, *_ in tried) == RANDOM_SHARES
+    steps = [Step(EXACT, 0), *(Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel)]
+    chunks = tuple((4096 * n, 256 * n, n % 2 == 1) for n in range(1, 16))
+    holes = Resident(sum(nbytes for _, nbytes, in_use in chunks if in_use), chunks)
+    for resident in (NOTHING_KNOWN, holes):
+        most = judge_memory(flow, steps, resident).peak_bytes
+        assert widest_bytes(flow, steps, resident) == most
+        for share in (0.0, 0.3, 0.5, 0.7, 0.99):
+            values = [v._replace(nbytes=int(share * v.nbytes)) if v.tensor.type.bound else v for v in flow.values]
+            less = dataclasses.replace(flow, values=values)
+            assert simulate_memory(less, steps, resident=resident).peak_bytes <= most
 
 
 def test_what_any_size_takes_at_most_is_that_of_the_extreme_that_holds_most():
@@ -234,7 +236,7 @@ def test_what_any_size_takes_at_most_is_that_of_the_extreme_that_holds_most():
     most = widest_bytes(flow, steps)
     assert most > judge_memory(flow, steps).peak_bytes
     assert widest_bytes(less, steps) < most
-    assert widest_bytes(dataclasses.replace(less, sequences=(flow,)), steps) == most
+    assert widest_bytes(dataclasses.replace(less, courses=(flow,)), steps) == most
 
 
 @pytest.mark.parametrize("widest", [False, True])

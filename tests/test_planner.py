@@ -912,7 +912,7 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     verify(made)
     ran = {node: i for i, node in enumerate(made.topological())}
     assert [ran[node] for node in chain] == sorted(ran[node] for node in chain)
-    added = (*custom_ops.ALL, custom_ops.SPLIT_CHUNK, custom_ops.FREE_REST)
+    added = (*custom_ops.ALL, custom_ops.SPLIT_CHUNK, custom_ops.EXACT_CHUNKS, custom_ops.FREE_REST)
     kernels = [node.name for node in chain if node.op not in added]
     for position, (kernel, planned) in enumerate(zip(kernels, plan.order, strict=True)):
         again = planned in plan.order[:position]

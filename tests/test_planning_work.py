@@ -46,10 +46,10 @@ def test_a_loop_is_recorded_once_whatever_branches_are_taken_elsewhere(monkeypat
 
     monkeypatch.setattr(dataflow, "record", counted)
     flow = analyse_dataflow(a_loop_and_a_choice(), CPU)
-    assert len(flow.sequences) == 2
+    assert len(flow.courses) == 2
     assert recorded == {"loop": 1, "chosen": 3}
     loop = flow.place["loop"]
-    assert all(other.events[other.place["loop"]] == flow.events[loop] for other in flow.sequences)
+    assert all(other.events[other.place["loop"]] == flow.events[loop] for other in flow.courses)
 
 
 def test_a_loop_is_followed_once_for_the_same_integers(monkeypatch):

@@ -426,8 +426,9 @@ def test_what_another_course_or_size_can_take_is_named_of_what_decides_it():
     size = "w (Where, judged by some of its sizes: another takes at most 512 bytes more)"
     assert [_named(flow, node, 512) for node in flow.nodes[1:]] == ["l (While)", "e (Exp)", size, "n (Neg)"]
     sampled = dataclasses.replace(flow, all_courses=False)
+    covered = dataclasses.replace(sampled, covering=flow)
     course = "l (While, judged by some of its courses: another takes at most 512 bytes more)"
-    assert _named(sampled, flow.nodes[1], 512) == course
-    assert _named(sampled, flow.nodes[1], None) == "l (While)"
+    assert _named(covered, flow.nodes[1], 512) == course
+    assert _named(covered, flow.nodes[1], None) == "l (While)"
     unknown = "l (While, judged by some of its courses: what another takes has no known bound)"
-    assert _named(dataclasses.replace(sampled, covered=False), flow.nodes[1], 512) == unknown
+    assert _named(sampled, flow.nodes[1], 512) == unknown

@@ -14,11 +14,9 @@ elements of tensor lists are values of their own: whoever reads the list reads t
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -38,7 +36,7 @@ from tfswap.analysis.control_flow import (
     resources_used,
     uses_lists,
 )
-from tfswap.analysis.integer_values import MOST_TRIPS, AtMost, Values, known_results
+from tfswap.analysis.integer_values import AtMost, Values, known_results
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.ir.graph import Graph, Node, Output
@@ -63,18 +61,9 @@ SMALL_BYTES = 1
 PERSISTENT = -1
 """Producer of a value that is there before the step: a variable, an argument, a constant."""
 
-MOST_COURSES = 64
-"""All courses that a step can take are tried where there are no more; otherwise a choice of them."""
-REGULAR_COURSES, EARLY_COURSES, RANDOM_COURSES = 12, 8, 12
-"""Where not all are tried: so many of each kind at most."""
-
-MOST_SHARES, LEAST_SHARES, KERNELS_OF_SHARES = 32, 8, 6_000
-"""Of what values decide the size of, so many shares are tried, since each size leaves other holes: few on large steps,
-where together they go past so many kernels."""
-NEAR_SHARES = (*(1 - 2.0**-k for k in range(7, 13)), 2.0**-7, 2.0**-10)
-"""And those that miss a little of all or of none: one that is little smaller can get the chunk of a whole tensor."""
-RANDOM_SHARES = 8
-"""And where several are decided, so many times a share of each by chance."""
+MOST_COURSES, EVENTS_OF_COURSES = 64, 20_000
+"""All courses that a step can take are judged where there are no more, and have no more dealings with the allocator
+together; otherwise a run that covers them all."""
 
 Forwards = tuple[tuple[int, tuple[int, ...]], ...]
 """(value made, candidate values read), of one kernel."""
@@ -155,11 +144,10 @@ class Dataflow:
         inner_away_bytes: what of that is in host memory when its loop or conditional has ended.
         passing_bytes: what one of these has there at most besides, while it runs.
         permits: by value, what the user allows to be done to it, of those to which not everything may be.
-        sequences: where the step decides which branches its conditionals take, or when its loops end, the facts for
-            each course that it can take, or for some of very many.
-            Of very many, one more covers all courses, where one is known to.
-        all_courses: whether these are all.
-        covered: whether these, or the one that covers all, hold at each point what any course does.
+        courses: where the step decides which branches its conditionals take, or when its loops end, the facts for each
+            course that it can take, if these are few.
+        covering: of many, facts that hold at each point no less than those of any course; None where none are known.
+        all_courses: whether `courses` are all.
     """
 
     nodes: list[Node]
@@ -192,9 +180,9 @@ class Dataflow:
     inner_away_bytes: int = 0
     passing_bytes: int = 0
     permits: dict[int, Permit] = field(default_factory=dict[int, Permit])
-    sequences: tuple[Dataflow, ...] = ()
+    courses: tuple[Dataflow, ...] = ()
+    covering: Dataflow | None = None
     all_courses: bool = True
-    covered: bool = True
 
     @property
     def inner_host_bytes(self) -> int:
@@ -288,57 +276,42 @@ class Dataflow:
 
     @cached_property
     def extremes(self) -> tuple[Dataflow, ...]:
-        """These facts, and where some temporaries or tensors are bounds, the facts without those, with these shares of
-        such tensors, and with those that were measured.
+        """These facts, and where some temporaries or tensors are bounds, the facts without those, and with those that
+        were measured.
 
         Less memory asked for is not always a lower peak: a hole that is not there, or another one, moves what comes
         after it.
         """
-        if not self.bounded and not any(value.tensor.type.bound for value in self.values):
+        if not self.bounded and not self._has_bounded_sizes:
             return (self,)
-        found = [self, replace(self._with({}), values=self._with_share(0))]
-        origins = self._origins()
-        if origins:
-            count = min(MOST_SHARES, max(LEAST_SHARES, KERNELS_OF_SHARES // len(self.nodes)))
-            shares = (*(n / count for n in range(1, count)), *NEAR_SHARES)
-            found += [replace(self, values=self._with_share(share)) for share in shares]
-        if len({origin for several in origins.values() for origin in several}) > 1:
-            for seed in range(RANDOM_SHARES):
-                found.append(replace(self, values=self._by_chance(origins, random.Random(seed))))
-        return (*found, self._with(self.usual)) if self.usual else tuple(found)
+        values = [v._replace(nbytes=0) if v.tensor.type.bound else v for v in self.values]
+        found = (self, replace(self._with({}), values=values))
+        return (*found, self._with(self.usual)) if self.usual else found
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether not all that the step can decide, courses and sizes, is tried."""
-        return not self.all_courses or any(value.tensor.type.bound for value in self.values)
+    def others(self) -> tuple[Dataflow, ...]:
+        """`courses`, and what covers them."""
+        return self.courses if self.covering is None else (*self.courses, self.covering)
+
+    @property
+    def covered(self) -> bool:
+        """Whether it is known of all courses what they hold at most."""
+        return self.all_courses or self.covering is not None
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the step decides more, courses or sizes, than is tried one by one: which holes there are, and so what
+        is given in place of what is asked for, is then not known before.
+        """
+        return not self.all_courses or self._has_bounded_sizes
+
+    @cached_property
+    def _has_bounded_sizes(self) -> bool:
+        return any(value.tensor.type.bound for value in self.values)
 
     def decides_sizes(self, node: Node) -> bool:
         """Whether the size of what a node gives is a bound, and of nothing that it is given."""
         return any(t.bound for t in node.outputs) and not any(t.type.bound for t in node.inputs)
-
-    def _origins(self) -> dict[int, tuple[Output, ...]]:
-        """By value whose size is a bound, the tensors whose sizes decide it."""
-        found: dict[Output, dict[Output, None]] = {}
-        for node in self.nodes:
-            given: dict[Output, None] = {}
-            for tensor in node.inputs:
-                given.update(found.get(tensor, {}))
-            found.update({node.out(o): given or {node.out(o): None} for o, t in enumerate(node.outputs) if t.bound})
-        bounded = ((v, value.tensor) for v, value in enumerate(self.values) if value.tensor.type.bound)
-        return {v: tuple(found.get(tensor, {tensor: None})) for v, tensor in bounded}
-
-    def _with_share(self, share: float) -> list[Value]:
-        """The values, with such a share of the bytes of those whose size is a bound."""
-        return [v._replace(nbytes=int(share * v.nbytes)) if v.tensor.type.bound else v for v in self.values]
-
-    def _by_chance(self, origins: Mapping[int, tuple[Output, ...]], chance: random.Random) -> list[Value]:
-        """The values, where the share of each size that is decided has been drawn."""
-        shares = {origin: chance.random() for several in origins.values() for origin in several}
-        values = list(self.values)
-        for v, several in origins.items():
-            share = sum(shares[origin] for origin in several) / len(several)
-            values[v] = values[v]._replace(nbytes=int(share * values[v].nbytes))
-        return values
 
     def _with(self, usual: Mapping[int, tuple[kernel_memory.Event, ...]]) -> Dataflow:
         """These facts, with other requests of what is bounded; where none are given, without temporaries."""
@@ -400,11 +373,9 @@ def analyse_dataflow(
     # Where a body's order is asked for (not strict), only its own loops' courses are.
     several = builder.ends_early or (builder.undecided and (strict or builder.repeated))
     if several and lowered is None:
-        flow.sequences, flow.all_courses = _of_courses(builder)
-        if not flow.all_courses and strict:
-            covering = _covering(builder)
-            flow.covered = covering is not None
-            flow.sequences += () if covering is None else (covering,)
+        flow.courses, flow.all_courses = _of_courses(builder)
+        if not flow.all_courses:
+            flow.covering = _covering(builder)
     return flow
 
 
@@ -423,23 +394,20 @@ def analyse_body(body: Graph, device: DeviceModel) -> Dataflow:
 
 
 def _of_courses(builder: _Builder) -> tuple[tuple[Dataflow, ...], bool]:
-    """The facts for each course that the step can take, or for some, where these are more than `MOST_COURSES`; and
-    whether these are all.
-    """
-
-    def facts(course: Course) -> Dataflow:
-        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
-        return _Builder(builder.graph, builder.device, False, None, course, builder).build()
-
+    """The facts for each course that the step can take, where these are few; and whether these are all."""
+    if builder.endless:
+        return (), False
+    most = min(MOST_COURSES, EVENTS_OF_COURSES // max(1, sum(map(len, builder.flow.events))))
     found: list[Dataflow] = []
     digits: list[int] | None = []
     while digits is not None:
         numbered = _Numbered(digits)
-        found.append(facts(numbered))
+        # Whether a loop has a bound is decided by its worst branches: others make less of it in one iteration.
+        found.append(_Builder(builder.graph, builder.device, False, None, numbered, builder).build())
         digits = numbered.following()
-        if math.prod(numbered.options) > MOST_COURSES or (digits is not None and len(found) == MOST_COURSES):
-            return tuple(map(facts, _some_courses(builder))), False
-    return tuple(found), not builder.endless
+        if math.prod(numbered.options) > most or (digits is not None and len(found) >= most):
+            return (), False
+    return tuple(found), True
 
 
 def _covering(builder: _Builder) -> Dataflow | None:
@@ -472,43 +440,6 @@ class _Numbered:
         while digits and digits[-1] + 1 == self.options[len(digits) - 1]:
             digits.pop()
         return [*digits[:-1], digits[-1] + 1] if digits else None
-
-
-class _Regular(NamedTuple):
-    """One branch in a loop's first iteration and one in all others; all loops end after so many iterations."""
-
-    first: int
-    rest: int
-    most: int
-
-    def branch(self, iteration: int, branches: int) -> int:
-        return min(self.rest if iteration else self.first, branches - 1)
-
-    def trips(self, most: int) -> int:
-        return min(self.most, most)
-
-
-class _ByChance(NamedTuple):
-    chance: random.Random
-
-    def branch(self, iteration: int, branches: int) -> int:
-        return self.chance.randrange(branches)
-
-    def trips(self, most: int) -> int:
-        return int((most + 1) ** self.chance.random()) if self.chance.randrange(4) else most  # few cost less
-
-
-def _some_courses(builder: _Builder) -> Iterator[Course]:
-    """One branch throughout, one after another at first in loops, loops that end early, and some by chance."""
-    branches = range(max(1, builder.undecided))
-    pairs = sorted(itertools.product(branches, repeat=2), key=lambda pair: pair[0] != pair[1])
-    for first, rest in pairs[:REGULAR_COURSES] if builder.undecided else ():  # else the facts are of most iterations
-        if builder.repeated or first == rest:
-            yield _Regular(first, rest, MOST_TRIPS)
-    for trips in range(EARLY_COURSES if builder.ends_early else 0):
-        yield _Regular(branches[-1], branches[0], trips)
-    for seed in range(RANDOM_COURSES):
-        yield _ByChance(random.Random(seed))
 
 
 class _Builder:

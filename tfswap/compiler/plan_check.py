@@ -29,7 +29,14 @@ def _require_tactics(plan: Plan, options: Options) -> None:
     if recomputes and "recompute" not in options.tactics:
         raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
     own_ops = (
-        plan.splits or plan.beside or plan.overlaps or plan.accumulators or plan.remade or plan.inside or plan.reduced
+        plan.splits
+        or plan.exact_chunks
+        or plan.beside
+        or plan.overlaps
+        or plan.accumulators
+        or plan.remade
+        or plan.inside
+        or plan.reduced
     )
     if options.portable and own_ops:
         raise InvalidModel(

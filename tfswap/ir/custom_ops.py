@@ -60,7 +60,10 @@ GROUP: Final = "Tfswap>Group"
 # () -> (rest: variant); attr nbytes: int. Parts the chunk that such a request would be given, where it is too large.
 SPLIT_CHUNK: Final = "Tfswap>SplitChunk"
 
-# (rest: variant) -> (). Gives back what it keeps between the two.
+# () -> (rest: variant). From then on each request gets a chunk of its own size.
+EXACT_CHUNKS: Final = "Tfswap>ExactChunks"
+
+# (rest: variant) -> (). Gives back what SPLIT_CHUNK keeps between the two, or ends what EXACT_CHUNKS has begun.
 FREE_REST: Final = "Tfswap>FreeRest"
 
 # --- codecs (docs/encodings.md) --------------------------------------------------------------------------

@@ -135,8 +135,13 @@ def add_split(graph: Graph, node: Node, nbytes: tuple[int, ...]) -> Node:
     return graph.add(custom_ops.SPLIT_CHUNK, name, attrs={"nbytes": nbytes}, outputs=(VARIANT,), device=node.device)
 
 
+def add_exact_chunks(graph: Graph, device: str) -> Node:
+    """What has an arena give each request a chunk of its own size, until `add_free_rest`."""
+    return graph.add(custom_ops.EXACT_CHUNKS, graph.unique_name("tfswap/exact"), outputs=(VARIANT,), device=device)
+
+
 def add_free_rest(graph: Graph, node: Node, split: Node) -> Node:
-    """What gives back the rest that `split` has taken before `node`."""
+    """What gives back after `node` what `split` has taken, or ends what it has begun."""
     name = graph.unique_name(f"tfswap/{node.name}/free_rest")
     return graph.add(custom_ops.FREE_REST, name, (split.out(),), device=node.device)
 

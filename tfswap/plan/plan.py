@@ -109,6 +109,11 @@ class Inside:
         return ()
 
     @property
+    def exact_chunks(self) -> bool:
+        """Where the step has them, its bodies have them too."""
+        return False
+
+    @property
     def changes_nothing(self) -> bool:
         return not self.order
 
@@ -148,6 +153,7 @@ class Plan:
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
             all that the other fields say has it.
+        exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
     """
 
     fingerprint: str
@@ -171,6 +177,7 @@ class Plan:
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
     overlaps: tuple[Overlap, ...] = ()
+    exact_chunks: bool = False
 
     @classmethod
     def unchanged(
@@ -201,6 +208,7 @@ class Plan:
             self.overlaps,
             self.grouped,
             self.splits,
+            self.exact_chunks,
             *lists,
             *smaller,
             self.inside,
@@ -276,6 +284,8 @@ def _check_form(plan: Plan) -> None:
     if plan.seconds < 0:
         raise InvalidModel(f"plan.seconds is {plan.seconds}, and no time is")
     _check_moves(plan, "plan")
+    if plan.exact_chunks and (plan.splits or not plan.order):
+        raise InvalidModel("plan.exact_chunks is true, and such a plan names kernels, and splits no chunks")
     for i, inside in enumerate(plan.inside):
         if inside.changes_nothing:
             raise InvalidModel(f"plan.inside[{i}] names no kernels")

@@ -15,6 +15,7 @@ swap contract is split in two at each end, so that every allocation and release 
     SPLIT n      parts, until the next other step has ended, the chunk that a request of n bytes would be given whole
                  although it is larger, so that it fits; one for each of that step's large requests. With -n the end of
                  the largest free chunk, for one request of n bytes
+    EXACT 0      the first step: until the last one has ended, each request gets a chunk of its own size
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ RELEASE = "release"
 IN = "swap_in"
 AWAIT = "await"
 SPLIT = "split"
+EXACT = "exact"
 
 KERNELS = frozenset({RUN, LEAD, START, RERUN})
 """What has a kernel for its subject."""
@@ -80,6 +82,7 @@ def build_schedule(
     beside: Collection[int] = frozenset(),
     splits: Sequence[Split] = (),
     overlaps: Sequence[Overlap] = (),
+    exact_chunks: bool = False,
 ) -> list[Step]:
     """The schedule that runs the kernels in `order` and moves values as `absences` say.
 
@@ -91,6 +94,7 @@ def build_schedule(
             be released or copied out there is so after both, and what would come back comes back before both.
         splits: of steps of the schedule without them, by rising number, in the order of their requests.
         overlaps: where nothing is moved or runs again.
+        exact_chunks: whether each request gets a chunk of its own size; then there are no splits.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
 
@@ -120,27 +124,44 @@ def build_schedule(
     steps += runs[done:]
     for split in reversed(splits):
         steps.insert(split.step, Step(SPLIT, -split.nbytes if split.at_end else split.nbytes))
-    return steps
+    return [Step(EXACT, 0), *steps] if exact_chunks else steps
 
 
 def at_extremes(flow: Dataflow, steps: Sequence[Step]) -> Iterator[tuple[Dataflow, Sequence[Step]]]:
     """All extremes of what is known only by a bound: facts, and `steps`, of `flow`, as a schedule of theirs.
 
     Where a loop takes now this branch and now that, each leaves holes that another's tensors need not fit: so each
-    sequence of branches is an extreme too. Its values have numbers of their own.
+    course is an extreme too. In exact chunks holes do not count: what holds most at each point peaks highest.
     """
+    if is_exact(steps):
+        yield from _renumbered(flow, steps, () if flow.covering is None else (flow.covering,)) or ((flow, steps),)
+        return
     yield from ((extreme, steps) for extreme in flow.extremes)
-    for other in flow.sequences:
-        number = {s.subject: other.value_named[flow.values[s.subject].tensor.name] for s in steps if s.kind in COPIES}
-        its = [s._replace(subject=number[s.subject]) if s.kind in COPIES else s for s in steps]
+    for other, its in _renumbered(flow, steps, flow.others):
         yield from ((extreme, its) for extreme in other.extremes)
+
+
+def is_exact(steps: Sequence[Step]) -> bool:
+    """Whether each request of a schedule gets a chunk of its own size."""
+    return bool(steps) and steps[0].kind == EXACT
+
+
+def _renumbered(
+    flow: Dataflow, steps: Sequence[Step], others: Sequence[Dataflow]
+) -> list[tuple[Dataflow, Sequence[Step]]]:
+    """Other facts of the same step, whose values have numbers of their own, and `steps` as a schedule of theirs."""
+    found: list[tuple[Dataflow, Sequence[Step]]] = []
+    for other in others:
+        number = {s.subject: other.value_named[flow.values[s.subject].tensor.name] for s in steps if s.kind in COPIES}
+        found.append((other, [s._replace(subject=number[s.subject]) if s.kind in COPIES else s for s in steps]))
+    return found
 
 
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
     """The schedule of a plan that was made for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.absences]
-    return build_schedule(order, absences, plan.beside, plan.splits, plan.overlaps)
+    return build_schedule(order, absences, plan.beside, plan.splits, plan.overlaps, plan.exact_chunks)
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

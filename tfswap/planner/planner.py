@@ -253,6 +253,8 @@ class Planner:
         # Where cuDNN was told what it may have, that counts as part of each convolution.
         self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, resident)
+        # Where the step decides what is asked for, chunks that are larger than that have no other bound.
+        self._exact_chunks = flow.is_undecided and not portable
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
         self.costs = costs or Costs.of(device)
         self.rates = self.costs.rates
@@ -415,7 +417,9 @@ class Planner:
         Args:
             least_s: as of `draft`.
         """
-        key = (*map(tuple, choice), least_s)
+        choice = choice._replace(exact_chunks=self._exact_chunks)
+        beside, splits, overlaps = map(tuple, (choice.beside, choice.splits, choice.overlaps))
+        key = (tuple(choice.order), tuple(choice.intervals), beside, splits, overlaps, least_s)
         if key not in self._judged:
             self._judged[key] = Judged(self, choice, least_s)
         return self._judged[key]
@@ -609,7 +613,7 @@ class Judged:
 
         With few, then with more, each with the share of the live peak from which on requests are taken.
         """
-        if self._planner.portable or not self._is_live_within(choice, limit_bytes):
+        if self._planner.portable or choice.exact_chunks or not self._is_live_within(choice, limit_bytes):
             return
         if self._splits_of(choice)[1]:
             for share in LEAST_SHARES:
@@ -621,7 +625,7 @@ class Judged:
         """
         planner, choice = self._planner, self._one_by_one
         most_bytes = planner.resident.limit_bytes
-        if planner.portable or most_bytes is None:
+        if planner.portable or choice.exact_chunks or most_bytes is None:
             return
         least_bytes = int(ENDS_SHARE * most_bytes)
         if limit_bytes < least_bytes or not self.may_fit(most_bytes):

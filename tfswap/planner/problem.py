@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
     `beside` holds positions in the order whose kernels run beside the one before them, `splits` requests that get no
     larger chunks than they need, `overlaps` kernels that run concurrently with those after them, where nothing is
-    moved. Solvers leave all three open.
+    moved, and `exact_chunks` says whether each request gets a chunk of its own size. Solvers leave all four open.
     """
 
     order: list[int]
@@ -55,6 +55,7 @@ class Choice(NamedTuple):
     beside: tuple[int, ...] = ()
     splits: tuple[Split, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
+    exact_chunks: bool = False
 
     @property
     def concurrent(self) -> tuple[tuple[int, ...], tuple[Overlap, ...]] | tuple[()]:
@@ -419,7 +420,7 @@ def _refusals(flow: Dataflow) -> dict[int, str]:
     for v, permit in flow.permits.items():
         if not permit.tactics:
             reasons[v] = permit.why
-    for other in flow.sequences:
+    for other in flow.others:
         for v, value in enumerate(flow.values):
             if value.tensor.name not in other.value_named:
                 reasons.setdefault(v, "one of its branches hands on what it is given")

@@ -97,10 +97,10 @@ class Report:
         reruns: how many run again.
         rows: one per tensor that was considered, the largest first.
         alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
-        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; of loops with too
-            many courses to try each, and of kernels whose values decide sizes, what others than those that were tried
-            can take at most in addition to the planned peak; and calls of Python functions, which say that what these
-            allocate has no bound.
+        unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; in portable plans
+            of loops with too many courses to try each, and of kernels whose values decide sizes, what others than
+            those that were tried can take at most in addition to the planned peak; and calls of Python functions,
+            which say that what these allocate has no bound.
         trains: whether the step has a backward pass, or updates variables.
         costs: where the times come from: "analytic", "analytic, at measured rates" or "profiled".
         measured_peak_bytes: the allocator's, of a step that ran under this plan; None where none has, or where the
@@ -472,7 +472,7 @@ def make_report(
 
 def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
     """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
-    if not flow.is_sampled or plan.changes_nothing:
+    if not flow.is_undecided or plan.changes_nothing or (plan.exact_chunks and flow.covered):
         return None
     most = widest_bytes(flow, planned_schedule(flow, plan), planner.resident)
     return max(0, most - plan.planned_peak_bytes)

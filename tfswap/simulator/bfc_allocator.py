@@ -85,6 +85,7 @@ class Arena:
         self._before: dict[int, int] = {}  # address of the chunk before, -1 for the first of a region
         self._free: set[int] = set()
         self._bins: list[list[tuple[int, int]]] = [[] for _ in range(BIN_COUNT)]
+        self._splits_all = False
         self._occupied = 0  # bit b is set while bin b holds a chunk
         regions = regions_of(chunks)
         for region in regions:
@@ -145,7 +146,7 @@ class Arena:
         if not bin_:
             self._occupied &= ~(1 << bin_index)
         self._free.discard(address)
-        if size >= rounded * 2 or size - rounded >= SPLIT_SLACK_BYTES:
+        if size != rounded and self._splits(size, rounded):
             rest = address + rounded
             self._size[address] = rounded
             self._size[rest] = size - rounded
@@ -159,6 +160,14 @@ class Arena:
         if self.in_use_bytes > self.peak_bytes:
             self.peak_bytes = self.in_use_bytes
         return address
+
+    def split_all(self) -> None:
+        """From now on give each request a chunk of its own size. As csrc/core/chunk_split_ops.cc does it."""
+        self._splits_all = True
+
+    def _splits(self, size: int, rounded: int) -> bool:
+        """Whether a free chunk that is larger than a request is split for it."""
+        return self._splits_all or size >= rounded * 2 or size - rounded >= SPLIT_SLACK_BYTES
 
     def split(self, sizes: Sequence[int]) -> list[int]:
         """Have chunks of their own sizes for the next requests, which are held together, where larger ones would be
@@ -265,7 +274,7 @@ class Arena:
         below = next(self._smaller_bytes(free + ALIGNMENT_BYTES), 0)
         above = self._best_fit_bytes(free)
         if above:
-            most = max(above // 2, above - SPLIT_SLACK_BYTES)  # that it is split for
+            most = above if self._splits_all else max(above // 2, above - SPLIT_SLACK_BYTES)  # that it is split for
             return max(below, min(free, most // ALIGNMENT_BYTES * ALIGNMENT_BYTES))
         grown = self.copy()
         size = min(free, (self._limit_bytes - self._pool_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
@@ -280,8 +289,7 @@ class Arena:
         needed = round_up(size_bytes)
         whole = self._best_fit_bytes(needed) if needed else 0
         if whole or not needed:
-            splits = whole >= needed * 2 or whole - needed >= SPLIT_SLACK_BYTES
-            return self.in_use_bytes + (needed if splits else whole)
+            return self.in_use_bytes + (needed if self._splits(whole, needed) else whole)
         grown = self.copy()
         if not grown._extend(needed):
             return UNBOUNDED_BYTES

@@ -21,6 +21,8 @@ SPLIT_ABOVE: Final = 1 << 52
 """No request asks for as much: events above it are splits."""
 END_ABOVE: Final = 1 << 53
 """And those above this one are splits at the end of a chunk."""
+EXACT_CHUNKS: Final = 1 << 54
+"""From this event on each request gets a chunk of its own size."""
 _REST: Final = -2
 """Stands for the address of what a split takes."""
 
@@ -34,7 +36,7 @@ class Requests:
             release of what the n-th request got; or, SPLIT_ABOVE and the bytes, one of the next requests, which are to
             get chunks of their own size, or END_ABOVE and the bytes of one that is to lie at the end of a chunk;
             SPLIT_ABOVE alone after the last of them; or FREE_REST, which gives back what
-            parts the latest of those that are parted.
+            parts the latest of those that are parted; or EXACT_CHUNKS.
         resident_bytes: what is among the requests, of what was there before: all, where the layout was unknown.
     """
 
@@ -63,6 +65,8 @@ def _replay(events: Sequence[int], arena: Arena) -> int:
         elif event == SPLIT_ABOVE:
             rests.append(arena.split(parted))
             parted = []
+        elif event == EXACT_CHUNKS:
+            arena.split_all()
         else:
             parted.append(event - SPLIT_ABOVE if event < END_ABOVE else END_ABOVE - event)
     return arena.peak_bytes
@@ -87,6 +91,9 @@ class _Recorder:
     def split(self, sizes: Sequence[int]) -> list[int]:
         self.events += [*(SPLIT_ABOVE + size if size > 0 else END_ABOVE - size for size in sizes), SPLIT_ABOVE]
         return [_REST]
+
+    def split_all(self) -> None:
+        self.events.append(EXACT_CHUNKS)
 
     def free(self, address: int) -> None:
         if address >= 0:

@@ -25,6 +25,7 @@ from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import (
     AWAIT,
     COPIES,
+    EXACT,
     FINISH,
     IN,
     KERNELS,
@@ -37,6 +38,7 @@ from tfswap.plan.schedule import (
     START,
     Step,
     at_extremes,
+    is_exact,
 )
 from tfswap.simulator.bfc_allocator import SPLIT_SLACK_BYTES, Arena, Chunk
 
@@ -55,6 +57,8 @@ class Allocator(Protocol):
     def free(self, address: int) -> None: ...
 
     def split(self, sizes: Sequence[int]) -> list[int]: ...
+
+    def split_all(self) -> None: ...
 
 
 class Ledger:
@@ -89,6 +93,9 @@ class Ledger:
 
     def split(self, sizes: Sequence[int]) -> list[int]:
         return []  # it has no chunks
+
+    def split_all(self) -> None:
+        pass
 
     def free(self, address: int) -> None:
         if address >= 0:
@@ -351,6 +358,8 @@ class Replay:
                 if self.steps[number + 1].kind != SPLIT:
                     rests = arena.split(parted)
                     parted = []
+            elif kind == EXACT:
+                arena.split_all()
             else:
                 buffers[subject] = coming.pop(subject)
             if arena.peak_bytes > peak:
@@ -577,7 +586,7 @@ def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOT
 def _widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> int:
     ledger, addresses = filled(flow, resident, live=True)
     assert isinstance(ledger, Ledger)
-    ledger.widest = True
+    ledger.widest = not is_exact(steps)
     replay = Replay(flow, steps, ledger, addresses, resident)
     most = 0
     for _ in range(MAX_REPEATS):
@@ -621,12 +630,10 @@ class Judge:
                 return None
             memories.append(memory)
         worst = max(memories, key=lambda memory: memory.peak_bytes)
+        # What goes to disk is known by the numbers that values have in the facts themselves.
+        host_peak, disk_peak, out_bytes, in_bytes = _host_traffic(self._flow, steps, disk)
         return dataclasses.replace(
-            memories[0],  # of the facts themselves, by which it is told what goes to disk
-            peak_bytes=worst.peak_bytes,
-            peak_step=worst.peak_step,
-            before_bytes=worst.before_bytes,
-            during_bytes=worst.during_bytes,
+            worst, host_peak_bytes=host_peak, disk_peak_bytes=disk_peak, out_bytes=out_bytes, in_bytes=in_bytes
         )
 
 

@@ -16,7 +16,7 @@ from tfswap.ir.graph import Dims, Dtype, Graph, Node
 from tfswap.ir.op_traits import is_feed
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.simulator.requests import END_ABOVE, FREE_REST, SPLIT_ABOVE
+from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE
 
 MOST_EVENTS = 1 << 22
 """kMostEvents in csrc/core/arena_replay.h is more."""
@@ -25,7 +25,7 @@ COMPARED = 16
 
 # The lowest two bits of a varint, and what stands above them: RecordedRequests in csrc/core/arena_replay.h.
 _REQUEST, _RELEASE, _CONTROL, _SPLIT = range(4)
-_FREE_REST, _END_OF_SPLIT, _REPEAT = range(3)
+_FREE_REST, _END_OF_SPLIT, _REPEAT, _SPLIT_ALL = range(4)
 
 HOST_DTYPES = frozenset(("int32", "string"))
 """Arguments of a step on a GPU that are in host memory."""
@@ -86,6 +86,8 @@ def _relative(events: Iterable[int]) -> Iterator[int]:
             yield round_up(event) // ALIGNMENT_BYTES << 2 | _REQUEST
         elif event == SPLIT_ABOVE:
             yield _END_OF_SPLIT << 2 | _CONTROL
+        elif event == EXACT_CHUNKS:
+            yield _SPLIT_ALL << 2 | _CONTROL
         else:
             at_end = event >= END_ABOVE
             nbytes = event - (END_ABOVE if at_end else SPLIT_ABOVE)

@@ -9,6 +9,7 @@ reads the buffer that came last, views between the two are made anew on it, and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from tfswap.ir.graph import Graph, Node, Output
 from tfswap.passes.contract import Target, graph_pass
 from tfswap.passes.nodes import (
     add_await,
+    add_exact_chunks,
     add_free_rest,
     add_identity,
     add_release,
@@ -30,6 +32,7 @@ from tfswap.passes.tactics.pair_kernels import add_finish, add_start, join_leads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import (
     AWAIT,
+    EXACT,
     FINISH,
     IN,
     LEAD,
@@ -40,6 +43,7 @@ from tfswap.plan.schedule import (
     SPLIT,
     START,
     Step,
+    is_exact,
     planned_schedule,
 )
 
@@ -114,6 +118,8 @@ class _Writer:
 
     def _node(self, kind: str, subject: int, following: Step | None) -> Node | None:
         """The node that an entry becomes; None where TensorFlow does it by itself."""
+        if kind == EXACT:
+            return add_exact_chunks(self._graph, self._device())
         if kind in (RUN, LEAD, START):
             # What is finished next wakes no thread: it makes fewer allocations than are awaited.
             return self._run(kind, subject, is_finished=following == (FINISH, subject))
@@ -155,6 +161,11 @@ class _Writer:
             self._travel(value).renew(node.out(o))
         return node
 
+    def _device(self) -> str:
+        """Of most kernels, whose arena the plan is for."""
+        kernels = zip(self._flow.nodes, self._flow.is_kernel, strict=True)
+        return Counter(node.device for node, is_kernel in kernels if is_kernel).most_common(1)[0][0]
+
     def _kernel(self, subject: int) -> Node:
         return self._graph[self._flow.nodes[subject].name]
 
@@ -186,6 +197,8 @@ def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | I
     schedule = planned_schedule(flow, plan)
     for (kind, subject), following in zip(schedule, [*schedule[1:], None], strict=True):
         writer.write(kind, subject, following)
+    if is_exact(schedule):
+        writer.chain.append(add_free_rest(graph, writer.chain[0], writer.chain[0]))
     graph.join(writer.finished)
     return join_leads(graph, writer.chain, writer.leads)
 

@@ -60,7 +60,7 @@ uint64_t SimulatedArena::Allocate(size_t nbytes) {
   free_.erase(found);
   chunk->second.in_use = true;
   const uint64_t rest_bytes = chunk->second.bytes - rounded;
-  if (chunk->second.bytes >= rounded * 2 || rest_bytes >= kSplitSlack) {
+  if (chunk->second.bytes >= rounded * 2 || rest_bytes >= kSplitSlack || (splits_all_ && rest_bytes > 0)) {
     chunk->second.bytes = rounded;
     SetFree(chunks_.emplace_hint(std::next(chunk), chunk->first + rounded, Chunk{rest_bytes, false, false}));
   }
@@ -189,7 +189,7 @@ bool RecordedRequests::Decode(const std::string& encoded) {
   while (position < encoded.size()) {
     if (!next(&event)) return false;
     if (event != (kRepeat << 2 | kControl)) {
-      if ((event & 3) == kControl && event >> 2 > kRepeat) return false;
+      if ((event & 3) == kControl && event >> 2 > kSplitAll) return false;
       if (!append(event)) return false;
       continue;
     }
@@ -223,7 +223,9 @@ uint64_t RecordedRequests::PeakBytes(SimulatedArena arena) const {
         break;
       }
       default:
-        if (number == kEndOfSplit) {
+        if (number == kSplitAll) {
+          arena.SplitAll();
+        } else if (number == kEndOfSplit) {
           rests.push_back(ChunkSplitter<SimulatedArena>(&arena).Split(parted));
           parted.clear();
         } else if (!rests.empty()) {

@@ -32,6 +32,8 @@ class SimulatedArena {
   // As ChunkSplitter takes it. A request that finds no room is met beyond the arena, in memory without end, which is
   // never split; and raises the peak over the arena's limit.
   uint64_t Allocate(size_t nbytes);
+  // From now on each request gets a chunk of its own size.
+  void SplitAll() { splits_all_ = true; }
   void Free(uint64_t address);
   std::vector<size_t> FreeBytes() const;
 
@@ -61,6 +63,7 @@ class SimulatedArena {
   uint64_t pool_bytes_ = 0;
   uint64_t next_region_bytes_;
   const bool collects_;
+  bool splits_all_ = false;
   uint64_t in_use_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
 };
@@ -77,7 +80,7 @@ class RecordedRequests {
  private:
   // As a varint has it: what it is in the lowest two bits, and a number above them.
   enum Kind : uint64_t { kRequest = 0, kRelease = 1, kControl = 2, kSplit = 3 };
-  enum Control : uint64_t { kFreeRest = 0, kEndOfSplit = 1, kRepeat = 2 };
+  enum Control : uint64_t { kFreeRest = 0, kEndOfSplit = 1, kRepeat = 2, kSplitAll = 3 };
 
   static constexpr uint64_t kUnit = 256;  // BFCAllocator::kMinAllocationSize
   static constexpr size_t kMostEvents = size_t{1} << 24;

@@ -7,12 +7,19 @@
 // has run:
 //
 //   SplitChunk -> kernel -> FreeRest
+//
+// Where the step decides what is asked for, which chunks these are is not known before. ExactChunks has the arena split
+// every chunk that is larger than the request, from there until FreeRest: what it does for GPUs by the session option
+// internal_fragmentation_fraction. Then no more is in use than what is live.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,28 +55,46 @@ nbytes: What is requested, and held together, in order. Negative, and alone, the
 rest: Holds what is between the two until FreeRest.
 )doc");
 
+REGISTER_OP("Tfswap>ExactChunks")
+    .Output("rest: variant")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+From now on each request gets a chunk of its own size.
+
+rest: Ends that, by FreeRest or when it is gone.
+)doc");
+
 REGISTER_OP("Tfswap>FreeRest")
     .Input("rest: variant")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Gives back what SplitChunk holds.
+Gives back what SplitChunk holds, or ends what ExactChunks has begun.
 )doc");
 
 // The allocator tells of its chunks by a protobuf of all of them, which takes a tenth of a millisecond for the
 // thousands that a large step has. Its members are private; an explicit instantiation may name them.
-struct Mutex {
-  friend constexpr auto MemberOf(Mutex);
+struct MutexMember {
+  friend constexpr auto MemberOf(MutexMember);
 };
-struct ChunksOfArena {
-  friend constexpr auto MemberOf(ChunksOfArena);
+struct ChunksMember {
+  friend constexpr auto MemberOf(ChunksMember);
+};
+struct OptionsMember {
+  friend constexpr auto MemberOf(OptionsMember);
+};
+struct MemoryLimitMember {
+  friend constexpr auto MemberOf(MemoryLimitMember);
 };
 template <typename Name, auto kMember>
 struct Named {
   friend constexpr auto MemberOf(Name) { return kMember; }
 };
-template struct Named<Mutex, &BFCAllocator::mutex_>;
-template struct Named<ChunksOfArena, &BFCAllocator::chunks_>;
+template struct Named<MutexMember, &BFCAllocator::mutex_>;
+template struct Named<ChunksMember, &BFCAllocator::chunks_>;
+template struct Named<OptionsMember, &BFCAllocator::opts_>;
+template struct Named<MemoryLimitMember, &BFCAllocator::memory_limit_>;
 
 // TensorFlow's allocator, as ChunkSplitter takes it.
 class RealArena {
@@ -87,8 +112,8 @@ class RealArena {
 
   std::vector<size_t> FreeBytes() const {
     std::vector<size_t> found;
-    absl::MutexLock lock(&(allocator_->*MemberOf(Mutex())));
-    for (const auto& chunk : allocator_->*MemberOf(ChunksOfArena())) {
+    absl::MutexLock lock(&(allocator_->*MemberOf(MutexMember())));
+    for (const auto& chunk : allocator_->*MemberOf(ChunksMember())) {
       // One that is in no bin is no chunk: its place waits for another.
       if (!chunk.in_use() && chunk.bin_num >= 0) found.push_back(chunk.size);
     }
@@ -100,17 +125,25 @@ class RealArena {
   BFCAllocator* const allocator_;
 };
 
+// What lasts from one of these ops until FreeRest, or until the step has failed.
+class Parting {
+ public:
+  Parting() = default;
+  Parting(const Parting&) = delete;
+  Parting& operator=(const Parting&) = delete;
+  virtual ~Parting() = default;
+  virtual void GiveBack() = 0;
+};
+
 // What parts chunks in two, in use so that they stay apart.
-class Between {
+class Between : public Parting {
  public:
   explicit Between(BFCAllocator* arena) : arena_(arena) {}
-  Between(const Between&) = delete;
-  Between& operator=(const Between&) = delete;
-  ~Between() { GiveBack(); }
+  ~Between() override { GiveBack(); }
 
   void Part(const std::vector<int64_t>& sizes) { between_ = ChunkSplitter<RealArena>(&arena_).Split(sizes); }
 
-  void GiveBack() {
+  void GiveBack() final {
     for (const uint64_t chunk : between_) {
       if (chunk != 0) arena_.Free(chunk);
     }
@@ -122,9 +155,51 @@ class Between {
   std::vector<uint64_t> between_;
 };
 
+// Has an arena split every chunk that is larger than the request, while there is one of these.
+class ExactChunks : public Parting {
+ public:
+  explicit ExactChunks(BFCAllocator* arena) : arena_(arena) { Count(1); }
+  ~ExactChunks() override { GiveBack(); }
+
+  void GiveBack() final {
+    if (!ended_.exchange(true)) Count(-1);
+  }
+
+ private:
+  struct Setting {
+    int users = 0;
+    double before = 0;
+  };
+
+  // The allocator reads its options at each request, under its mutex. They are const to all but the one that is built
+  // with them: a device has one allocator, which is never built anew.
+  void Count(int more) {
+    static std::mutex mutex;
+    static auto* const settings = new std::map<BFCAllocator*, Setting>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    Setting& setting = (*settings)[arena_];
+    const bool was_on = setting.users > 0;
+    setting.users += more;
+    if (was_on == (setting.users > 0)) return;
+    absl::MutexLock arena_lock(&(arena_->*MemberOf(MutexMember())));
+    auto& options = const_cast<BFCAllocator::Options&>(arena_->*MemberOf(OptionsMember()));
+    if (was_on) {
+      options.fragmentation_fraction = setting.before;
+    } else {
+      setting.before = options.fragmentation_fraction;
+      options.fragmentation_fraction = kGranularity / static_cast<double>(arena_->*MemberOf(MemoryLimitMember()));
+    }
+  }
+
+  static constexpr double kGranularity = 256;  // BFCAllocator::kMinAllocationSize
+
+  BFCAllocator* const arena_;
+  std::atomic<bool> ended_ = false;
+};
+
 struct Rest : ProcessLocal {
-  static constexpr char kMaker[] = "SplitChunk";
-  std::shared_ptr<Between> between;  // none where there is no arena
+  static constexpr char kMaker[] = "SplitChunk or ExactChunks";
+  std::shared_ptr<Parting> parting;  // none where there is no arena
   std::string TypeName() const { return "tfswap::Rest"; }
 };
 
@@ -144,8 +219,9 @@ class SplitChunkOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Rest rest;
     if (auto* const arena = FindArena(ctx); arena != nullptr) {
-      rest.between = std::make_shared<Between>(arena);
-      rest.between->Part(nbytes_);
+      auto between = std::make_shared<Between>(arena);
+      between->Part(nbytes_);
+      rest.parting = std::move(between);
     }
     SetVariantOutput(ctx, 0, std::move(rest));
   }
@@ -156,6 +232,19 @@ class SplitChunkOp : public OpKernel {
   std::vector<int64_t> nbytes_;
 };
 
+class ExactChunksOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Rest rest;
+    if (auto* const arena = FindArena(ctx); arena != nullptr) rest.parting = std::make_shared<ExactChunks>(arena);
+    SetVariantOutput(ctx, 0, std::move(rest));
+  }
+
+  bool IsExpensive() override { return false; }
+};
+
 class FreeRestOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -163,16 +252,18 @@ class FreeRestOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Rest* rest;
     OP_REQUIRES_OK(ctx, GetVariantInput(ctx, 0, &rest));
-    if (rest->between != nullptr) rest->between->GiveBack();
+    if (rest->parting != nullptr) rest->parting->GiveBack();
   }
 
   bool IsExpensive() override { return false; }
 };
 
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_CPU), SplitChunkOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_CPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_CPU), FreeRestOp);
 // As with the handles of copies (swap_kernels.cc), the variant is not said to be in host memory.
 REGISTER_KERNEL_BUILDER(Name("Tfswap>SplitChunk").Device(tensorflow::DEVICE_GPU), SplitChunkOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>ExactChunks").Device(tensorflow::DEVICE_GPU), ExactChunksOp);
 REGISTER_KERNEL_BUILDER(Name("Tfswap>FreeRest").Device(tensorflow::DEVICE_GPU), FreeRestOp);
 
 }  // namespace

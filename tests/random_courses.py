@@ -154,6 +154,7 @@ def peaks(seed: int, share: float, runs: int) -> dict[str, Any]:
         "planned": plan.planned_peak_bytes,
         "exact": plan.exact_chunks,
         "unmodelled": optimized.report().unmodelled,
+        "drawn": "<svg" in optimized.report()._repr_html_(),
     }
 
 

@@ -76,8 +76,10 @@ def live_peak(
     beside: tuple[int, ...] = (),
     splits: tuple[Split, ...] = (),
     overlaps: tuple[Overlap, ...] = (),
+    exact_chunks: bool = False,
 ) -> int:
-    return simulate_memory(flow, build_schedule(order, intervals, beside, splits, overlaps), live=True).peak_bytes
+    steps = build_schedule(order, intervals, beside, splits, overlaps, exact_chunks)
+    return simulate_memory(flow, steps, live=True).peak_bytes
 
 
 def costs(flow: Dataflow) -> list[float]:

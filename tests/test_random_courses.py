@@ -38,6 +38,7 @@ def test_no_course_passes_its_plan(seed: int):
 def check_peaks(seed: int, runs: int) -> None:
     found = on_arena(f"import json, random_courses; print(json.dumps(random_courses.peaks({seed}, 1.1, {runs})))")
     assert found["exact"]
+    assert found["drawn"], "the report has its curve"
     assert not any("judged" in kernel for kernel in found["unmodelled"])
     assert found["peak"] <= found["planned"]
 

@@ -141,7 +141,7 @@ class _Body:
         aim = max(target_bytes - self.around_bytes + given_bytes, planner.live_floor_bytes)
         draft = planner.drafted(int(min(aim, problem.live_peak_bytes)))
         assert draft is not None, "the lowest target of a ladder is one that was met"
-        choice = draft.choice
+        choice = draft.choice._replace(exact_chunks=False)  # the step's own, or none
         own_bytes = problem.live_peak_of(choice) - given_bytes
         inside = [i for made in inner for i in made.inside]
         more_s = sum(made.more_s for made in inner)

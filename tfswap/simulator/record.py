@@ -135,6 +135,9 @@ class Recorder:
         self.kernel = kernel
         return addresses
 
+    def split_all(self) -> None:
+        self._arena.split_all()
+
     def free(self, address: int) -> None:
         self._arena.free(address)
         if address >= 0:

@@ -147,7 +147,7 @@ def right_calls(draw: random.Random) -> list[Call]:
                 "sources": [0, 1, 2],
                 "overwrites": [0, 0, 0],
                 "chunks": [x.dtype.size * rows * columns] * 2,
-                "requests": [1, 0, 1, 1],
+                "requests": [1, 0, 0, 1, 1, 0],
                 "kept": [1, 1],
                 "ranks": [0, 1],
             },

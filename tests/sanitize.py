@@ -59,7 +59,7 @@ TESTS = (
     "test_turns.py::test_a_turn_ends_with_a_call_that_fails",
     "test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
     "test_overlaps.py::test_a_kernel_that_fails_says_why_and_keeps_nothing",
-    "test_overlaps.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
+    "test_concurrent.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
     "test_inner_beside.py::test_in_loops_the_second_runs_on_another_thread",
     "test_inner_beside.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",
     "test_inner_beside.py::test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing",

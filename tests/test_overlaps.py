@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from graphs import draw_kernels
-from hypothesis import given
-from hypothesis import strategies as st
 from processes import on_arena
 from test_beside import BYTES, HEADS, RATES, TWO_CORES, TWO_THREADS, costs, facts, named
 
@@ -23,7 +20,6 @@ from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Overlap, Plan
 from tfswap.plan.schedule import FINISH, START, Step, build_schedule
-from tfswap.planner.overlapping import overlapping_orders
 from tfswap.simulator.simulate import simulate_memory, simulate_time
 
 ORDER = "a q k s t r"
@@ -49,41 +45,6 @@ def test_a_kernel_runs_while_others_do() -> None:
         for overlaps in ((), (Overlap(1, 3),))
     )
     assert together < apart
-
-
-@given(st.data())
-def test_any_order_stays_an_order(data: st.DataObject) -> None:
-    """Every kernel runs once, after the end of all that it reads."""
-    flow = facts(draw_kernels(data))
-    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
-    cost_s = [data.draw(st.sampled_from([1e-5, 2e-4, 1e-3, 4e-3])) for _ in flow.nodes]
-    for found, overlaps in overlapping_orders(flow, order, cost_s, RATES):
-        assert sorted(found) == sorted(order)
-        ended: set[int] = set()
-        running: set[int] = set()
-        for kind, i in build_schedule(found, (), overlaps=overlaps):
-            if kind == FINISH:
-                running.remove(i)
-                ended.add(i)
-                continue
-            assert flow.kernels_before(i) <= ended
-            (running if kind == START else ended).add(i)
-            assert len(running) <= RATES.cores
-        assert ended == set(order)
-
-
-def test_kernels_on_all_cores_are_started_within_the_bound() -> None:
-    flow = facts(HEADS)
-    order = named(flow, "a q s k t r")
-    lowest_bytes = simulate_memory(flow, build_schedule(order, ()), live=True).peak_bytes
-    found = overlapping_orders(flow, order, costs(flow), RATES)
-    assert found
-    peaks = [
-        simulate_memory(flow, build_schedule(made, (), overlaps=overlaps), live=True).peak_bytes
-        for made, overlaps in found
-    ]
-    assert min(peaks) >= lowest_bytes
-    assert any(flow.place["q"] == made[o.start] for made, overlaps in found for o in overlaps)
 
 
 def test_two_nodes_start_a_kernel_and_wait_for_it() -> None:
@@ -136,15 +97,6 @@ def test_a_plan_with_overlaps_has_no_pairs() -> None:
     asked = dataclasses.replace(plan, overlaps=(Overlap(0, 1),))
     with pytest.raises(InvalidModel, match="a plan with overlaps has no pairs"):
         Plan.from_json(asked.to_json())
-
-
-@pytest.mark.parametrize("busy", [0, 3])
-def test_micro_batches_have_the_loops_bits_and_the_planned_peak(busy: int) -> None:
-    call = f"measured(attention, (16, 128, 128), 0.8, busy={busy})"
-    found = on_arena(f"from unrolled_steps import *\nprint(json.dumps({call}))", **TWO_THREADS)
-    assert found["overlaps"] > 20
-    assert found["same"]
-    assert found["peak"] == found["planned"] <= found["limit"]
 
 
 STARTED = """

@@ -110,7 +110,7 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], share: float, busy
         "planned": plan.planned_peak_bytes,
         "limit": plan.limit_bytes,
         "order": list(plan.order),
-        "overlaps": len(plan.overlaps),
+        "concurrent": plan.concurrent,
     }
 
 

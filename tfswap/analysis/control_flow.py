@@ -473,7 +473,7 @@ class Machine:
 
     def _serve(self, node: Node, nbytes: int) -> Buffer:
         """A buffer for the next request of a group's kernel, in the chunk that serves it."""
-        chunk, _ = self._served[node][self._taken]
+        chunk = self._served[node][self._taken].chunk
         self._taken += 1
         if chunk == len(self._chunks):
             self._chunks.append(self.allocate(nbytes))

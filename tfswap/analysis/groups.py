@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfswap.ir.graph import Graph, Node
+from tfswap.ir.op_traits import is_pure
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.memory_rules import KernelMemory
+
+if TYPE_CHECKING:
+    from tfswap.analysis.dataflow import Dataflow
 
 
 class Served(NamedTuple):
@@ -25,10 +29,12 @@ class Served(NamedTuple):
 
     Attributes:
         over: the position of the input that it writes over; None where it makes a request.
+        offset: where in the chunk it lies.
     """
 
     chunk: int
     over: int | None = None
+    offset: int = 0
 
 
 @dataclass
@@ -42,6 +48,27 @@ class Chunks:
 
     sizes: list[int] = field(default_factory=list[int])
     served: dict[Node, list[Served]] = field(default_factory=dict[Node, list[Served]])
+
+
+@dataclass
+class Concurrent:
+    """The schedule of a group.
+
+    Attributes:
+        order: its kernels as they start.
+        sizes: bytes of its chunks: the first has what no other node reads, each other one a value that others do.
+        kept: the values that others read, in the order of their chunks.
+        served: by kernel, where its requests are served.
+        waits: by kernel, those that it waits for besides what it reads.
+        seconds: predicted.
+    """
+
+    order: list[int]
+    sizes: list[int] = field(default_factory=list[int])
+    kept: list[int] = field(default_factory=list[int])
+    served: dict[int, list[Served]] = field(default_factory=dict[int, list[Served]])
+    waits: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    seconds: float = 0.0
 
 
 class _Value:
@@ -161,3 +188,9 @@ def _overwritten(
         if value is not None and value in lie and value.reads == 1 and not (value.stays or value.viewed):
             return position
     return None
+
+
+def passes_on_buffers(flow: Dataflow, i: int) -> bool:
+    """Whether a node is no kernel, and can be one of a group where it is between two kernels of it."""
+    node = flow.nodes[i]
+    return bool(node.inputs) and not flow.is_kernel[i] and node not in flow.constants and is_pure(node.op)

@@ -27,6 +27,8 @@ class Rewriting(NamedTuple):
         packed: what waits in a smaller form that gives back every bit.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups, and not in pairs.
+        concurrent: the bytes that kernels of the step that run in groups hold while more than one runs; 0 where all run
+            in an order.
     """
 
     accumulators: tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class Rewriting(NamedTuple):
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
+    concurrent: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Rewriting:

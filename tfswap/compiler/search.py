@@ -42,6 +42,9 @@ OTHER_SHARE = 0.3
 """Of the rungs that are judged of the step as it is, how many of the step with encodings, or with bodies that move
 tensors inside: what bounds the time that planning takes longer where that turns out to gain nothing."""
 
+CONCURRENT_SHARES = (3.0, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+"""What kernels of the step in groups may hold while several run, over the live peak of the order that holds least."""
+
 
 class Search:
     """The plans that one step may have, in the arena as it is supposed to be.
@@ -156,7 +159,6 @@ class Search:
                 least_s=least_s,
                 least_bytes=least_bytes,
                 orders=self._orders_of(variant),
-                overlapping=self._unrolled and not variant.rewriting.inside,
                 outside=self.planner_of(self.variants[variant.rewriting.outside]) if variant.rewriting.inside else None,
             )
         return self._planners[variant.rewriting]
@@ -224,6 +226,17 @@ class Search:
         if options.solver != "default" or options.portable or not (graph.bodies and runs_beside(self._device)):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
+
+    @functools.cached_property
+    def _concurrent(self) -> list[Rewriting]:
+        """With kernels of the step in groups, which hold less and less: of steps of unrolled loops, whose iterations
+        have kernels enough that need nothing of each other.
+        """
+        options = self._options
+        if options.solver != "default" or options.portable or not (self._unrolled and runs_beside(self._device)):
+            return []
+        base = self.variants.base
+        return [base._replace(concurrent=int(share * self.live_peak_bytes)) for share in CONCURRENT_SHARES]
 
     @functools.cached_property
     def live_peak_bytes(self) -> int:
@@ -325,6 +338,7 @@ class Search:
         best: Found | None = None
         for variant in map(self.variants.__getitem__, self._grouped):
             best = _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
+        best = self._fastest_concurrent(best, limit_bytes)
         # What moves nothing is soon known of all variants, and often faster than what another one would have to move.
         for candidate in (Planner.unmoved_candidate, Planner.candidate):
             for variant, planner in self._planners_used():
@@ -344,6 +358,19 @@ class Search:
                 variant = self.variants[rewriting]
                 if self._has_room(variant):
                     best = _faster(best, variant, candidate, self.planner_of(variant), limit_bytes)
+        return best
+
+    def _fastest_concurrent(self, best: Found | None, limit_bytes: int) -> Found | None:
+        """`best`, or the step with kernels in the fastest groups that the limit has room for."""
+        there_bytes = self._there_bytes(self.variants.plain)
+        found = [(rewriting, self.variants.groups(rewriting.concurrent)) for rewriting in self._concurrent]
+        found.sort(key=lambda entry: sum(group.seconds for group in entry[1]))
+        for rewriting, groups in found:
+            if not groups or there_bytes + max(sum(group.sizes) for group in groups) > limit_bytes:
+                continue
+            variant = self.variants[rewriting]
+            if self.planner_of(variant).unmoved_candidate(limit_bytes) is not None:
+                return _faster(best, variant, Planner.unmoved_candidate, self.planner_of(variant), limit_bytes)
         return best
 
     def lowest(self) -> Found:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from tfswap.analysis.accumulators import Accumulator, find_accumulators
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import Dataflow, analyse_body
+from tfswap.analysis.groups import Concurrent
 from tfswap.analysis.loop_recompute import Passage, Saved, find_passages
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.body_orders import choose_body_orders
@@ -22,10 +23,13 @@ from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.views import passed_on
 from tfswap.passes.contract import Target, apply_plan_table
 from tfswap.passes.tactics.body_plan import carry_out_in_body
+from tfswap.passes.tactics.join_concurrent import join_concurrent
 from tfswap.passes.tactics.loop_recompute import recompute_in_loops
 from tfswap.plan.plan import Inside
 from tfswap.planner.bodies import PlannedBody, Rung, Terms, find_rungs
+from tfswap.planner.concurrent import find_members, schedule_group
 from tfswap.planner.host_tiers import Tiers
+from tfswap.planner.ordering import rank_orders
 from tfswap.planner.pairing import keep_apart
 from tfswap.planner.problem import Problem, make_problem
 from tfswap.planner.validate import require_allowed
@@ -67,6 +71,7 @@ class Variants:
         self._keep_apart(graph)
         self._made = {PLAIN: Variant(PLAIN, graph, facts(graph))}
         self._problems: dict[BodyKey, Problem] = {}
+        self._groups: dict[int, list[Concurrent]] = {}
 
     def __getitem__(self, rewriting: Rewriting) -> Variant:
         if rewriting not in self._made:
@@ -78,6 +83,8 @@ class Variants:
             else:
                 graph = self.ordered.copy()
             apply_plan_table(FORM, graph, self._target, asked)
+            if rewriting.concurrent:
+                join_concurrent(graph, self._target, self.plain.flow, self.groups(rewriting.concurrent))
             graph.prune()
             if not rewriting.grouped:
                 self._keep_apart(graph)
@@ -85,6 +92,21 @@ class Variants:
             bodies = tuple(PlannedBody(inside, problem, flow.times_of(body)) for inside, problem, body in asked.bodies)
             self._made[rewriting] = Variant(rewriting, graph, flow, asked.encodings, asked.inner, bodies)
         return self._made[rewriting]
+
+    @functools.cached_property
+    def _group_members(self) -> list[list[int]]:
+        """The kernels of each group of the step."""
+        flow = self.plain.flow
+        return find_members(flow, rank_orders(flow, self._costs.of_step(flow))[0])
+
+    def groups(self, most_bytes: int) -> list[Concurrent]:
+        """The schedules of the step's groups, which hold no more than so many bytes while kernels run concurrently."""
+        if most_bytes not in self._groups:
+            flow = self.plain.flow
+            cost_s, rates = self._costs.of_step(flow), self._costs.rates
+            made = [schedule_group(flow, group, cost_s, rates, most_bytes) for group in self._group_members]
+            self._groups[most_bytes] = made
+        return self._groups[most_bytes]
 
     def _keep_apart(self, graph: Graph) -> None:
         """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""

@@ -51,8 +51,9 @@ FINISH: Final = "Tfswap>Finish"
 
 # (what the kernels read of others...) -> (what they make...); attrs Tin, Tout: their types, kernels: the nodes, and
 # lists of integers. sources: of each input where it comes from; overwrites: whether it is written over; chunks: bytes;
-# requests: of each kernel, by chunk; kept: which outputs are read; ranks: who starts first. Runs several of
-# TensorFlow's kernels, each as soon as what it reads is there.
+# requests: of each kernel, by chunk and offset; kept: which outputs are read; ranks: who starts first; waits: pairs of
+# kernels of which the second starts when the first has ended. Runs several of TensorFlow's kernels, each as soon as
+# what it reads is there.
 GROUP: Final = "Tfswap>Group"
 
 # --- chunks of a request's own size ----------------------------------------------------------------------

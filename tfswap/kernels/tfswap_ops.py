@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
 from tfswap.kernels.temporaries import Facts
@@ -24,6 +27,14 @@ def outside(facts: Facts) -> KernelMemory:
     return KernelMemory(events=(*own, *outs(len(facts.outputs))))
 
 
+def group(facts: Facts) -> KernelMemory:
+    """Of kernels that run concurrently: the chunk of what only they read, and one for each result that others do."""
+    chunks, kept = (cast("Sequence[int]", facts.attrs[name]) for name in ("chunks", "kept"))
+    read = [o for o, is_kept in enumerate(kept) if is_kept and facts.outputs[o].nbytes]
+    own = chunks[: len(chunks) - len(read)]
+    return KernelMemory(events=(*(("temp", nbytes) for nbytes in own), *(("out", o) for o in read)))
+
+
 def encode_sparse(facts: Facts) -> KernelMemory:
     """ops/csrc/codecs/sparse_ops.cc: the variant and its contents are outside of the arena."""
     return KernelMemory(events=(("out", 0),))
@@ -32,6 +43,7 @@ def encode_sparse(facts: Facts) -> KernelMemory:
 RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
+    "Tfswap>Group": Entry(group, attrs=("chunks", "kept")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room",)),
     "Tfswap>DecodeFloats": FRESH,

@@ -151,6 +151,8 @@ class Plan:
         remade: lists that loops would save in whose elements are made again instead, by name.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
+        concurrent: the bytes that kernels of the step which run in groups (planner/concurrent.py) hold while more than
+            one runs; 0 where none do.
         inside: what is done inside of bodies, of a body after the bodies in it. Each is of the body as the graph with
             all that the other fields say has it.
         exact_chunks: whether each request gets a chunk of its own size, in bodies too. Such a plan has no splits.
@@ -176,6 +178,7 @@ class Plan:
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
+    concurrent: int = 0
     overlaps: tuple[Overlap, ...] = ()
     exact_chunks: bool = False
 
@@ -207,6 +210,7 @@ class Plan:
             self.beside,
             self.overlaps,
             self.grouped,
+            self.concurrent,
             self.splits,
             self.exact_chunks,
             *lists,

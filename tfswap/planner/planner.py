@@ -34,7 +34,6 @@ from tfswap.planner.chunk_splits import LEAST_SHARES, choose_ends, choose_splits
 from tfswap.planner.convolution_room import Computed, Need, computed, has_convolutions, needs
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.ordering import rank_orders
-from tfswap.planner.overlapping import overlapping_orders
 from tfswap.planner.pairing import (
     brought_together,
     ever_fewer,
@@ -220,8 +219,6 @@ class Planner:
         least_s, least_bytes: what no plan takes less than, as is known from what the step is made from.
         orders: what `rank_orders` gives for these facts and costs, where that is known.
         outside: the planner of the same step with nothing moved inside of its bodies: the orders are that one's.
-        overlapping: whether there are also orders whose kernels run concurrently, each on one core: for steps of
-            unrolled loops, whose iterations have kernels enough that need nothing of each other.
     """
 
     def __init__(
@@ -240,7 +237,6 @@ class Planner:
         least_bytes: int = 0,
         orders: Sequence[list[int]] = (),
         outside: Planner | None = None,
-        overlapping: bool = False,
     ):
         self._judged: dict[tuple[object, ...], Judged] = {}  # by what was chosen, and the least that it takes
         self._least_s, self.least_bytes = least_s, least_bytes
@@ -261,11 +257,6 @@ class Planner:
         self.cost_s = self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = list(orders or rank_orders(flow, self.cost_s))
-        # Of the order that holds least: pairs hold more, and leave less room.
-        spread = (
-            overlapping_orders(flow, orders[0], self.cost_s, self.rates) if overlapping and self._runs_beside else ()
-        )
-        self._overlapped = [self.judged(Choice(order, [], overlaps=overlaps)) for order, overlaps in spread]
         if not resident.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
@@ -355,9 +346,6 @@ class Planner:
             found = judged.fitting(limit_bytes)
             if found is not None and (best is None or found.timing.total_s < best.timing.total_s):
                 best = found
-        for judged in self._overlapped:
-            if best is None or judged.seconds < best.timing.total_s:
-                best = judged.as_drafted(limit_bytes) or best
         return best
 
     def drafted(self, live_bytes: int) -> Draft | None:
@@ -491,10 +479,6 @@ class Judged:
             least_s = self._computed(found.choice._replace(splits=()), limit_bytes).timing.total_s
             made = dataclasses.replace(made, timing=made.timing.no_less_than(least_s))
         return dataclasses.replace(found, timing=made.timing, computed=made)
-
-    def as_drafted(self, limit_bytes: float) -> Candidate | None:
-        """With all kernels concurrent that are so in the draft, where that is within a limit."""
-        return next(self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes), None)
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
         """Those within a limit."""

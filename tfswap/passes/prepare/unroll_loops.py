@@ -6,7 +6,7 @@ micro-batches are most of a step: unrolled, they have the step's order, swaps, e
 
 Ensures: the nodes of an iteration are named "loop/iteration_k/node", where k counts from 0. Effects come in the loop's
 order: where a body writes, or acts otherwise, no node that reads or writes a state runs before all such nodes of the
-iteration before. Values are the loop's.
+iteration before, but for reads of variables that nothing in the body writes. Values are the loop's.
 
 A loop is unrolled where constants decide how many iterations there are, where these are few, and where several nodes do
 what one of the body does several times (`is_one_node` in ir/op_traits.py): the kernel of a random op keeps its
@@ -20,14 +20,24 @@ bodies that stay bodies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.integer_values import Integers, Known, Loop, Values, as_feeds
 from tfswap.ir.graph import Graph, Node, Output
-from tfswap.ir.op_traits import acts, calls_functions, control_flow, is_const, is_one_node, is_pure, is_view
+from tfswap.ir.op_traits import (
+    acts,
+    calls_functions,
+    control_flow,
+    is_const,
+    is_one_node,
+    is_pure,
+    is_view,
+    reads_variable,
+    turns_on_copy_on_read,
+)
 from tfswap.ir.views import origin
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target, graph_pass
@@ -141,22 +151,26 @@ class _Unrolling:
         nodes = [node for node in body.topological() if node in live]
         stateful = {node for node in nodes if not is_pure(node.op)}
         in_order = any(_acts(body, node) for node in stateful)
+        anytime = _reads_of_unwritten(body, stateful)
         noticed = [node for node in nodes if node in stateful or node in body.targets]
         change = Integers(body, nodes)
         made = self._nodes[loop] = []
         shared: dict[Node, Node] = {}
         waits: list[Node] = list(self._waits(loop.controls))
         values = [self._now(tensor) for tensor in loop.inputs]
+        first: Node | None = None
         start, ran = None, list[Node]()
         for k, integers in enumerate(trips[:-1]):
             if stateful and (k == 0 or in_order):
                 start = self._barrier(loop, f"iteration_{k}/start", waits if k == 0 else ran)
                 ran = []
+                first = start if k == 0 else first
             copies = self._copied(loop, k, nodes, dict(zip(body.feeds, values, strict=True)), shared)
             fix_iteration(self.graph, copies.values(), k)
             for node in stateful:
-                if start is not None and stateful.isdisjoint(node.controls):
-                    copies[node].controls = (*copies[node].controls, start)
+                awaited = first if node in anytime else start
+                if awaited is not None and stateful.isdisjoint(node.controls):
+                    copies[node].controls = (*copies[node].controls, awaited)
             for (node, index), value in change.follow(as_feeds(body, integers)).items():
                 if node in copies:
                     known[copies[node], index] = value
@@ -253,6 +267,17 @@ def _acts(graph: Graph, node: Node) -> bool:
 def _has_effects(body: Graph) -> bool:
     """Whether anybody can notice that `body` has run."""
     return any(_acts(body, node) for node in body.live_nodes().difference(body.feeds))
+
+
+def _reads_of_unwritten(body: Graph, stateful: Set[Node]) -> set[Node]:
+    """Those of a body's nodes that read variables which no other of them may write."""
+
+    def variables(node: Node) -> set[Output]:
+        return {origin(t) for t in node.inputs if t.type.dtype == "resource"}
+
+    reads = {node for node in stateful if reads_variable(node.op) and not turns_on_copy_on_read(node.op)}
+    written = {handle for node in stateful - reads for handle in variables(node)}
+    return {node for node in reads if written.isdisjoint(variables(node))}
 
 
 def _may_be_copied(body: Graph) -> bool:

@@ -67,8 +67,8 @@ def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs
         for source in makers(node, members):
             left_s[source] = max(left_s.get(source, 0.0), left_s[node])
     for node in group:
-        served = [each.chunk for each in chunks.served[node] if each.over is None]
-        requests += [len(served), *served]
+        served = [each for each in chunks.served[node] if each.over is None]
+        requests += [len(served), *(number for each in served for number in (each.chunk, each.offset))]
     kept = {*(t for node in graph if node not in members for t in node.inputs), *graph.fetches}
     over = {(node, each.over) for node in group for each in chunks.served[node]}
     ranks = {node: rank for rank, node in enumerate(sorted(group, key=lambda node: -left_s[node]))}
@@ -80,7 +80,7 @@ def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs
         attrs={
             "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
             "Tout": tuple(Dtype(output.type.dtype) for output in outputs),
-            "kernels": tuple(map(_alone, group)),
+            "kernels": tuple(map(alone, group)),
             "sources": tuple(number[t] for node in group for t in node.inputs),
             "chunks": tuple(chunks.sizes),
             "requests": tuple(requests),
@@ -103,7 +103,7 @@ def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
         attrs={
             "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
             "Tout": tuple(Dtype(kind.dtype) for kind in outputs),
-            "kernels": (_alone(first), _alone(second)),
+            "kernels": (alone(first), alone(second)),
             "allocations": allocations,
         },
         outputs=outputs,
@@ -120,7 +120,7 @@ def add_start(graph: Graph, node: Node, allocations: int) -> Node:
         controls=node.controls,
         attrs={
             "Tin": tuple(Dtype(tensor.type.dtype) for tensor in node.inputs),
-            "kernels": (_alone(node),),
+            "kernels": (alone(node),),
             "allocations": allocations,
         },
         outputs=(VARIANT,),
@@ -140,7 +140,7 @@ def add_finish(graph: Graph, node: Node, start: Node) -> Node:
     )
 
 
-def _alone(node: Node) -> Node:
+def alone(node: Node) -> Node:
     """The node as part of another: what it reads it is given in order, whatever that is called, and nothing lies beside
     it."""
     attrs = {key: value for key, value in node.attrs.items() if key != "_class"}

@@ -6,8 +6,9 @@
 // op runs all kernels of such a group:
 //
 //   - before the first starts, the op requests chunks for all of them;
-//   - a kernel's requests are served by these chunks, of which one serves several where all that used it have ended, or
-//     is written over, whoever is faster (analysis/groups.py);
+//   - a kernel's requests are served by places in these chunks. One place serves several requests where all that used it
+//     have ended, whoever is faster: the kernel reads what they make (analysis/groups.py), or waits for them
+//     (planner/concurrent.py);
 //   - they go back to the allocator when the last kernel has ended, as what the kernels read does.
 //
 // Another thread is called where kernels are ready that take long enough for that, as measured. A kernel that runs alone,
@@ -44,6 +45,12 @@
 namespace tfswap {
 namespace {
 
+// Where a request is served.
+struct ChunkPlace {
+  int chunk;
+  int64_t offset;
+};
+
 using tensorflow::Allocator;
 using tensorflow::AsyncOpKernel;
 using tensorflow::NodeProperties;
@@ -64,6 +71,7 @@ REGISTER_OP("Tfswap>Group")
     .Attr("requests: list(int)")
     .Attr("kept: list(int)")
     .Attr("ranks: list(int)")
+    .Attr("waits: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
@@ -75,19 +83,21 @@ kernels: The nodes, as serialized NodeDefs, in an order in which they could run.
 sources: For each input of each kernel the number of an input, or -1 - n for the n-th output.
 overwrites: For each input of each kernel whether it writes over it: nothing else reads it.
 chunks: The bytes of the chunks that serve their requests.
-requests: For each kernel how many requests it makes of the allocator, and the number of the chunk that serves each.
+requests: For each kernel how many requests it makes of the allocator, and for each the number of the chunk that serves
+  it, and the offset there.
 kept: For each output whether anything else reads it; others are empty.
 ranks: Of the kernels that can run next, the one with the lowest starts first.
+waits: Pairs of kernels, by number: the first one, and a later one that starts when that has ended.
 )doc");
 
 // The chunks of one run, which are requested when it begins. They are there for as long as a tensor in one of them, since
 // a tensor goes back to where it came from.
-class Chunks {
+class GroupChunks {
  public:
   // The device's allocator as one kernel sees it.
   class View : public Allocator {
    public:
-    View(Chunks* chunks, const std::vector<int>& requests) : chunks_(*chunks), requests_(requests) {}
+    View(GroupChunks* chunks, const std::vector<ChunkPlace>& requests) : chunks_(*chunks), requests_(requests) {}
 
     std::string Name() override { return chunks_.allocator_->Name(); }
     void* AllocateRaw(size_t alignment, size_t num_bytes) override {
@@ -98,22 +108,19 @@ class Chunks {
       return chunks_.Serve(this, alignment, num_bytes, attributes);
     }
     void DeallocateRaw(void* ptr) override { chunks_.Return(ptr); }
-    bool TracksAllocationSizes() const override { return chunks_.allocator_->TracksAllocationSizes(); }
-    size_t RequestedSize(const void* ptr) const override { return chunks_.allocator_->RequestedSize(ptr); }
-    size_t AllocatedSize(const void* ptr) const override { return chunks_.allocator_->AllocatedSize(ptr); }
-    int64_t AllocationId(const void* ptr) const override { return chunks_.allocator_->AllocationId(ptr); }
+    bool TracksAllocationSizes() const override { return false; }  // of what lies within a chunk it knows none
     std::optional<tensorflow::AllocatorStats> GetStats() override { return chunks_.allocator_->GetStats(); }
     tensorflow::AllocatorMemoryType GetMemoryType() const override { return chunks_.allocator_->GetMemoryType(); }
 
    private:
-    friend class Chunks;
+    friend class GroupChunks;
 
-    Chunks& chunks_;
-    const std::vector<int>& requests_;  // the op's: read while the run lasts
+    GroupChunks& chunks_;
+    const std::vector<ChunkPlace>& requests_;  // the op's: read while the run lasts
     size_t next_ = 0;
   };
 
-  Chunks(Allocator* allocator, const std::vector<int64_t>& sizes) : allocator_(allocator) {
+  GroupChunks(Allocator* allocator, const std::vector<int64_t>& sizes) : allocator_(allocator) {
     chunks_.reserve(sizes.size());
     for (const int64_t size : sizes) {
       chunks_.push_back({allocator->AllocateRaw(Allocator::kAllocatorAlignment, size), size, 0});
@@ -121,7 +128,7 @@ class Chunks {
   }
 
   // For a kernel whose requests these chunks serve, one after the other.
-  View* Add(const std::vector<int>& requests) { return &views_.emplace_back(this, requests); }
+  View* Add(const std::vector<ChunkPlace>& requests) { return &views_.emplace_back(this, requests); }
 
   // All kernels have ended, and what stays is what others read.
   void Close() {
@@ -151,12 +158,13 @@ class Chunks {
     {
       std::lock_guard<std::mutex> lock(mu_);
       if (is_open_ && view->next_ < view->requests_.size()) {
-        Chunk& chunk = chunks_[view->requests_[view->next_]];
-        if (chunk.ptr != nullptr && static_cast<size_t>(chunk.size) >= num_bytes) {
+        const ChunkPlace& place = view->requests_[view->next_];
+        Chunk& chunk = chunks_[place.chunk];
+        if (chunk.ptr != nullptr && static_cast<size_t>(chunk.size - place.offset) >= num_bytes) {
           ++view->next_;
           ++chunk.tensors;
           ++tensors_;
-          return chunk.ptr;
+          return static_cast<char*>(chunk.ptr) + place.offset;
         }
       }
     }
@@ -174,12 +182,13 @@ class Chunks {
     {
       std::lock_guard<std::mutex> lock(mu_);
       --tensors_;
-      const auto found =
-          std::find_if(chunks_.begin(), chunks_.end(), [ptr](const Chunk& chunk) { return chunk.ptr == ptr; });
+      const auto found = std::find_if(chunks_.begin(), chunks_.end(), [ptr](const Chunk& chunk) {
+        return chunk.ptr != nullptr && ptr >= chunk.ptr && ptr < static_cast<char*>(chunk.ptr) + chunk.size;
+      });
       if (found != chunks_.end()) {
         // Damaged attributes may have several tensors in one chunk that outlive the run.
         is_last_of_chunk = --found->tensors == 0 && !is_open_;
-        if (is_last_of_chunk) found->ptr = nullptr;
+        if (is_last_of_chunk) ptr = std::exchange(found->ptr, nullptr);
       }
       last = !is_open_ && tensors_ == 0;
     }
@@ -197,8 +206,8 @@ class Chunks {
 
 // To call another thread takes less than that.
 constexpr float kWorthAThreadS = 40e-6f;
-// A group that saves so much by other threads calls them, whatever was found out while others used the cores, and a
-// kernel that takes so long shares its work with them.
+// A group that saves so much by other threads calls them, whatever was found out while others used the cores. A kernel
+// that takes so long shares its work with them, unless others that are ready keep them busy meanwhile.
 constexpr float kLongS = 10 * kWorthAThreadS;
 
 // A kernel of the group.
@@ -206,11 +215,11 @@ struct Member {
   std::unique_ptr<OpKernel> kernel;
   std::vector<int> sources;
   std::vector<bool> overwrites;  // by input
-  std::vector<int> requests;
+  std::vector<ChunkPlace> requests;
   int first_output = 0;
   int rank = 0;
-  int awaited = 0;              // how many others it reads
-  std::vector<int> awaited_by;  // who reads it
+  int awaited = 0;              // how many others it reads, or waits for
+  std::vector<int> awaited_by;  // who reads it, or waits for it
   mutable std::atomic<float> seconds{kWorthAThreadS};  // that it takes: the mean of late
 };
 
@@ -219,6 +228,7 @@ struct MemberRun : InnerRun {
   MemberRun(tensorflow::DeviceBase* device, Allocator* allocator) : device(device, allocator) {}
 
   InnerDevice device;
+  std::vector<Tensor> held_again;
 };
 
 // One run of all.
@@ -228,16 +238,18 @@ class Run : public std::enable_shared_from_this<Run> {
   //   one_core: threads for a kernel that stays on its core.
   //   most_threads: on which kernels run.
   Run(OpKernelContext* ctx, const std::deque<Member>& members, const std::vector<int64_t>& sizes,
-      const std::vector<int>& kept, const OneCore* one_core, int most_threads, AsyncOpKernel::DoneCallback done)
+      const std::vector<int>& kept, const std::vector<int>& reads, const OneCore* one_core, int most_threads, AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         members_(members),
         kept_(kept),
-        chunks_(new Chunks(ctx->device()->GetAllocator({}), sizes)),
+        chunks_(new GroupChunks(ctx->device()->GetAllocator({}), sizes)),
         one_core_(one_core),
         most_threads_(most_threads),
         made_(kept.size()),
+        reads_(reads.size()),
         left_(members.size()),
         done_(std::move(done)) {
+    for (size_t o = 0; o < reads.size(); ++o) reads_[o].store(reads[o], std::memory_order_relaxed);
     runs_.reserve(members.size());
     for (size_t i = 0; i < members.size(); ++i) {
       runs_.push_back(std::make_unique<MemberRun>(ctx->device(), chunks_->Add(members[i].requests)));
@@ -250,7 +262,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void Work() {
     for (;;) {
       int next;
-      bool alone, call_another;
+      bool alone, shares, call_another;
       {
         std::lock_guard<std::mutex> lock(mu_);
         if (ready_.empty()) {
@@ -260,14 +272,16 @@ class Run : public std::enable_shared_from_this<Run> {
         next = ready_.begin()->second;
         ready_.erase(ready_.begin());
         alone = most_threads_ == 1 || (ready_.empty() && running_ == 0);
+        const float seconds = members_[next].seconds.load(std::memory_order_relaxed);
+        shares = seconds >= kLongS && !IsReady(seconds * (most_threads_ - 1));
         ++running_;
-        call_another = working_ < most_threads_ && IsWorthAThread();
+        call_another = working_ < most_threads_ && IsReady(kWorthAThreadS);
         if (call_another) ++working_;
       }
       if (call_another) {
         Behind(*ctx_->runner())([run = shared_from_this()] { run->Work(); });
       }
-      const bool succeeded = RunKernel(next, alone);
+      const bool succeeded = RunKernel(next, alone, shares);
       bool last;
       {
         std::lock_guard<std::mutex> lock(mu_);
@@ -290,32 +304,35 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void AddReady(int number) { ready_.emplace(members_[number].rank, number); }
 
-  // Whether what is ready takes long enough for another thread.
-  bool IsWorthAThread() const {
+  // Whether what is ready takes so long.
+  bool IsReady(float most_s) const {
     float seconds = 0;
     for (const Ready& ready : ready_) {
       seconds += members_[ready.second].seconds.load(std::memory_order_relaxed);
-      if (seconds >= kWorthAThreadS) return true;
+      if (seconds >= most_s) return true;
     }
     return false;
   }
 
-  bool RunKernel(int number, bool alone) {
+  // Args:
+  //   alone: nothing else runs, or is ready.
+  //   shares: it takes longer than what is ready.
+  bool RunKernel(int number, bool alone, bool shares) {
     const Member& member = members_[number];
     MemberRun& run = *runs_[number];
     OpKernel* const kernel = member.kernel.get();
     const float mean_s = member.seconds.load(std::memory_order_relaxed);
-    const bool is_long = mean_s >= kLongS;
-    run.device.set_threads(alone || is_long ? nullptr : one_core_);
+    run.device.set_threads(alone || shares ? nullptr : one_core_);
     // An iteration that is tried on one thread has another device, which shares nothing.
-    if (is_long && most_threads_ > 1) run.device.set_shared(ctx_->device()->UnderlyingDevice());
+    if (shares && most_threads_ > 1) run.device.set_shared(ctx_->device()->UnderlyingDevice());
     run.held.reserve(member.sources.size());
     for (size_t i = 0; i < member.sources.size(); ++i) {
       const int source = member.sources[i];
-      if (member.overwrites[i]) {
-        run.held.push_back(std::move(made_[-1 - source]));
-      } else {
-        run.held.push_back(source < 0 ? made_[-1 - source] : ctx_->input(source));
+      run.held.push_back(source < 0 ? made_[-1 - source] : ctx_->input(source));
+      if (source < 0) {
+        if (!member.overwrites[i]) run.held_again.push_back(run.held.back());
+        // The last that reads it lets go of it, so that a later kernel may write over what it is a view of.
+        if (reads_[-1 - source].fetch_sub(1) == 1) made_[-1 - source] = Tensor();
       }
       run.inputs.emplace_back(&run.held[i]);
       run.input_attributes.push_back(source < 0 ? tensorflow::AllocatorAttributes() : ctx_->input_alloc_attr(source));
@@ -335,7 +352,8 @@ class Run : public std::enable_shared_from_this<Run> {
       if (made != nullptr) made_[member.first_output + i] = std::move(*made);
     }
     run.ctx.reset();
-    run.held.clear();  // so that the next may write over what this one wrote over
+    run.held.clear();  // so that the next may write over what this one read, or wrote over
+    run.held_again.clear();
     return true;
   }
 
@@ -362,11 +380,12 @@ class Run : public std::enable_shared_from_this<Run> {
   OpKernelContext* const ctx_;
   const std::deque<Member>& members_;
   const std::vector<int>& kept_;  // by output
-  Chunks* const chunks_;  // its own, once closed
+  GroupChunks* const chunks_;  // its own, once closed
   const OneCore* const one_core_;
   const int most_threads_;
   std::vector<std::unique_ptr<MemberRun>> runs_;
   std::vector<Tensor> made_;
+  std::deque<std::atomic<int>> reads_;  // by output, how many are to come
 
   std::mutex mu_;
   std::vector<int> awaited_;
@@ -381,8 +400,8 @@ class GroupOp : public AsyncOpKernel {
  public:
   explicit GroupOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), one_core_(*ctx->device()) {
     std::vector<std::string> kernels;
-    std::vector<int> sources, ranks;
-    std::vector<int> overwrites, requests;
+    std::vector<int> sources, ranks, waits, overwrites;
+    std::vector<int64_t> requests;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("overwrites", &overwrites));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("chunks", &chunks_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kept", &kept_));
@@ -390,7 +409,9 @@ class GroupOp : public AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sources", &sources));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("requests", &requests));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("ranks", &ranks));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("waits", &waits));
     OP_REQUIRES_OK(ctx, Make(ctx, kernels, sources, overwrites, requests, ranks));
+    OP_REQUIRES_OK(ctx, Wait(waits));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
@@ -407,7 +428,7 @@ class GroupOp : public AsyncOpKernel {
       done();
     };
     const int most = way == kOneThread ? 1 : threads;
-    std::make_shared<Run>(ctx, members_, chunks_, kept_, &one_core_, most, std::move(ended))->Work();
+    std::make_shared<Run>(ctx, members_, chunks_, kept_, reads_, &one_core_, most, std::move(ended))->Work();
   }
 
  private:
@@ -429,8 +450,8 @@ class GroupOp : public AsyncOpKernel {
 
   absl::Status Make(OpKernelConstruction* ctx, const std::vector<std::string>& kernels,
                     const std::vector<int>& sources, const std::vector<int>& overwrites,
-                    const std::vector<int>& requests, const std::vector<int>& ranks) {
-    const absl::Status damaged = absl::InvalidArgumentError("Tfswap>Group: its attributes do not fit its kernels.");
+                    const std::vector<int64_t>& requests, const std::vector<int>& ranks) {
+    const absl::Status damaged = Damaged();
     size_t source = 0, request = 0;
     std::vector<int> maker;  // by output
     if (ranks.size() != kernels.size() || overwrites.size() != sources.size()) return damaged;
@@ -449,25 +470,46 @@ class GroupOp : public AsyncOpKernel {
         member.sources.push_back(from);
         member.overwrites.push_back(overwrites[source] != 0);
         if (from >= 0) continue;
+        ++reads_[-1 - from];
         auto& readers = members_[maker[-1 - from]].awaited_by;
         if (!readers.empty() && readers.back() == static_cast<int>(number)) continue;
         readers.push_back(number);
         ++member.awaited;
       }
       if (request == requests.size()) return damaged;
-      const int count = requests[request++];
-      if (count < 0 || count > static_cast<int64_t>(requests.size() - request)) return damaged;
-      member.requests.assign(requests.begin() + request, requests.begin() + request + count);
-      for (const int chunk : member.requests) {
+      const int64_t count = requests[request++];
+      if (count < 0 || count > static_cast<int64_t>(requests.size() - request) / 2) return damaged;
+      for (int64_t n = 0; n < count; ++n, request += 2) {
+        const int64_t chunk = requests[request], offset = requests[request + 1];
         if (chunk < 0 || chunk >= static_cast<int64_t>(chunks_.size())) return damaged;
+        if (offset < 0 || offset >= std::max<int64_t>(1, chunks_[chunk])) return damaged;
+        if (offset % Allocator::kAllocatorAlignment != 0) return damaged;
+        member.requests.push_back({static_cast<int>(chunk), offset});
       }
-      request += count;
       outputs_ += member.kernel->num_outputs();
       maker.resize(outputs_, number);
+      reads_.resize(outputs_);
     }
     if (source != sources.size() || request != requests.size() || outputs_ != ctx->num_outputs()) return damaged;
     if (static_cast<int>(kept_.size()) != outputs_) return damaged;
+    for (int o = 0; o < outputs_; ++o) reads_[o] += kept_[o];
     return absl::OkStatus();
+  }
+
+  // Has kernels wait for others that came before them.
+  absl::Status Wait(const std::vector<int>& waits) {
+    if (waits.size() % 2 != 0) return Damaged();
+    for (size_t n = 0; n < waits.size(); n += 2) {
+      const int first = waits[n], later = waits[n + 1];
+      if (first < 0 || later <= first || later >= static_cast<int>(members_.size())) return Damaged();
+      members_[first].awaited_by.push_back(later);
+      ++members_[later].awaited;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Damaged() {
+    return absl::InvalidArgumentError("Tfswap>Group: its attributes do not fit its kernels.");
   }
 
   OneCore one_core_;
@@ -475,6 +517,7 @@ class GroupOp : public AsyncOpKernel {
   std::vector<int64_t> chunks_;
   std::vector<int> kept_;
   int outputs_ = 0;
+  std::vector<int> reads_;  // by output, by the kernels and by others
   FasterWay faster_;
 };
 

@@ -1,0 +1,144 @@
+"""Kernels of a step that run as a group: which, their places in memory, and that values and peaks are as planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from graphs import draw_kernels
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import on_arena
+from test_beside import RATES, TWO_CORES, TWO_THREADS, facts
+
+from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
+from tfswap.analysis.groups import Concurrent
+from tfswap.ir import custom_ops
+from tfswap.ir.text import parse_graph
+from tfswap.kernels.alignment import round_up
+from tfswap.passes.contract import Target
+from tfswap.passes.tactics.join_concurrent import join_concurrent
+from tfswap.passes.verify import verify
+from tfswap.plan.schedule import build_schedule
+from tfswap.planner.concurrent import find_members, schedule_group
+from tfswap.simulator.simulate import simulate_memory
+
+MIB = 1 << 20
+MAP = "float32[4,256,256]"
+TWO_WAYS = f"""\
+%x = Placeholder() {{dtype=float32}} -> {MAP}
+%w = VarHandleOp() -> resource[]
+%r = ReadVariableOp(%w) -> {MAP}
+%a = Exp(%x) -> {MAP}
+%b = Sin(%r) -> {MAP}
+%c = Neg(%a) -> {MAP}
+%v = Identity(%c) -> {MAP}
+%d = AddV2(%v, %b) -> {MAP}
+%u = AssignSubVariableOp(%w, %d)
+%e = Exp(%d) -> {MAP}
+%f = Sin(%e) -> {MAP}
+%seen = Identity(%v) -> {MAP}
+feeds %x, %w
+fetches %f, %seen
+targets %u
+"""
+AFTER_THE_UPDATE = TWO_WAYS.replace("%e = Exp(%d)", f"%n = ReadVariableOp(%w) ^u -> {MAP}\n%e = AddV2(%d, %n)")
+
+
+def groups_of(flow: Dataflow, most_bytes: float = 1e12) -> list[Concurrent]:
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    cost_s = [1e-3] * len(flow.nodes)
+    return [schedule_group(flow, group, cost_s, RATES, most_bytes) for group in find_members(flow, order)]
+
+
+def test_kernels_between_two_that_change_a_state_are_a_group() -> None:
+    flow = facts(TWO_WAYS)
+    named = [{flow.nodes[i].name for i in group.order} for group in groups_of(flow)]
+    assert named == [{"a", "b", "c", "d", "e", "f"}]
+    flow = facts(AFTER_THE_UPDATE)
+    named = [{flow.nodes[i].name for i in group.order} for group in groups_of(flow)]
+    assert named == [{"a", "b", "c", "d"}, {"e", "f"}]
+
+
+def test_one_node_runs_the_kernels_and_gives_what_others_read() -> None:
+    graph = parse_graph(TWO_WAYS)
+    flow = analyse_dataflow(graph.copy(), TWO_CORES)
+    assert join_concurrent(graph, Target(TWO_CORES), flow, groups_of(flow)) == 6
+    verify(graph)
+    (node,) = (node for node in graph if node.op == custom_ops.GROUP)
+    attrs: dict[str, Any] = dict(node.attrs)
+    kernels = [kernel.name for kernel in attrs["kernels"]]
+    assert sorted(kernels) == ["a", "b", "c", "d", "e", "f", "v"]
+    kept = {name for name, kept in zip(kernels, attrs["kept"], strict=True) if kept}
+    assert kept == {"c", "d", "f"}, "a view that others read is made again, of what the group gives"
+    assert graph.fetches[1].node.inputs[0].node.inputs[0].node is node
+    assert graph["u"].inputs[1].node is node
+    memory = simulate_memory(joint := analyse_dataflow(graph, TWO_CORES), schedule(joint), live=True)
+    assert memory.peak_bytes == joint.persistent_bytes + sum(attrs["chunks"])
+    assert attrs["chunks"][1:] == (MIB, MIB, MIB)
+
+
+def test_each_group_is_a_node() -> None:
+    graph = parse_graph(AFTER_THE_UPDATE)
+    flow = analyse_dataflow(graph.copy(), TWO_CORES)
+    join_concurrent(graph, Target(TWO_CORES), flow, groups_of(flow))
+    verify(graph)
+    nodes = [node for node in graph if node.op == custom_ops.GROUP]
+    assert [len(dict[str, Any](node.attrs)["kernels"]) for node in nodes] == [5, 2]
+
+
+def schedule(flow: Dataflow) -> Any:
+    return build_schedule([i for i, kernel in enumerate(flow.is_kernel) if kernel], ())
+
+
+@given(st.data())
+def test_no_place_is_used_by_two_at_a_time_in_any_run(data: st.DataObject) -> None:
+    flow = facts(draw_kernels(data))
+    for group in groups_of(flow, MIB * data.draw(st.integers(0, 12))):
+        _require_apart(flow, group)
+
+
+def _require_apart(flow: Dataflow, group: Concurrent) -> None:
+    before: dict[int, set[int]] = {}  # by kernel, those that have ended when it starts, whatever else runs
+    for i in group.order:
+        waits = {d for d in flow.kernels_before(i) if d in before} | group.waits.get(i, set())
+        assert waits <= before.keys()
+        before[i] = waits.union(*(before[d] for d in waits))
+    uses: list[tuple[int, int, int, set[int], int]] = []  # chunk, begin, end, users, and who makes it
+    for i in group.order:
+        made = [v for _, v in flow.makes[i]]
+        for served, v in zip(group.served[i], made, strict=True):
+            users = {i, *(n for n in group.order if v in flow.held[n])}
+            nbytes = round_up(flow.values[v].nbytes)
+            if any(v in flow.held[n] for n in range(len(flow.nodes)) if n not in before) or v in flow.fetched:
+                users.add(-1)  # never before another
+            if served.over is not None:
+                tensor = flow.nodes[i].inputs[served.over]
+                over = flow.value_of[tensor.node, tensor.index]
+                readers = {n for n in group.order if over in flow.held[n]} - {i}
+                assert readers <= before[i], "who reads what is written over has ended"
+            uses.append((served.chunk, served.offset, served.offset + nbytes, users, i))
+            assert served.offset + nbytes <= group.sizes[served.chunk]
+    for n, (chunk, begin, end, users, _) in enumerate(uses):
+        for other, b, e, _, maker in uses[n + 1 :]:
+            if chunk == other and begin < e and b < end:
+                assert users - {maker} <= before[maker]
+
+
+@given(st.data())
+def test_no_more_is_in_use_than_the_bound_or_what_an_order_needs(data: st.DataObject) -> None:
+    flow = facts(draw_kernels(data))
+    order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
+    lowest = simulate_memory(flow, build_schedule(order, ()), live=True).peak_bytes
+    for group in groups_of(flow, lowest):
+        # Places leave holes at times.
+        assert sum(group.sizes) <= 1.5 * lowest
+
+
+@pytest.mark.parametrize("busy", [0, 3])
+def test_micro_batches_have_the_loops_bits_and_the_planned_peak(busy: int) -> None:
+    call = f"measured(attention, (16, 128, 128), 0.8, busy={busy})"
+    found = on_arena(f"from unrolled_steps import *\nprint(json.dumps({call}))", **TWO_THREADS)
+    assert found["concurrent"]
+    assert found["same"]
+    assert 0.99 * found["planned"] < found["peak"] <= found["planned"] <= found["limit"]

@@ -1,0 +1,149 @@
+"""Puts the kernels of a step's group into one node, which runs each as soon as it can (csrc/core/group_ops.cc).
+
+Requires: kernels between which nothing else is but views. Ensures: whatever read or awaited one of them reads the
+node's outputs, or awaits all. What only the group's kernels read is an empty output. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.groups import Concurrent, passes_on_buffers
+from tfswap.ir.custom_ops import BODY_SECONDS, GROUP
+from tfswap.ir.graph import Dtype, Graph, Node, Output
+from tfswap.ir.types import TensorType
+from tfswap.passes.contract import Target, graph_pass
+from tfswap.passes.tactics.pair_kernels import alone
+
+
+@graph_pass(
+    requires="kernels between which there are views at most",
+    ensures="the kernels of each group are one node",
+)
+def join_concurrent(graph: Graph, _: Target, flow: Dataflow, groups: Sequence[Concurrent]) -> int:
+    """Join the kernels of each group, in place; returns how many kernels there are.
+
+    Args:
+        flow: the facts of the graph, or of a copy of it.
+    """
+    for number, group in enumerate(groups):
+        _join(graph, flow, group, number)
+    return sum(len(group.order) for group in groups)
+
+
+def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
+    kernels = [graph[flow.nodes[i].name] for i in group.order]
+    views = {graph[n.name] for i, n in enumerate(flow.nodes) if n.name in graph and passes_on_buffers(flow, i)}
+    members = _with_views(kernels, views)
+    _free_constants(graph, flow, set(members))
+    _repeat_views(graph, set(members), views)
+    outputs = [node.out(o) for node in members for o in range(len(node.outputs))]
+    place = {output: -1 - n for n, output in enumerate(outputs)}
+    inside = set(members)
+    inputs = list(dict.fromkeys(t for node in members for t in node.inputs if t not in place))
+    place.update({tensor: n for n, tensor in enumerate(inputs)})
+    read = {*(t for node in graph if node not in inside for t in node.inputs), *graph.fetches}
+    # The chunks of what others read, in the order of the outputs.
+    chunk_of = {_in(graph, flow.values[v].tensor): n for n, v in enumerate(group.kept, 1)}
+    kept = [output for output in outputs if output in chunk_of]
+    chunk = {0: 0, **{chunk_of[output]: n for n, output in enumerate(kept, 1)}}
+    index = {graph[flow.nodes[i].name]: i for i in group.order}
+    rank = {node: n for n, node in enumerate(members)}
+    requests: list[int] = []
+    for node in members:
+        served = [each for each in group.served[index[node]] if each.over is None] if node in index else []
+        requests += [len(served), *(n for each in served for n in (chunk[each.chunk], each.offset))]
+    over = {(node, each.over) for node, i in index.items() for each in group.served[i]}
+    waits = sorted(
+        (rank[graph[flow.nodes[before].name]], rank[node])
+        for node, i in index.items()
+        for before in group.waits.get(i, ())
+    )
+    made = graph.add(
+        GROUP,
+        graph.unique_name(f"tfswap/concurrent/{number}"),
+        inputs,
+        controls=dict.fromkeys(c for node in members for c in node.controls if c not in inside),
+        attrs={
+            "Tin": tuple(Dtype(tensor.type.dtype) for tensor in inputs),
+            "Tout": tuple(Dtype(output.type.dtype) for output in outputs),
+            "kernels": tuple(map(alone, members)),
+            "sources": tuple(place[t] for node in members for t in node.inputs),
+            "chunks": tuple(group.sizes[k] for k in sorted(chunk, key=chunk.__getitem__)),
+            "requests": tuple(requests),
+            "overwrites": tuple(int((node, p) in over) for node in members for p in range(len(node.inputs))),
+            "kept": tuple(int(output in read) for output in outputs),
+            "ranks": tuple(range(len(members))),
+            "waits": tuple(n for pair in waits for n in pair),
+            BODY_SECONDS: group.seconds,
+        },
+        outputs=[output.type if output in read else TensorType(output.type.dtype, (0,)) for output in outputs],
+        device=kernels[0].device,
+    )
+    graph.join({made: sorted(members, key=rank.__getitem__)})
+
+
+def _in(graph: Graph, tensor: Output) -> Output:
+    return Output(graph[tensor.node.name], tensor.index)
+
+
+def _free_constants(graph: Graph, flow: Dataflow, members: Set[Node]) -> None:
+    """Let no constant wait for a kernel of the group, in place: that one does nothing but compute."""
+    constants = {constant.name for constant in flow.constants}
+    for node in graph:
+        if node.name in constants and not members.isdisjoint(node.controls):
+            node.controls = tuple(c for c in node.controls if c not in members)
+
+
+def _with_views(kernels: Sequence[Node], views: Collection[Node]) -> list[Node]:
+    """The kernels, each after the views that it reads of what others make."""
+    group = set(kernels)
+    known: dict[Node, bool] = {}
+
+    def is_between(node: Node) -> bool:
+        """Whether a node that a kernel reads is a view of what another one makes."""
+        if node in group:
+            return True
+        if node not in views:
+            return False
+        if node not in known:
+            known[node] = any(is_between(t.node) for t in node.inputs)
+        return known[node]
+
+    found: dict[Node, None] = {}
+
+    def put(node: Node) -> None:
+        for tensor in node.inputs:
+            if tensor.node not in group and tensor.node not in found and is_between(tensor.node):
+                put(tensor.node)
+        found[node] = None
+
+    for node in kernels:
+        put(node)
+    return list(found)
+
+
+def _repeat_views(graph: Graph, members: Collection[Node], views: Collection[Node]) -> None:
+    """Let what is outside of the group read no view in it, but a view of its own, in place."""
+    twins: dict[Node, Node] = {}
+
+    def outside(tensor: Output) -> Output:
+        node = tensor.node
+        if node not in members or node not in views:
+            return tensor
+        if node not in twins:
+            twins[node] = graph.add(
+                node.op,
+                graph.unique_name(f"{node.name}/tfswap_again"),
+                tuple(outside(t) for t in node.inputs),
+                attrs=node.attrs,
+                outputs=node.outputs,
+                device=node.device,
+            )
+        return twins[node].out(tensor.index)
+
+    for node in [node for node in graph if node not in members]:
+        if any(t.node in members for t in node.inputs):
+            node.inputs = tuple(outside(t) for t in node.inputs)
+    graph.fetches = [outside(t) for t in graph.fetches]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.constants import constant_nodes
@@ -45,12 +45,12 @@ from tfswap.ir.types import TensorType
 from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.events import Event
 from tfswap.kernels.memory_rules import VARIANT_BYTES
-from tfswap.kernels.temporaries import Event
 
-FREED, LET_GO, SPLIT, PART, REST = -1, -2, -3, -4, -5
-NAMES = {LET_GO: "let go", SPLIT: "split", PART: "part", REST: "rest"}
-"""Of events that are not an allocation or its end, which have a kind of their own."""
+Logged = tuple[Literal["request", "free", "let go", "split", "part", "rest"], int, int]
+"""A kind of event (kernels/events.py), where it is not known yet whether a request is an output's; the number of the
+request or the value, or bytes; and the bytes of a request."""
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
@@ -389,8 +389,7 @@ class Machine:
         self._weight = 1.0  # how many iterations each one that is run stands for
         self._out_bytes = self._in_bytes = 0.0
         self._away_bytes = self._most_away_bytes = 0
-        # (number, bytes), (number, FREED), (value, LET_GO), (bytes, SPLIT), (0, PART), (0, REST)
-        self._log: list[tuple[int, int]] = []
+        self._log: list[Logged] = []
         self._count = 0
         self._prepared: Bodies = {} if prepared is None else prepared
         self._taken = 0  # of the requests of a group's kernel
@@ -434,7 +433,7 @@ class Machine:
         if nbytes > 0:
             made.number = self._count
             self._count += 1
-            self._log.append((made.number, nbytes))
+            self._log.append(("request", made.number, nbytes))
             self.live_bytes += round_up(nbytes)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return made
@@ -459,10 +458,10 @@ class Machine:
         if buffer.ahead is not None:
             self.drop(buffer.ahead)
         if given and buffer.value is not None:
-            self._log.append((buffer.value, LET_GO))
+            self._log.append(("let go", buffer.value, 0))
         if buffer.number is None:
             return
-        self._log.append((buffer.number, FREED))
+        self._log.append(("free", buffer.number, 0))
         self.live_bytes -= round_up(buffer.nbytes)
 
     def _let_go(self) -> None:
@@ -489,11 +488,12 @@ class Machine:
 
     def split(self, sizes: Iterable[int]) -> None:
         """The next requests get no larger chunks than they need."""
-        self._log += [*((size, SPLIT) for size in sizes), (0, PART)]
+        self._log.extend(("split", size, 0) for size in sizes)
+        self._log.append(("part", 0, 0))
 
     def free_rest(self) -> None:
         """What parts them from the rest of these chunks is given back."""
-        self._log.append((0, REST))
+        self._log.append(("rest", 0, 0))
 
     def copies_out(self, nbytes: int, handle: Buffer) -> None:
         """A copy to the host starts, which is there for as long as its handle."""
@@ -787,7 +787,7 @@ class Machine:
         """
         known: list[list[Values | None]] = []
         found: list[tuple[int, int, Graph]] = []
-        requests: set[tuple[tuple[int, int], ...]] = set()
+        requests: set[tuple[Logged, ...]] = set()
         for body in bodies:
             trial = Machine(self.device, self.strict, prepared=self._prepared)
             stand_ins = [
@@ -969,11 +969,11 @@ class Machine:
         """The log as events: what outputs keep is an output's, all else a temporary."""
         temps: dict[int, int] = {}
         events: list[Event] = []
-        for number, nbytes in self._log:
-            if nbytes == FREED:
+        for kind, number, nbytes in self._log:
+            if kind == "free":
                 events.append(("free", temps[number]))
-            elif nbytes in NAMES:
-                events.append((NAMES[nbytes], number))
+            elif kind != "request":
+                events.append((kind, number))
             elif number in names:
                 events.append(("out", names[number]))
             else:

@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from tfswap.ir.types import ELEMENT_BYTES, TensorType
+from tfswap.kernels.events import temp
 from tfswap.kernels.memory_rules import KernelMemory, fresh
 from tfswap.kernels.onednn import ONEDNN_SCRATCH_BYTES, Product, onednn_product_bytes
 from tfswap.kernels.temporaries import Event, Facts, known_shape
@@ -82,7 +83,7 @@ def einsum(facts: Facts) -> KernelMemory:
     events, exact = log.events(result), True
     if facts.device.kind == "cpu" and facts.device.onednn:
         thread_bytes = ONEDNN_SCRATCH_BYTES if log.product is None else onednn_product_bytes(log.product)
-        events, exact = (*events, ("temp", thread_bytes * facts.device.intra_op_threads)), False
+        events, exact = (*events, temp(thread_bytes * facts.device.intra_op_threads)), False
     alias = () if result.operand is None else ((0, result.operand),)
     return KernelMemory(alias=alias, events=events, exact=exact)
 

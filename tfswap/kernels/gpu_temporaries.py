@@ -15,6 +15,7 @@ from typing import cast
 from tfswap.ir.custom_ops import TEMPORARY_BYTES
 from tfswap.ir.types import HALVES, TensorType
 from tfswap.kernels.cudnn_algorithms import CHANNELS_FIRST
+from tfswap.kernels.events import Event, out
 from tfswap.kernels.memory_rules import Entry, events_rule
 from tfswap.kernels.temporaries import OUT0, Events, Facts, known_shape
 
@@ -77,16 +78,16 @@ def unsorted_segment_sum(facts: Facts) -> Events:
 
 def recurrent(facts: Facts) -> Events:
     """cudnn_rnn_ops.cc, CudnnRNNForwardOp: what it keeps for the gradient comes last."""
-    outs = tuple(("out", index) for index in range(3))
+    outs = tuple(map(out, range(3)))
     return (*outs, *_recurrent_temporaries(facts), ("out", 3), ("out", 4)), False
 
 
 def recurrent_gradient(facts: Facts) -> Events:
     """cudnn_rnn_ops.cc, CudnnRNNBackwardOp."""
-    return (*(("out", index) for index in range(4)), *_recurrent_temporaries(facts)), False
+    return (*map(out, range(4)), *_recurrent_temporaries(facts)), False
 
 
-def _recurrent_temporaries(facts: Facts) -> list[tuple[str, int]]:
+def _recurrent_temporaries(facts: Facts) -> list[Event]:
     """The sequences' lengths, and the workspace (compiler/recurrent_sizes.py)."""
     lengths = _bytes(facts.inputs[4]) if len(facts.inputs) > 4 else 0
     return [("temp", lengths), ("temp", cast("int", facts.attrs.get(TEMPORARY_BYTES, 0)))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfswap.ir.types import HALVES
+from tfswap.kernels.events import free, out, temp
 from tfswap.kernels.memory_rules import UNARY, Entry, KernelMemory, candidates, events_rule, outs, with_events
 from tfswap.kernels.onednn import onednn
 from tfswap.kernels.reductions import partial_rows
@@ -23,22 +24,22 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
 
     16-bit floats are computed in float32: a temporary of twice the input's size.
     """
-    outs = tuple(("out", index) for index in range(len(facts.outputs)))
+    outs = tuple(map(out, range(len(facts.outputs))))
     channels = facts.inputs[2].nbytes
     if channels is not None and facts.device.onednn:
-        return (*outs, *[("temp", channels)] * 3), False
+        return (*outs, *[temp(channels)] * 3), False
     if channels is None or facts.device.kind == "gpu":
         return outs, False
     training = bool(facts.attrs.get("is_training", True))
     coefficients = 1 if training else 2
-    events: list[Event] = [*outs, *[("temp", channels)] * coefficients]
+    events: list[Event] = [*outs, *[temp(channels)] * coefficients]
     if facts.outputs[0].dtype in HALVES:  # the centred input, in float32
         events.append(("temp", 4 * (facts.inputs[1].num_elements or 0)))
     first = len(events) - len(outs)
     rows = partial_rows(facts, facts.inputs[1])
     if rows:
         for index in range(3 if training else 2):
-            events += [("temp", rows), ("free", first + index)]
+            events += [temp(rows), free(first + index)]
     return events, facts.attrs.get("data_format") != b"NCHW"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tfswap.ir.types import ELEMENT_BYTES
+from tfswap.kernels.events import free, temp
 from tfswap.kernels.memory_rules import Entry, KernelMemory, candidates, outs, with_events
 from tfswap.kernels.temporaries import TENSOR_ALIGN_BYTES, Event, Facts, known_shape
 
@@ -41,7 +42,7 @@ def _cell(
         return with_events(outs(len(facts.outputs)), forward=forward, exact=False)
     (batch, width), (_, cell) = shapes
     row = batch * ELEMENT_BYTES[facts.outputs[0].dtype]
-    temps = [("temp", row * (inputs * width + states * cell)) for inputs, states in scratch]
+    temps = [temp(row * (inputs * width + states * cell)) for inputs, states in scratch]
     return with_events((*outs(len(facts.outputs)), *temps), forward=forward)
 
 
@@ -109,7 +110,7 @@ def _block(facts: Facts, scratch: Sequence[tuple[int, int]], slices: _Taken) -> 
             copies[name] = len(events)
             events.append(("temp", nbytes))
     # The copies are kept by name, and go from the last name to the first.
-    events += [("free", copies[name]) for name in sorted(copies, reverse=True)]
+    events += [free(copies[name]) for name in sorted(copies, reverse=True)]
     return with_events((*outputs, *events), exact=given is not None or not copies)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tfswap.ir.custom_ops import KERNEL
+from tfswap.kernels.events import out, temp
 from tfswap.kernels.memory_rules import Entry, KernelMemory, events_rule, in_order, outs
 from tfswap.kernels.temporaries import (
     OUT0,
@@ -37,7 +38,7 @@ def sparse_to_dense(facts: Facts) -> Events:
 
 def sparse_fill(facts: Facts) -> KernelMemory:
     """fill_empty_rows_functor.h: without an empty row, and with indices in order, inputs are passed on."""
-    events = (("out", 2), ("out", 3), ("out", 0), ("out", 1))
+    events = tuple(map(out, (2, 3, 0, 1)))
     return KernelMemory(events=events, exact=KERNEL in facts.attrs)  # tfswap's own kernel always allocates
 
 
@@ -61,7 +62,7 @@ def sparse_concat(facts: Facts) -> Events:
     """sparse_concat_op.cc: copies of each input's indices and values, before they are concatenated."""
     count = len(facts.inputs) // 3
     pairs = [(facts.inputs[i].nbytes, facts.inputs[count + i].nbytes) for i in range(count)]
-    copies = [("temp", size or 0) for pair in pairs for size in pair]
+    copies = [temp(size or 0) for pair in pairs for size in pair]
     return (("out", 2), *copies, OUT0, ("out", 1)), all(None not in pair for pair in pairs)
 
 
@@ -73,7 +74,7 @@ def sparse_segment(facts: Facts) -> Events:
 
 def sparse_segment_grad(facts: Facts) -> Events:
     """SparseSegmentGradOpBase: of 16-bit floats, the output in float32. Version 2 has the row numbers first."""
-    order = (OUT0,) if len(facts.outputs) == 1 else (("out", 1), OUT0)
+    order = (OUT0,) if len(facts.outputs) == 1 else (out(1), OUT0)
     return summed_in_float32(facts, order, facts.outputs[0].num_elements)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tfswap.ir.types import ELEMENT_BYTES, HALVES, TensorType
 from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.events import Event
 
-Event = tuple[str, int]
 Events = tuple[Sequence[Event], bool]
 Measured = tuple[Sequence[Event], bool, Sequence[Event]]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from tfswap.kernels.alignment import round_up
+from tfswap.kernels.events import temp
 from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
 from tfswap.kernels.temporaries import Facts
 from tfswap.kernels.variables import update
@@ -23,7 +24,7 @@ def outside(facts: Facts) -> KernelMemory:
     """The caller's memory between two calls: its own tensors, and the gradients that it passes."""
     room = facts.attrs.get("room")
     count = room if isinstance(room, int) else 0
-    own = tuple(("temp", kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
+    own = tuple(temp(kind.nbytes or 0) for kind in facts.inputs for _ in range(count))
     return KernelMemory(events=(*own, *outs(len(facts.outputs))))
 
 

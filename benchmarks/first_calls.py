@@ -144,6 +144,57 @@ def nested_loops() -> Step:
     return trained(loss_of, [weights]), (random(2, 256, 128),)
 
 
+def decode() -> Step:
+    """A decoder with attention that reads its own tokens, and ends early once all sequences have ended."""
+    import tensorflow as tf
+
+    batch, width, tokens, most = 32, 128, 1000, 24
+    sizes = [(tokens, width), (width, width), (width, width), (width, tokens), (width, width)]
+    embedding, given, state, output, attention = weights = [
+        tf.Variable(random(i, *size) * size[0] ** -0.5) for i, size in enumerate(sizes)
+    ]
+
+    def loss_of(memory: Any, target: Any) -> Any:
+        keys = tf.tensordot(memory, attention, 1)
+
+        def step(t: Any, token: Any, h: Any, done: Any, loss: Any) -> Any:
+            h = tf.tanh(tf.gather(embedding, token) @ given + h @ state)
+            scores = tf.nn.softmax(tf.reduce_sum(tf.tanh(keys + h[:, None]), -1))
+            logits = (h + tf.reduce_sum(scores[..., None] * memory, 1)) @ output
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=target[:, t], logits=logits)
+            token = tf.argmax(logits, -1, output_type=tf.int32)
+            return t + 1, token, h, done | tf.equal(token, 1), loss + tf.reduce_mean(losses)
+
+        first = (0, tf.zeros([batch], tf.int32), tf.reduce_mean(memory, 1), tf.zeros([batch], tf.bool), 0.0)
+        go_on = lambda t, token, h, done, loss: ~tf.reduce_all(done)  # noqa: E731
+        return tf.while_loop(go_on, step, first, maximum_iterations=most)[-1]
+
+    target = tf.random.stateless_uniform([batch, most], (1, 2), 0, tokens, tf.int32)
+    return trained(loss_of, weights), (random(8, batch, 40, width), target)
+
+
+def experts() -> Step:
+    """A loop each of whose iterations takes one of three experts, as its input says."""
+    import tensorflow as tf
+
+    width, count = 128, 16
+    weights = [tf.Variable(random(i, width, width) * width**-0.5) for i in range(4)]
+
+    def loss_of(x: Any, which: Any) -> Any:
+        def step(t: Any, h: Any) -> Any:
+            branches = [
+                lambda: tf.tanh(h @ weights[0]),
+                lambda: h + tf.nn.relu(h @ weights[1]) @ weights[2],
+                lambda: tf.tanh(tf.tanh(h @ weights[3]) @ weights[0]),
+            ]
+            return t + 1, tf.switch_case(which[t], branches)
+
+        _, h = tf.while_loop(lambda t, _: t < count, step, (0, x), maximum_iterations=count)
+        return tf.reduce_mean(tf.square(h))
+
+    return trained(loss_of, weights), (random(3, 256, width), tf.range(count) % 3)
+
+
 def resnet50() -> Step:
     """Keras' ResNet-50 with momentum, as in planning_time.py."""
     from planning_time import resnet50
@@ -158,6 +209,8 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "soft-dtw": soft_dtw,
     "map-in-loop": map_in_loop,
     "nested": nested_loops,
+    "decode": decode,
+    "experts": experts,
     "resnet50": resnet50,
 }
 

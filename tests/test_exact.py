@@ -21,7 +21,7 @@ from tfswap.plan.schedule import build_schedule
 from tfswap.planner.ordering import choose_order
 from tfswap.planner.planner import BOTH
 from tfswap.planner.problem import Choice, Problem, make_problem
-from tfswap.planner.solvers import milp
+from tfswap.planner.solvers import milp, milp_stages
 from tfswap.simulator.simulate import simulate_time
 
 pytest.importorskip("scipy")
@@ -39,11 +39,11 @@ def seconds(problem: Problem, choice: Choice) -> float:
 
 
 @pytest.mark.parametrize("device", [CPU, DeviceModel("gpu")], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("followed", [0, milp.MAX_FOLLOWED])
+@pytest.mark.parametrize("followed", [0, milp_stages.MAX_FOLLOWED])
 @some
 @given(training_steps(max_layers=4), st.integers(50, 100))
 def test_the_choice_keeps_the_target_and_no_solver_beats_the_bound(monkeypatch, followed, device, graph, percent):
-    monkeypatch.setattr(milp, "MAX_FOLLOWED", followed)
+    monkeypatch.setattr(milp_stages, "MAX_FOLLOWED", followed)
     flow = analyse_dataflow(graph, CPU)
     rates = default_rates(device)
     seconds_of = [kernel_seconds(node, rates) for node in flow.nodes]

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import on_arena
 
-from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
 from tfswap.simulator.bfc_allocator import (
-    MOST_MISSED,
-    SPLIT_SLACK_BYTES,
     UNBOUNDED_BYTES,
     Arena,
     next_region_bytes,
     regions_of,
 )
+from tfswap.simulator.chunk_splits import MOST_MISSED
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,55 +302,6 @@ class ModelFile:
         else:
             self.library[name] = self.meta_graph.graph_def.library.function.add()
             self.library[name].CopyFrom(fdef)
-
-    def drop_gradients_of(self, functions: Collection[str]) -> None:
-        """Forget the gradients that a user has defined inside of `functions`, whose bodies are others now.
-
-        Such a gradient is a function that captures tensors of the body, by name. What it captured stays in the list of
-        objects, which number each other, as an object without content.
-        """
-        objects, library = self.meta_graph.object_graph_def, self.meta_graph.graph_def.library
-        gone: set[str] = set()
-        lost: set[int] = set()
-        found = set(functions)
-        while found:
-            gone |= found
-            lost = {i for i, captured in self._captured() if captured.concrete_function in gone}
-            found = {g.gradient_func for g in library.registered_gradients} & set(objects.concrete_functions) - gone
-            found = {f for f in found if lost.intersection(objects.concrete_functions[f].bound_inputs)}
-        gone -= set(functions)
-        for name in gone:
-            del objects.concrete_functions[name]
-        bound = {i for concrete in objects.concrete_functions.values() for i in concrete.bound_inputs}
-        for i in lost - bound:
-            objects.nodes[i].user_object.identifier = "_generic_user_object"
-            objects.nodes[i].user_object.version.producer = objects.nodes[i].user_object.version.min_consumer = 1
-        for i in reversed(range(len(library.registered_gradients))):
-            if library.registered_gradients[i].gradient_func in gone:
-                del library.registered_gradients[i]
-        for i in reversed(range(len(library.function))):
-            if library.function[i].signature.name in gone:
-                del library.function[i]
-        self.library = {f.signature.name: f for f in library.function}
-
-    def check_captures(self) -> None:
-        """Raises InvalidModel where the object graph names a tensor that its function lacks: it would not load."""
-        for _, captured in self._captured():
-            fdef = self.library.get(captured.concrete_function)
-            node = captured.name.partition(":")[0]
-            if fdef is None or all(n.name != node for n in (*fdef.signature.input_arg, *fdef.node_def)):
-                raise InvalidModel(
-                    f"the SavedModel at {str(self.path)!r} can't be loaded: a custom gradient captures "
-                    f"{captured.name!r} of the function {captured.concrete_function!r}, which does not exist. Save the "
-                    "model again, or without custom gradients: "
-                    "tf.saved_model.SaveOptions(experimental_custom_gradients=False)."
-                )
-
-    def _captured(self) -> Iterator[tuple[int, Any]]:
-        """The tensors inside of functions that other functions capture, with their numbers among the objects."""
-        for i, node in enumerate(self.meta_graph.object_graph_def.nodes):
-            if node.WhichOneof("kind") == "captured_tensor":
-                yield i, node.captured_tensor
 
     def copy(self, folder: Path) -> None:
         """Copy the SavedModel's files, as they are on disk."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfswap.compiler.backward import require_backward
 from tfswap.compiler.compiler import Optimizer
+from tfswap.compiler.custom_gradients import check_captures, drop_gradients_of
 from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
 from tfswap.compiler.options import Options
@@ -278,8 +279,8 @@ def _optimize_file(
         original = {name: type(fdef).FromString(fdef.SerializeToString()) for name, fdef in file.library.items()}
         for step, made in changed.items():
             _replace_step(file, step, made, request.options.portable)
-        file.drop_gradients_of(changed)
-        file.check_captures()
+        drop_gradients_of(file, changed)
+        check_captures(file)
         file.copy(folder)
         if changed:
             file.write(folder)

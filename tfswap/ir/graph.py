@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+from tfswap.ir.networkx_graph import cycle_text, to_networkx
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
 from tfswap.support.reach import reach
@@ -89,10 +90,6 @@ class Output(NamedTuple):
     def name(self) -> str:
         """TensorFlow's tensor name, "node:index"."""
         return f"{self.node.name}:{self.index}"
-
-
-CYCLE_SHOWN = 8
-"""Nodes of a cycle that an error names."""
 
 
 class Graph:
@@ -368,34 +365,12 @@ class Graph:
                         del waiting[user[1]]
                         heapq.heappush(ready, user)
         if waiting:
-            import networkx
-
-            found = cast(Any, networkx).find_cycle(self.to_networkx())
-            cycle: list[str] = [source for source, *_ in found]
-            shown = [*cycle[:CYCLE_SHOWN], "..."] if len(cycle) > CYCLE_SHOWN else cycle
-            raise ValueError(f"the graph has a cycle: {' -> '.join([*shown, cycle[0]])}")
+            raise ValueError(f"the graph has a cycle: {cycle_text(self)}")
         return list(done)
 
     def to_networkx(self) -> Any:
-        """A networkx.MultiDiGraph of the nodes by name, for questions that networkx answers, and for people.
-
-        Nodes have `op` and `device`. The edge for an input has its number as its key, and `tensor`, `type` and, where
-        they are known, `nbytes` of what it carries; that for a control edge has no attributes. Nodes of bodies are not
-        in it: they are graphs of their own (`named_bodies`).
-        """
-        import networkx
-
-        found = cast(Any, networkx).MultiDiGraph()
-        for node in self:
-            found.add_node(node.name, op=node.op, device=node.device)
-        for node in self:
-            for n, tensor in enumerate(node.inputs):
-                size = {} if tensor.type.nbytes is None else {"nbytes": tensor.type.nbytes}
-                facts = {"tensor": tensor.name, "type": str(tensor.type), **size}
-                found.add_edge(tensor.node.name, node.name, key=n, **facts)
-            for source in node.controls:
-                found.add_edge(source.name, node.name, key="control")
-        return found
+        """The nodes and edges as a networkx.MultiDiGraph (`networkx_graph.to_networkx`)."""
+        return to_networkx(self)
 
     def live_nodes(self) -> set[Node]:
         """Nodes that a fetch or a target needs; the rest never runs."""

@@ -1,31 +1,26 @@
-"""TensorFlow's BFC allocator, simulated: which chunk each request gets, and so the peak that will be measured.
+"""TensorFlow's BFC allocator, simulated: the chunk that each request gets, and so the peak that will be measured.
 
 Follows bfc_allocator.cc (xla/tsl/framework): requests are rounded up to 256 bytes; 21 bins hold free chunks by
-size, each ordered by (size, address); the first chunk that fits is taken, and split only when it is at least
-twice the request or at least 128 MiB larger; freed chunks coalesce with free neighbours of their region; the
-statistics count whole chunks. A request that no free chunk fits adds a region: of 2 MiB at first, then of twice
-the last one's size as a rule, and at most of what the arena's limit leaves (`BFCAllocator::Extend`).
+size, each ordered by (size, address); the first chunk that fits serves the request, and is split only when it is at
+least twice the request or at least 128 MiB larger; freed chunks coalesce with free neighbours of their region; the
+statistics count whole chunks. A request that no free chunk fits adds a region: of 2 MiB at first, then of twice the
+last one's size as a rule, and at most of what the arena's limit leaves (`BFCAllocator::Extend`).
 
-Not modelled: timestamped frees; a device that has less memory left than the arena's limit (the allocator then asks
-for ever smaller regions).
+Not modelled: timestamped frees; a device that has less memory left than the arena's limit (the allocator then requests
+ever smaller regions).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
-from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
+from tfswap.simulator.chunk_splits import split_chunks
 
 BIN_COUNT = 21
-SPLIT_SLACK_BYTES = 128 << 20
 FIRST_REGION_BYTES = 2 << 20
 UNBOUNDED_BYTES = 1 << 50
-MOST_MISSED = 8
-"""Chunks that a split holds back, since they fit better what is to be taken of another."""
-MOST_BETWEEN = 64
-"""What parts a chunk that the allocator would split itself is smaller than what is asked for by this factor."""
 
 Chunk = tuple[int, int, bool]
 """Address, bytes, and whether it is in use."""
@@ -35,7 +30,7 @@ def regions_of(chunks: Iterable[Chunk]) -> list[list[Chunk]]:
     """Chunks, in order of address, by the region that they are in.
 
     A region ends where addresses are not contiguous, and between two free chunks: within a region they would be
-    one. (Regions that the device happened to give side by side look like one where they meet in a used chunk.)
+    one. (Adjacent regions look like one where they meet in a used chunk.)
     """
     regions: list[list[Chunk]] = []
     end, was_free = -1, False
@@ -49,10 +44,10 @@ def regions_of(chunks: Iterable[Chunk]) -> list[list[Chunk]]:
 
 
 def next_region_bytes(sizes: Sequence[int], limit_bytes: int) -> int:
-    """The size of the region that an arena with regions of these sizes adds next, if nothing larger is asked for.
+    """The size of the region that an arena with regions of these sizes adds next, if no larger request comes.
 
-    The allocator doubles it after each region, except where a request larger than it has made it so large.
-    Regions only get larger, but for one that the limit cut short, after which none is added.
+    The allocator doubles it after each region, unless a larger request has set it.
+    Regions only grow, except for one that the limit cuts short, which is the last.
     """
     following = min(FIRST_REGION_BYTES, round_up(limit_bytes))
     for size in sorted(sizes):
@@ -66,12 +61,13 @@ class Arena:
     Args:
         chunks: in order of address, each region's side by side (`regions_of`).
         limit_bytes: what all regions may have together; None for an arena in one region without end.
-        collects: whether regions that nothing uses are given up when no other can be added.
+        collects: whether unused regions are freed when no other can be added.
 
     Attributes:
-        in_use_bytes: bytes of the chunks that are handed out now, each counted whole.
-        peak_bytes: the most that `in_use_bytes` has been; where a request did not fit, more than the limit, and no
-            less than it would have been in a larger arena.
+        in_use_bytes: bytes of the allocated chunks, each counted whole.
+        peak_bytes: the maximum of `in_use_bytes`. Where a request did not fit, it is above the limit, and no lower than
+        in a
+            larger arena.
     """
 
     def __init__(
@@ -110,14 +106,14 @@ class Arena:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """In order of address, without the region that has no end."""
+        """In order of address, without the endless region."""
         sizes = sorted(self._size.items())
         return [(address, size, address not in self._free) for address, size in sizes if size < UNBOUNDED_BYTES // 2]
 
     @property
     def smallest_bytes(self) -> int:
         """Of the free chunks; 0 where there is none."""
-        return self._best_fit_bytes(ALIGNMENT_BYTES)
+        return self.best_fit_bytes(ALIGNMENT_BYTES)
 
     def copy(self) -> Arena:
         """An arena of its own with the same chunks."""
@@ -128,7 +124,7 @@ class Arena:
         return made
 
     def allocate(self, size_bytes: int) -> int:
-        """Hand out a chunk for `size_bytes` and return its address; -1 for an empty request."""
+        """Allocate a chunk for `size_bytes` and return its address; -1 for an empty request."""
         if size_bytes <= 0:
             return -1
         rounded = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -170,111 +166,20 @@ class Arena:
         return self._splits_all or size >= rounded * 2 or size - rounded >= SPLIT_SLACK_BYTES
 
     def split(self, sizes: Sequence[int]) -> list[int]:
-        """Have chunks of their own sizes for the next requests, which are held together, where larger ones would be
-        given whole.
-
-        Args:
-            sizes: bytes. Negative, and alone, those of a request that is to lie at the end of the largest free chunk.
-
-        Returns the addresses of what parts them from the rest, and stays in use. As csrc/core/chunk_split_ops.cc does
-        it, step by step.
-        """
-        if len(sizes) == 1 and sizes[0] < 0:
-            return self._part_end(-sizes[0])
-        parting: list[int] = []
-        pieces: list[int] = []
-        later_bytes = sum(map(round_up, sizes))
-        for size in sizes:
-            later_bytes -= round_up(size)
-            parting.append(self._part(size, later_bytes))
-            if later_bytes:
-                pieces.append(self.allocate(size))  # so that the next is not parted from it
-        for address in pieces:
-            self.free(address)
-        return [address for address in parting if address >= 0]
-
-    def _part(self, size_bytes: int, later_bytes: int) -> int:
-        """Part the chunk that a request would be given from what it needs; -1 where there is nothing to do, or no way.
-
-        Never more is in use on the way than with that chunk handed out, and as a rule no more than is asked for.
-
-        Args:
-            later_bytes: of the requests that come after it. Where there are some, what the allocator splits itself is
-                parted too, or it would join what is parted from them.
-        """
-        needed = round_up(size_bytes)
-        whole = self._best_fit_bytes(needed)
-        if not whole:
-            self.free(self.allocate(size_bytes))  # the arena grows
-            whole = self._best_fit_bytes(needed)
-        rest_bytes = whole - needed
-        splits_itself = rest_bytes >= min(needed, SPLIT_SLACK_BYTES)
-        if not rest_bytes or (splits_itself and not later_bytes):
-            return -1
-        # What parts the two is cut from this chunk where no free one fits it: it is larger than those that are too
-        # small for the request, but for the largest of them, which are held back meanwhile. That may take something
-        # besides what is asked for, but no more than would stay in use otherwise.
-        first_bytes = needed if splits_itself else rest_bytes
-        missed: list[int] = []
-        smaller = self._smaller_bytes(needed)
-        largest = next(smaller, 0)
-        while (
-            largest
-            and len(missed) < MOST_MISSED
-            and sum(missed) + largest + first_bytes <= later_bytes + needed + min(largest, rest_bytes)
-        ):
-            missed.append(largest)
-            largest = next(smaller, 0)
-        if largest >= rest_bytes:
-            return -1
-        between_bytes = largest + ALIGNMENT_BYTES
-        if splits_itself and between_bytes * MOST_BETWEEN > needed:
-            return -1
-        if 2 * between_bytes > rest_bytes:
-            between_bytes = rest_bytes
-        held = [self.allocate(size) for size in missed]
-        held.append(self.allocate(needed if splits_itself else rest_bytes - between_bytes))
-        between = self.allocate(between_bytes)
-        for address in held:
-            self.free(address)
-        return between
-
-    def _part_end(self, size_bytes: int) -> list[int]:
-        """Part the end of the largest free chunk, for a request that fits it, from all before it.
-
-        What lies before is taken in pieces of at most half of what is left of the chunk, or the allocator would not
-        split it. The other free chunks would fit those better: they are held meanwhile, but for small ones, and what
-        parts the two is larger than these. So as good as all of the arena is in use on the way.
-        """
-        needed = round_up(size_bytes)
-        free = self._smaller_bytes(UNBOUNDED_BYTES // 2)
-        before = next(free, 0) - needed
-        missed = list(islice(free, MOST_MISSED))
-        between = next(free, 0) + ALIGNMENT_BYTES
-        if before < between or 2 * between > needed:
-            return []
-        held = [self.allocate(size) for size in missed]
-        while True:
-            half = (before + needed) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-            piece = min(half, before - between)
-            if piece < between:
-                break
-            held.append(self.allocate(piece))
-            before -= piece
-        parting = self.allocate(before)
-        for address in held:
-            self.free(address)
-        return [parting]
+        """As `chunk_splits.split_chunks`."""
+        return split_chunks(self, sizes)
 
     def room_bytes(self, limit_bytes: int) -> int:
         """The largest request that could be met with no more than `limit_bytes` in use."""
         free = (limit_bytes - self.in_use_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         if free <= 0:
             return 0
-        below = next(self._smaller_bytes(free + ALIGNMENT_BYTES), 0)
-        above = self._best_fit_bytes(free)
+        below = next(self.smaller_bytes(free + ALIGNMENT_BYTES), 0)
+        above = self.best_fit_bytes(free)
         if above:
-            most = above if self._splits_all else max(above // 2, above - SPLIT_SLACK_BYTES)  # that it is split for
+            most = (
+                above if self._splits_all else max(above // 2, above - SPLIT_SLACK_BYTES)
+            )  # the largest request that it is split for
             return max(below, min(free, most // ALIGNMENT_BYTES * ALIGNMENT_BYTES))
         grown = self.copy()
         size = min(free, (self._limit_bytes - self._pool_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
@@ -285,9 +190,9 @@ class Arena:
         return below
 
     def with_bytes(self, size_bytes: int) -> int:
-        """What would be in use with a request of so many bytes besides; UNBOUNDED_BYTES where it can't be met."""
+        """Bytes in use with one more request of this size; UNBOUNDED_BYTES where it can't be met."""
         needed = round_up(size_bytes)
-        whole = self._best_fit_bytes(needed) if needed else 0
+        whole = self.best_fit_bytes(needed) if needed else 0
         if whole or not needed:
             return self.in_use_bytes + (needed if self._splits(whole, needed) else whole)
         grown = self.copy()
@@ -296,7 +201,11 @@ class Arena:
         grown.allocate(needed)
         return grown.in_use_bytes
 
-    def _best_fit_bytes(self, rounded: int) -> int:
+    def free_sizes(self) -> Iterator[int]:
+        """Bytes of the free chunks, without the endless region, the largest first."""
+        return self.smaller_bytes(UNBOUNDED_BYTES // 2)
+
+    def best_fit_bytes(self, rounded: int) -> int:
         """Bytes of the chunk that a request finds, before it is split; 0 for none."""
         for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), BIN_COUNT):
             bin_ = self._bins[index]
@@ -305,7 +214,7 @@ class Arena:
                 return bin_[position][0]
         return 0
 
-    def _smaller_bytes(self, rounded: int) -> Iterator[int]:
+    def smaller_bytes(self, rounded: int) -> Iterator[int]:
         """Bytes of the free chunks that are too small for a request, the largest first."""
         for index in range(min(BIN_COUNT - 1, (rounded >> 8).bit_length() - 1), -1, -1):
             bin_ = self._bins[index]
@@ -313,7 +222,7 @@ class Arena:
                 yield bin_[position][0]
 
     def free(self, address: int) -> None:
-        """Take back the chunk at `address`; -1, an empty request's, is ignored."""
+        """Free the chunk at `address`; -1, an empty request's, is ignored."""
         if address < 0:
             return
         size = self._size[address]
@@ -356,7 +265,7 @@ class Arena:
         return True
 
     def _collect(self, rounded: int) -> bool:
-        """Give up the regions that are one free chunk, if that can be enough. Follows DeallocateFreeRegions."""
+        """Free the regions that are one free chunk, if that can be enough. Follows DeallocateFreeRegions."""
         unused = [a for a in self._free if self._before[a] < 0 and self._before.get(a + self._size[a]) != a]
         freed = sum(self._size[a] for a in unused)
         if not freed or rounded > self._limit_bytes - self._pool_bytes + freed:
@@ -381,7 +290,7 @@ class Arena:
         self._insert(address, UNBOUNDED_BYTES)
 
     def _end(self) -> int:
-        """An address beyond all chunks, and not side by side with any."""
+        """An address beyond all chunks, and adjacent to none."""
         last = max(self._size, default=0)
         return last + self._size.get(last, 0) + ALIGNMENT_BYTES
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from tfswap.analysis.cost import beside_seconds, one_core_seconds
 from tfswap.analysis.dataflow import Dataflow, Update
-from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
+from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import (
     AWAIT,
@@ -40,7 +40,7 @@ from tfswap.plan.schedule import (
     at_extremes,
     is_exact,
 )
-from tfswap.simulator.bfc_allocator import SPLIT_SLACK_BYTES, Arena, Chunk
+from tfswap.simulator.bfc_allocator import Arena, Chunk
 
 TAKEN_PART, MOST_TAKEN_BYTES = 64, 16 << 10
 """Of each hole of an arena that nobody has seen, so much is taken: some dozens of the allocator's least chunks, but a

@@ -1,25 +1,26 @@
-"""Swap or recompute what costs least for the memory and the time that it frees.
+"""Evicts, by swapping or recomputing, the values that cost least for the memory and the time that they free.
 
-Goes forward through the order, as the step will run. When memory is short, a value that is not needed now leaves:
-the one with the lowest cost per byte and second of its absence, whether it comes back by a copy or by running
-again the kernels that made it. When a kernel needs a value that was dropped, these run just before it, from what is
-still there, and what they make on the way stays if it is needed again and there is room. That is Dynamic Tensor
-Rematerialization (Kirisame et al., ICLR 2021) with two differences: the uses to come are known, so that Belady's
-distance stands in for staleness, and a copy is another way back. Checkpoints every sqrt(n) layers (Chen et al.
-2016), and SuperNeurons' choice segment by segment between keeping and running again (section 3.4), fall out of
-costs: each value that is dropped makes its neighbours dearer, and what was made again leaves when memory is short.
+The solver goes forward through the order of the step. When memory is short, it evicts a value that is not needed now:
+the one with the lowest cost per byte and second of eviction. The value returns by a copy, or by recomputing it. When a
+kernel needs a value that was dropped, its kernels run again just before, from the values that are present. Intermediate
+results stay if they are needed again and there is room. This is Dynamic Tensor Rematerialization (Kirisame et al., ICLR
+2021) with two differences: the next uses are known, so Belady's distance replaces staleness; and a copy is an
+alternative. Checkpoints every sqrt(n) layers (Chen et al. 2016), and SuperNeurons' choice per segment between keeping
+and recomputing (section 3.4), follow from the costs: each dropped value makes its neighbours dearer, and recomputed
+values are evicted when memory is short.
 
-Where host memory has a limit, what finds no room there is not swapped: what runs again is then chosen among the rest.
+Where host memory is limited, values that do not fit there are not swapped, and may be recomputed.
 
-What a kernel reads and something later needs again may leave for that very kernel, if it writes its result into the
-buffer of an input that nobody else holds: that is what gets a step down to the working set of its largest kernel.
+An input of a kernel that is needed later may be evicted for that very kernel, if the kernel writes its result into the
+buffer of an input without other holders. So a step reaches the working set of its largest kernel.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,23 +30,23 @@ from tfswap.planner.problem import MAX_CHAIN, NEVER, Choice, Gap, Problem, Uses,
 from tfswap.planner.solvers.belady import place_copies, trim
 
 MAX_RERUN_SHARE = 3.0
-"""Reruns that take more than this many times the step's own time mean that the target is out of reach."""
+"""The target counts as unreachable when recomputing takes more than this many times the step's own time."""
 
 MAX_SWEEPS = 6
-"""A sweep that can't make again what it dropped, for want of memory, is followed by one that does not drop that."""
+"""A sweep that has no memory to recompute a value that it dropped is followed by one that does not drop it."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a solver takes swaps and reruns to cost.
+    """The costs of swaps and of recomputing, as a solver weighs them.
 
     Attributes:
-        copy: seconds of a copy that count as cost. Copies overlap kernels: below 1, and the more so the freer the
-            lanes are. The planner tries several and lets the simulation say.
-        distance: exponent of the time of absence by which a cost is divided.
-        draw: number of a random draw of factors on all costs; 0 for none. What leaves first settles what is cheap
-            later, which no price foresees: where there is time for it, several draws find what one order of prices
-            misses (greedy randomised search, Feo and Resende 1995).
+        copy: the share of a copy's seconds that counts as cost. Copies overlap kernels, so it is below 1, and lower
+            where lanes are idle. The planner tries several, and the simulation decides.
+        distance: exponent of the time of eviction by which a cost is divided.
+        draw: number of a random draw of factors on all costs; 0 for none. The first evictions decide which later ones
+            are cheap, and no price foresees that. Where there is time, several draws find choices that one order of
+            prices misses (greedy randomised search, Feo and Resende 1995).
     """
 
     copy: float
@@ -54,12 +55,12 @@ class Prices:
 
 
 class _Offer(NamedTuple):
-    """A value at one of its uses, and how it may leave then.
+    """A value at one of its uses, after which it may be evicted.
 
     Attributes:
         wait: until its next use; None after its last.
-        copy_s: what a copy out and back counts as cost.
-        score: at which it may leave, while nothing that it is made from was dropped.
+        copy_s: cost of a copy out and back.
+        score: cost of the eviction, while no value that it is computed from has been dropped.
     """
 
     value: int
@@ -89,7 +90,7 @@ def solver(prices: Prices):
 
 
 def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
-    """By position, the values that are used there: the same for every target."""
+    """By position, the values that are used there. They are the same for every target."""
     uses = problem.uses
     copy_s = prices.copy / problem.rates.in_bytes_per_s + prices.copy / problem.rates.out_bytes_per_s
 
@@ -108,136 +109,53 @@ def _offers(problem: Problem, prices: Prices) -> dict[int, list[_Offer]]:
 
 
 def _copy_s(problem: Problem, v: int, byte_s: float) -> float:
-    """What copies of a value count as cost that take so long for a byte."""
+    """Cost of copying a value, at `byte_s` seconds per byte."""
     return problem.uses.nbytes[v] * byte_s if problem.flow.may(v, "swap") else NEVER
 
 
 def _score(uses: Uses, wait: Wait, start_s: float, cost_s: float, prices: Prices) -> float:
-    """Cost per byte and (root of) second of an absence that begins at `start_s`."""
+    """Cost per byte and (root of) second of an eviction that begins at `start_s`."""
     factor = uses.factors(prices.draw).get((wait.value, wait.end), 1.0) if prices.draw else 1.0
     absent_s = max(wait.end_s - start_s, 1e-9)
     return (cost_s + 1e-12) * factor / (uses.nbytes[wait.value] * absent_s**prices.distance)
 
 
-class _Sweep:
-    """One way through the order, under one target.
-
-    Positions in the order that is made count the reruns too: `self.at` is where the next kernel comes.
+@dataclass
+class _Course:
+    """What a sweep has decided.
 
     Attributes:
-        undroppable: waits, as (value, position of the use that ends it), over which a value is not dropped.
-        stuck: those over which this sweep dropped what there was then no room to make again.
+        reruns: recomputed kernels, each with the position in the problem's order that it comes before.
+        needs: bytes that each of them allocates.
+        changes: (position, change from there on) of the live bytes of the problem's order.
+        swapped: the gaps in which values are in host memory.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        target_bytes: int,
-        prices: Prices,
-        offers: Mapping[int, Sequence[_Offer]],
-        undroppable: set[tuple[int, int]],
-    ):
-        self.problem = problem
-        self.target = target_bytes
-        self.prices = prices
-        self.offers = offers
-        self.undroppable = undroppable
-        self.stuck: set[tuple[int, int]] = set()
-        self.uses = uses = problem.uses
-        self.moved = 0  # bytes of what is not there and the problem's live bytes count, less what is there besides
-        self.changes: list[tuple[int, int]] = []  # (position, change of `moved` from there on)
-        self.gone = bytearray(len(uses.nbytes))  # dropped, to be made again
-        self.away = bytearray(len(uses.nbytes))  # in host memory
-        self.room = problem.tiers.room_bytes  # for what is swapped besides
-        self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
-        self.extra: set[int] = set()  # there although nothing in the problem's order reads them any more
-        self.pins: dict[int, int] = {}
-        self.takeovers: list[
-            tuple[int, ...]
-        ] = []  # groups of pinned values, of which the next kernel can take one over
-        self.reruns: list[tuple[int, int]] = []  # (position in the problem's order that they come before, kernel)
-        self.needs: list[int] = []  # bytes that each of them allocates
-        self.swapped: list[Gap] = []
-        self.made = [-1] * len(uses.nbytes)
-        self.last_use = [-1] * len(uses.nbytes)
-        self.rerun_s = 0.0
-        self.limit_s = MAX_RERUN_SHARE * float(problem.starts_s[-1])
-        self.position = 0
-        slots = len(uses.candidates)
-        self.copy_cost = [NEVER] * slots
-        self.waiting: list[Wait | None] = [None] * slots
-        self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of what may leave
-        self.entry = [0] * slots  # the one that counts; 0 for none
-        self.entries = 0
-        rates = problem.rates
-        self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
+    reruns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    needs: list[int] = field(default_factory=list[int])
+    changes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    swapped: list[Gap] = field(default_factory=list[Gap])
 
-    def choice(self) -> Choice | None:
-        if not self._run():
-            return None
-        problem = self.problem
-        extended = problem.extended(self.reruns, self._live()) if self.reruns else problem
-        chosen = self._until_read(extended.order) if self.reruns else trim(extended, self.swapped, self.target)
-        return Choice(extended.order, place_copies(extended, chosen, self.target))
+    def choice(self, problem: Problem, target_bytes: int) -> Choice:
+        extended = problem.extended(self.reruns, self.live(problem)) if self.reruns else problem
+        chosen = self.until_read(problem, extended.order) if self.reruns else trim(extended, self.swapped, target_bytes)
+        return Choice(extended.order, place_copies(extended, chosen, target_bytes))
 
-    def _run(self) -> bool:
-        uses, made, gone, away = self.uses, self.made, self.gone, self.away
-        for begin, position, most in uses.stretches:
-            if most - self.moved > self.target:
-                for self.position in range(begin, position):
-                    if not self._make_room(uses.live[self.position]):
-                        return False
-            self.position = position
-            if position == len(uses.live):
-                return True
-            reads, makes = uses.watched_reads[position], uses.watched_makes[position]
-            missing = [v for v in reads if gone[v] or away[v]]
-            if missing or uses.live[position] - self.moved > self.target:
-                self.pins = dict.fromkeys(reads, 1)
-                if not all(self._bring(v) for v in missing):
-                    return False
-                for v in self._begin_takeovers(uses.takeovers(position)):
-                    self._offer(uses.after[v, position])
-                if not self._make_room(uses.live[position]):
-                    return False
-                self.pins, self.takeovers = {}, []
-            at = self.at
-            for v in makes:
-                made[v] = at
-            for v, slot, wait, copy_s, score in self.offers[position]:
-                if gone[v] or away[v]:
-                    continue  # its buffer was taken over
-                self.last_use[v] = at
-                if wait is None:
-                    self.waiting[slot] = None
-                    self.entry[slot] = 0
-                elif (v, made[v]) in self.copied:
-                    self._offer(wait)
-                else:
-                    self.waiting[slot] = wait
-                    self.copy_cost[slot] = copy_s
-                    self._enter(slot, score)
-        return True
-
-    @property
-    def at(self) -> int:
-        return self.position + len(self.reruns)
-
-    def _until_read(self, order: Sequence[int]) -> list[Gap]:
-        """What was swapped, each until it is really read: kernels may run again between its return and that."""
-        flow = self.problem.flow
+    def until_read(self, problem: Problem, order: Sequence[int]) -> list[Gap]:
+        """The gaps of `swapped`, each up to the first read: recomputed kernels may run between its return and that."""
+        flow = problem.flow
         gaps: list[Gap] = []
         for gap in self.swapped:
             producer, end = flow.values[gap.value].producer, gap.end
             while gap.value not in flow.reads[order[end]] and order[end] != producer:
                 end += 1
-            if order[end] != producer:  # else it was recomputed before anything read the tensor copied back
+            if order[end] != producer:  # else it was recomputed before anything read the returned copy
                 gaps.append(gap._replace(end=end))
         return gaps
 
-    def _live(self) -> np.ndarray:
-        """Live bytes per position of the new order, with what was swapped still there."""
-        problem, uses = self.problem, self.uses
+    def live(self, problem: Problem) -> np.ndarray:
+        """Live bytes per position of the new order, with swapped values counted as present."""
+        uses = problem.uses
         order_length = len(problem.order) + len(self.reruns)
         live = np.empty(order_length + 1, dtype=np.int64)
         first = np.array([p for p, _ in self.reruns], dtype=np.int64)
@@ -255,12 +173,124 @@ class _Sweep:
             change[gap.end] += nbytes
         return (live - np.cumsum(change))[:-1]
 
+
+def _distinct(uses: Uses, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The groups without values that can't be evicted, and without those of an earlier group."""
+    found: list[tuple[int, ...]] = []
+    for group in groups:
+        found.append(tuple(v for v in group if v in uses.slot and not any(v in other for other in found)))
+    return found
+
+
+class _Sweep:
+    """One pass through the order, under one target.
+
+    Positions in the new order include recomputed kernels: `self.at` is that of the next kernel.
+
+    Attributes:
+        undroppable: waits, as (value, position of the use that ends it), over which a value is not dropped.
+        stuck: waits over which this sweep dropped a value and then had no room to recompute it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        target_bytes: int,
+        prices: Prices,
+        offers: Mapping[int, Sequence[_Offer]],
+        undroppable: set[tuple[int, int]],
+    ):
+        self.problem = problem
+        self.target = target_bytes
+        self.prices = prices
+        self.offers = offers
+        self.undroppable = undroppable
+        self.stuck: set[tuple[int, int]] = set()
+        self.uses = uses = problem.uses
+        self.moved = 0  # evicted bytes that the problem's live bytes include, less bytes that are present in addition
+        self.gone = bytearray(len(uses.nbytes))  # dropped, to be recomputed
+        self.away = bytearray(len(uses.nbytes))  # in host memory
+        self.room = problem.tiers.room_bytes  # bytes left in host memory
+        self.copied: set[tuple[int, int]] = set()  # buffers of which the host has a copy
+        self.extra: set[int] = set()  # present although nothing later in the problem's order reads them
+        self.pins: dict[int, int] = {}
+        self.takeovers: list[
+            tuple[int, ...]
+        ] = []  # groups of pinned values, of which the next kernel can take one over
+        self.course = course = _Course()
+        self.reruns, self.needs, self.changes, self.swapped = (
+            course.reruns,
+            course.needs,
+            course.changes,
+            course.swapped,
+        )
+        self.made = [-1] * len(uses.nbytes)
+        self.last_use = [-1] * len(uses.nbytes)
+        self.rerun_s = 0.0
+        self.limit_s = MAX_RERUN_SHARE * float(problem.starts_s[-1])
+        self.position = 0
+        slots = len(uses.candidates)
+        self.copy_cost = [NEVER] * slots
+        self.waiting: list[Wait | None] = [None] * slots
+        self.leaving: list[tuple[float, int, int]] = []  # a heap of (score, entry, slot) of values that may be evicted
+        self.entry = [0] * slots  # the valid one; 0 for none
+        self.entries = 0
+        rates = problem.rates
+        self.in_s, self.out_s = prices.copy / rates.in_bytes_per_s, prices.copy / rates.out_bytes_per_s
+
+    def choice(self) -> Choice | None:
+        return self.course.choice(self.problem, self.target) if self._run() else None
+
+    def _run(self) -> bool:
+        uses, made, gone, away = self.uses, self.made, self.gone, self.away
+        for begin, position, most in uses.stretches:
+            if most - self.moved > self.target:
+                for self.position in range(begin, position):
+                    if not self._make_room(uses.live[self.position]):
+                        return False
+            self.position = position
+            if position == len(uses.live):
+                return True
+            reads, makes = uses.watched_reads[position], uses.watched_makes[position]
+            missing = [v for v in reads if gone[v] or away[v]]
+            if missing or uses.live[position] - self.moved > self.target:
+                self.pins = dict.fromkeys(reads, 1)
+                if not all(self._bring(v) for v in missing):
+                    return False
+                self.takeovers = _distinct(uses, uses.takeovers(position))
+                for v in chain.from_iterable(self.takeovers):
+                    self._offer(uses.after[v, position])
+                if not self._make_room(uses.live[position]):
+                    return False
+                self.pins, self.takeovers = {}, []
+            at = self.at
+            for v in makes:
+                made[v] = at
+            for v, slot, wait, copy_s, score in self.offers[position]:
+                if gone[v] or away[v]:
+                    continue  # its buffer was reused
+                self.last_use[v] = at
+                if wait is None:
+                    self.waiting[slot] = None
+                    self.entry[slot] = 0
+                elif (v, made[v]) in self.copied:
+                    self._offer(wait)
+                else:
+                    self.waiting[slot] = wait
+                    self.copy_cost[slot] = copy_s
+                    self._enter(slot, score)
+        return True
+
+    @property
+    def at(self) -> int:
+        return self.position + len(self.reruns)
+
     def _move(self, nbytes: int, position: int) -> None:
         self.moved += nbytes
         self.changes.append((position, nbytes))
 
     def _offer(self, wait: Wait) -> None:
-        """A value is there, and may leave until its next use."""
+        """A value is present, and may be evicted until its next use."""
         slot, v = wait.slot, wait.value
         copied = (v, self.made[v]) in self.copied
         self.waiting[slot] = wait
@@ -268,7 +298,7 @@ class _Sweep:
         self._reenter(wait)
 
     def _rerun_cost(self, wait: Wait) -> float:
-        """Seconds to make a value again now: its own chain, and those of all that it needs and was dropped."""
+        """Seconds to recompute a value now: its own chain, and those of the dropped values that it needs."""
         if (wait.value, wait.end) in self.undroppable:
             return NEVER
         cost = wait.rerun_s
@@ -279,7 +309,7 @@ class _Sweep:
                 if self.gone[v] and v not in seen:
                     seen.add(v)
                     below = self.waiting[self.uses.slot[v]]
-                    assert below is not None, "what was dropped will be needed"
+                    assert below is not None, "a dropped value will be needed"
                     cost += below.rerun_s
                     pending.append(below)
             if cost >= self._copy_cost(wait) or len(seen) > MAX_CHAIN:
@@ -287,11 +317,12 @@ class _Sweep:
         return cost
 
     def _copy_cost(self, wait: Wait) -> float:
-        """What a copy counts as cost now; there may be no room for what it would take out."""
+        """Cost of a copy now; NEVER where host memory has no room for it."""
         return self.copy_cost[wait.slot] if self.uses.nbytes[wait.value] <= self.room else NEVER
 
     def _reenter(self, wait: Wait) -> None:
-        """It may leave, at a score that is right if nothing that it is made from was dropped, and else too low."""
+        """It may be evicted. Its score is exact if no value that it is computed from was dropped, and otherwise too
+        low."""
         self._enter(wait.slot, self._score(wait, min(wait.rerun_s, self.copy_cost[wait.slot])))
 
     def _enter(self, slot: int, score: float) -> None:
@@ -300,14 +331,14 @@ class _Sweep:
         heapq.heappush(self.leaving, (score, self.entries, slot))
 
     def _score(self, wait: Wait, cost_s: float) -> float:
-        """Of a value that leaves now."""
+        """The score of a value that is evicted now."""
         return _score(self.uses, wait, self.uses.starts[self.position], cost_s, self.prices)
 
     def _make_room(self, live_bytes: int) -> bool:
-        """Let values leave until `live_bytes`, counted with nothing moved, meets the target.
+        """Evict values until `live_bytes`, counted without evictions, meets the target.
 
-        Scores in the heap are of when they were entered. They rise, as uses come near and what a value is made from
-        is dropped; so the first whose score still stands is the lowest.
+        Scores in the heap are those of the time of entry. They only rise, as uses come near and sources are dropped. So
+        the first value whose score is unchanged has the lowest.
         """
         pinned: list[tuple[float, int, int]] = []
         while live_bytes - self.moved > self.target and self.leaving:
@@ -315,7 +346,7 @@ class _Sweep:
             if self.entry[slot] != entry:
                 continue
             wait = self.waiting[slot]
-            assert wait is not None, "what may leave has a next use"
+            assert wait is not None, "a value that may be evicted has a next use"
             if wait.value in self.pins and not any(wait.value in group for group in self.takeovers):
                 pinned.append((score, entry, slot))
                 continue
@@ -344,7 +375,7 @@ class _Sweep:
             self.room -= self.uses.nbytes[v]
 
     def _bring(self, wanted: int) -> bool:
-        """Make `wanted` available: a copy comes back, or the kernels that lead to it run again."""
+        """Make `wanted` present: copy it back, or recompute it."""
         uses = self.uses
         before = uses.before[self.position]
         entered: set[int] = set()
@@ -382,7 +413,8 @@ class _Sweep:
         return True
 
     def _note_stuck(self, wanted: list[int]) -> None:
-        """The first of `wanted` was dropped and can't be made; what it is made from may well be, for something else."""
+        """Note the first of `wanted` that was dropped. Values that it is computed from may be possible for other
+        uses."""
         waits = (self.waiting[self.uses.slot[v]] for v in wanted if self.gone[v])
         wait = next(filter(None, waits), None)
         self.stuck = set() if wait is None else {(wait.value, wait.end)}
@@ -391,16 +423,6 @@ class _Sweep:
         if self.gone[v] or self.away[v]:
             return False
         return v in self.extra or not self.uses.is_dead(v, self.position)
-
-    def _begin_takeovers(self, groups: Sequence[tuple[int, ...]]) -> list[int]:
-        """A kernel may take over one of each group; returns them all. A value that two groups have counts once."""
-        self.takeovers = []
-        found: list[int] = []
-        for group in groups:
-            own = tuple(v for v in group if v in self.uses.slot and v not in found)
-            found += own
-            self.takeovers.append(own)
-        return found
 
     def _return(self, v: int) -> None:
         """A copy comes back."""
@@ -412,17 +434,17 @@ class _Sweep:
         self._again(v)
 
     def _needs(self, kernel: int) -> int:
-        """The most that a kernel allocates that runs again now; notes what it may take over besides."""
+        """The most bytes that a kernel allocates if it runs again now. Notes the buffers that it may reuse."""
         uses = self.uses
         needs, groups = uses.needs[kernel], list[tuple[int, ...]]()
         for group in uses.takeable[kernel]:
-            own = [v for v in group if self.pins[v] == 1]  # that nothing else waits for
+            own = [v for v in group if self.pins[v] == 1]  # of which no other use is pending
             dying = next((v for v in own if v in self.extra), None)
             if dying is None:
                 groups.append(tuple(v for v in own if not uses.is_dead(v, self.position)))
             else:
                 needs -= uses.nbytes[dying]
-        self._begin_takeovers(groups)
+        self.takeovers = _distinct(uses, groups)
         return needs
 
     def _rerun(self, kernel: int, needs: int) -> None:
@@ -456,7 +478,7 @@ class _Sweep:
                 self._move(-uses.nbytes[v], at + 1)
 
     def _again(self, v: int) -> None:
-        """`v` is back before its next use, which may be later than now: it can leave once more."""
+        """`v` is present before its next use, and may be evicted again."""
         wait = self.waiting[self.uses.slot[v]]
-        assert wait is not None, "what is not used any more does not come back"
+        assert wait is not None, "a value without a next use does not return"
         self._offer(wait)

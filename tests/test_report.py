@@ -27,7 +27,8 @@ from tfswap.kernels.hardware import Machine, default_rates
 from tfswap.plan.schedule import KERNELS, build_schedule
 from tfswap.report.explain import SUFFICES, UNMET
 from tfswap.report.page import BLOCKS, COLUMNS, HOLDS, MOST_BYTES, ROWS
-from tfswap.report.report import ROWS_SHOWN, Report, _named
+from tfswap.report.report import ROWS_SHOWN, Report
+from tfswap.report.reporting import _named
 from tfswap.report.rows import TensorRow
 from tfswap.report.tables import show
 from tfswap.report.timeline import KINDS, Timeline

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from tfswap.compiler.backward import trains
 from tfswap.compiler.search import Search
 from tfswap.plan.plan import Plan
-from tfswap.report.report import Report, make_report
+from tfswap.report.report import Report
+from tfswap.report.reporting import PlannedStep, make_report
 from tfswap.report.timeline import Timeline
 from tfswap.simulator.simulate import Resident
 from tfswap.simulator.working_set import largest_working_set
@@ -26,24 +27,25 @@ def report_of(optimizer: Optimizer, plan: Plan, resident: Resident | None = None
     search, variants = optimizer.search, optimizer.variants
     variant = optimizer.variant_of(plan)
     there = search.resident_of(variant.rewriting) if resident is None else resident
-    return make_report(
-        variant.flow,
-        search.planner_of(variant),
-        plan,
-        variants.saved_bytes,
-        variants.remade_s(variant.rewriting, optimizer.costs),
-        variants.permits,
-        variant.encodings,
-        variant.inner,
-        variant.bodies,
-        optimizer.floor_bytes,
-        lambda: optimizer.baseline,
-        trains(optimizer.graph),
-        optimizer.locate,
-        functools.cache(lambda: optimizer.timeline(plan, there)),
-        functools.partial(_largest_working_set, search),
-        there,
+    step = PlannedStep(
+        flow=variant.flow,
+        planner=search.planner_of(variant),
+        plan=plan,
+        saved=variants.saved_bytes,
+        recompute_s=variants.remade_s(variant.rewriting, optimizer.costs),
+        permits=variants.permits,
+        encodings=variant.encodings,
+        inner=variant.inner,
+        bodies=variant.bodies,
+        floor=optimizer.floor_bytes,
+        baseline=lambda: optimizer.baseline,
+        trains=trains(optimizer.graph),
+        locate=optimizer.locate,
+        timeline=functools.cache(lambda: optimizer.timeline(plan, there)),
+        largest=functools.partial(_largest_working_set, search),
+        resident=there,
     )
+    return make_report(step)
 
 
 def timeline_of(optimizer: Optimizer, plan: Plan, resident: Resident) -> Timeline:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tfswap.analysis.body_encodings import InnerEncoding
-from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.encodings import Encoding
 from tfswap.errors import TfswapError
-from tfswap.ir.graph import Graph, Node
-from tfswap.ir.op_traits import control_flow, runs_python
-from tfswap.ir.permits import Permit
-from tfswap.plan.plan import Plan
-from tfswap.plan.schedule import build_schedule, planned_schedule
-from tfswap.planner.bodies import PlannedBody
-from tfswap.planner.convolution_room import rooms
-from tfswap.planner.planner import Planner, simulated_limit
-from tfswap.planner.problem import Problem
-from tfswap.report.explain import Explanation, explain, why_unused
+from tfswap.ir.graph import Graph
+from tfswap.report.explain import Explanation
 from tfswap.report.graph_file import dot, graphml
 from tfswap.report.page import cell, page
 from tfswap.report.picture import picture
-from tfswap.report.rows import Moves, TensorRow, inner_row, saved_rows, tensor_rows
+from tfswap.report.rows import TensorRow
 from tfswap.report.tables import as_text, figures, listing, stacked
 from tfswap.report.timeline import Timeline
 from tfswap.report.trace import trace
-from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
 from tfswap.simulator.unordered import Baseline
-from tfswap.simulator.working_set import Reuse, find_reuse
+from tfswap.simulator.working_set import Reuse
 from tfswap.support.files import require_place, write_whole
 from tfswap.support.sizes import format_bytes, format_count
 
@@ -54,7 +42,7 @@ KINDS = {
     GRAPHML: "the graph",
     DOT: "the graph for Graphviz",
 }
-"""What a report can be saved as, by the name's ending; of two that fit, the first."""
+"""The kinds of files that a report can be saved as, by the name's ending. Of two that match, the first counts."""
 FOUND_OUT = (
     "baseline_peak_bytes",
     "time_ratio",
@@ -64,7 +52,7 @@ FOUND_OUT = (
     "working_set_bytes",
     "workspace_bytes",
 )
-"""What a report tells besides its fields."""
+"""Figures of a report that are not its fields."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class ConvolutionRow:
 
     Attributes:
         name, op: of its node.
-        free_bytes: what the plan leaves free in the arena where it runs, for a workspace; the least of its runs.
+        free_bytes: bytes of the arena that the plan leaves free while it runs, for a workspace; the least of its runs.
     """
 
     name: str
@@ -86,17 +74,16 @@ class Report:
     """The figures of one planned step, all in bytes where not said otherwise.
 
     Attributes:
-        planned_peak_bytes: predicted peak of the step as planned; of one that has run, in the arena that the step
-            met whose peak was measured.
-        memory_limit_bytes: what the user asked for; None for no limit.
-        persistent_bytes: there throughout: variables, slots, arguments, constants, others' tensors.
+        planned_peak_bytes: predicted peak of the planned step. After a measured run, the one for that run's arena.
+        memory_limit_bytes: the user's limit; None for none.
+        persistent_bytes: allocated throughout the step: variables, slots, arguments, constants, tensors of others.
         seconds: predicted time of a step.
-        host_bytes: the most host memory in use at once.
-        disk_bytes: the most disk in use at once, by swapped tensors that host memory has no room for.
-        kernels: how many kernels the order fixes, those that run again counted again.
-        reruns: how many run again.
-        rows: one per tensor that was considered, the largest first.
-        alive_at_peak: names and bytes of what is in device memory at the planned peak, the largest first.
+        host_bytes: peak of host memory.
+        disk_bytes: peak of disk space, for swapped tensors that host memory has no room for.
+        kernels: number of kernel runs in the order, recomputed ones included.
+        reruns: number of recomputed ones.
+        rows: one for each tensor that was considered, the largest first.
+        alive_at_peak: names and bytes of the tensors in device memory at the planned peak, the largest first.
         unmodelled: kernels whose own memory is known only by an upper bound, which the plan counts; in portable plans
             of loops with too many courses to try each, and of kernels whose values decide sizes, what others than
             those that were tried can take at most in addition to the planned peak; and calls of Python functions,
@@ -137,7 +124,7 @@ class Report:
 
     @cached_property
     def baseline_peak_bytes(self) -> int:
-        """Predicted peak of the unoptimised step, which is found out when it is asked for."""
+        """Predicted peak of the unoptimised step, computed on first access."""
         return self._baseline().peak_bytes
 
     @cached_property
@@ -147,21 +134,20 @@ class Report:
 
     @cached_property
     def floor_bytes(self) -> int:
-        """The smallest limit that the planner reaches: at it the step runs, below it it is refused.
+        """The smallest possible limit. With a smaller one, the step is refused before it runs.
 
-        No limit that the step keeps is below it. Its planned peak may be: plans leave a margin, and room for what is
-        made beside the step.
+        The planned peak may be below it: plans leave a margin, and room for tensors that others allocate meanwhile.
         """
         return self._floor()
 
     @property
     def largest_kernel(self) -> str:
-        """The kernel that needs most at once, of the form of the step that the smallest limit is for."""
+        """The kernel with the largest working set, in the step as planned for the smallest limit."""
         return self._largest_kernel[0]
 
     @property
     def working_set_bytes(self) -> int:
-        """What that kernel needs at least. No limit is smaller than this and the persistent bytes together."""
+        """The working set of that kernel. No limit is smaller than its sum with the persistent bytes."""
         return self._largest_kernel[1]
 
     @cached_property
@@ -170,32 +156,33 @@ class Report:
 
     @cached_property
     def others(self) -> tuple[TensorRow, ...]:
-        """The tensors that were not considered: what is there before the step, and what is too small. Largest first."""
+        """The tensors that were not considered: those allocated before the step, and small ones. Largest first."""
         return self._others()
 
     @cached_property
     def reuse(self) -> Reuse:
-        """What the plan saves by buffers that are taken over, and by tensors that are away."""
+        """Bytes that the plan saves by buffer forwarding and by eviction."""
         return self._reuse()
 
     @cached_property
     def convolutions(self) -> tuple[ConvolutionRow, ...]:
-        """What the plan leaves to each convolution's workspace, the least first; none where there is no limit."""
+        """Bytes that the plan leaves for each convolution's workspace, the least first; none without a limit."""
         return self._rooms()
 
     @property
     def workspace_bytes(self) -> int | None:
-        """What every convolution can have as workspace within the limit; None where there is none, or no limit."""
+        """Bytes that every convolution can have as workspace within the limit; None without a convolution or a
+        limit."""
         return self.convolutions[0].free_bytes if self.convolutions else None
 
     @property
     def keeps_limit(self) -> bool:
-        """Whether the planned peak is within the limit. An analysis of one that can't be met says no."""
+        """Whether the planned peak is within the limit. False only in an analysis of a limit that can't be met."""
         return self.memory_limit_bytes is None or self.planned_peak_bytes <= self.memory_limit_bytes
 
     @property
     def title(self) -> str:
-        """What a page or a picture of it is headed with."""
+        """The heading of its page and picture."""
         return f"tfswap: {self.step}" if self.step else "tfswap: a training step"
 
     @property
@@ -306,20 +293,20 @@ class Report:
         return cell(self, self._drawn(), ROWS_SHOWN)
 
     def explain(self, tensor: str) -> Explanation:
-        """Why a tensor is kept, swapped or made again, where it is used, and what each tactic would cost.
+        """Why a tensor is kept, swapped or recomputed, where it is used, and what each tactic would cost.
 
         Args:
             tensor: its name ("node:0"), or that of the node whose first output it is.
 
         Raises:
-            TfswapError: the step has no such tensor; the nearest names are told.
+            TfswapError: the step has no such tensor. The message has similar names.
         """
         if self._explain is None:
             raise TfswapError(BY_HAND)
         return self._explain(tensor)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report to a file, of a kind that the name's ending says.
+        """Write the report to a file. The ending of its name decides the kind.
 
         - `.html`: one page, which needs no network: memory over the step, what runs when, every tensor and why.
         - `.png`: memory over the step. Needs matplotlib (the extra "plot").
@@ -359,7 +346,7 @@ class Report:
         return self._graph()
 
     def _drawn(self) -> Timeline | None:
-        """With the figures of this report, whose planned peak is of the arena that the latest step met."""
+        """The timeline with this report's planned peak, which is that for the arena of the latest step."""
         if self._timeline is None:
             return None
         return dataclasses.replace(self._timeline(), planned_peak_bytes=self.planned_peak_bytes)
@@ -382,153 +369,3 @@ def require_kind(path: str | os.PathLike[str], kinds: Collection[str] = tuple(KI
         )
     require_place(path)
     return ending
-
-
-def make_report(
-    flow: Dataflow,
-    planner: Planner,
-    plan: Plan,
-    saved: Mapping[str, int],
-    remade_s: Mapping[str, float],
-    permits: Mapping[str, Permit],
-    encodings: Sequence[Encoding],
-    inner: Sequence[InnerEncoding],
-    bodies: Sequence[PlannedBody],
-    floor: Callable[[], int],
-    baseline: Callable[[], Baseline],
-    trains: bool,
-    locate: Callable[[str], str | None],
-    timeline: Callable[[], Timeline],
-    largest: Callable[[], tuple[str, int]],
-    resident: Resident,
-) -> Report:
-    """The report of `plan`, made by `planner` from the facts `flow`.
-
-    Args:
-        saved: by name, the bytes of the lists that loops save in.
-        remade_s: by name of those whose elements are made again, the seconds that it takes in a step.
-        permits: by name, what may be done to what is in these lists.
-        trains: as of the Report.
-        encodings: what of the step's kernels takes encodings.
-        inner: what of those in its bodies does.
-        bodies: those that something is planned inside of.
-        floor: gives the smallest limit that the planner reaches.
-        baseline: gives what is predicted of the unoptimised step.
-        largest: gives the kernel that needs most at once, and its bytes.
-        resident: what is in the arena before the step.
-    """
-    encoded: dict[int, list[Encoding]] = {}
-    for e in encodings:
-        encoded.setdefault(flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
-    reduced = {flow.value_named[r.tensor]: r for r in plan.reduced}
-    packed = {flow.value_named[p.tensor]: p for p in plan.packed}
-    outer, unused = Moves.of(planner.problems[0], plan), why_unused(plan)
-    in_bodies: dict[str, dict[str, list[Encoding]]] = {}  # by body and tensor
-    for e in inner:
-        if e.saved is None:
-            in_bodies.setdefault(e.body, {}).setdefault(e.encoding.tensor.name, []).append(e.encoding)
-    inside = [Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in bodies]
-    planned_bodies = {moves.within[:-1] for moves in inside}
-    smaller = {e.saved.name: e for e in inner if e.saved is not None}
-
-    def found(rest: bool) -> tuple[TensorRow, ...]:
-        rows = tensor_rows(outer, encoded, reduced, packed, unused, locate, rest=rest)
-        for moves in inside:
-            named = in_bodies.get(moves.within[:-1], {})
-            by_value = {moves.problem.flow.value_named[name]: codings for name, codings in named.items()}
-            rows += tensor_rows(moves, by_value, {}, {}, unused, locate, rest=rest)
-        for body in () if rest else in_bodies.keys() - planned_bodies:
-            rows += [inner_row(body, codings, locate) for codings in in_bodies[body].values()]
-        rows += saved_rows(saved, plan, remade_s, permits, smaller, locate, rest=rest)
-        return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
-
-    rows = found(rest=False)
-    more_bytes = _more_bytes(flow, planner, plan)
-    unmodelled = tuple(_named(flow, flow.nodes[i], more_bytes) for i in flow.inexact)
-    return Report(
-        planned_peak_bytes=plan.planned_peak_bytes,
-        memory_limit_bytes=plan.limit_bytes,
-        persistent_bytes=plan.persistent_bytes,
-        seconds=plan.seconds,
-        host_bytes=plan.host_bytes,
-        disk_bytes=plan.disk_bytes,
-        kernels=len(plan.order),
-        reruns=sum(round(moves.times * sum(map(len, moves.again.values()))) for moves in (outer, *inside)),
-        rows=rows,
-        alive_at_peak=_alive_at_peak(flow, planner, plan),
-        unmodelled=unmodelled,
-        trains=trains,
-        costs=planner.costs.source,
-        _floor=floor,
-        _timeline=timeline,
-        _baseline=baseline,
-        _explain=lambda name: _explained(planner.problems[0], plan, bodies, rows, locate, name),
-        _largest=largest,
-        _others=lambda: found(rest=True),
-        _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
-        _rooms=lambda: _convolutions(flow, plan, resident),
-    )
-
-
-def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
-    """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
-    if not flow.is_undecided or plan.changes_nothing or (plan.exact_chunks and flow.covered):
-        return None
-    most = widest_bytes(flow, planned_schedule(flow, plan), planner.resident)
-    return max(0, most - plan.planned_peak_bytes)
-
-
-def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
-    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it.
-
-    Args:
-        more_bytes: where only some courses or sizes were tried, what others may take in addition.
-    """
-    bound = ""
-    if runs_python(node.op):
-        bound = ", no bound on what its Python function allocates"
-    elif more_bytes is None:
-        pass
-    elif not flow.covered and control_flow(node.op):
-        bound = ", judged by some of its courses: what another takes has no known bound"
-    elif not flow.all_courses and control_flow(node.op):
-        bound = f", judged by some of its courses: another takes at most {more_bytes} bytes more"
-    elif flow.decides_sizes(node):
-        bound = f", judged by some of its sizes: another takes at most {more_bytes} bytes more"
-    return f"{node.name} ({node.op}{bound})"
-
-
-def _convolutions(flow: Dataflow, plan: Plan, resident: Resident) -> tuple[ConvolutionRow, ...]:
-    limit = resident.limit_bytes if plan.limit_bytes is None else plan.limit_bytes
-    if limit is None or plan.changes_nothing:
-        return ()
-    free: dict[int, int] = {}
-    for room in rooms(flow, planned_schedule(flow, plan), resident, simulated_limit(limit)):
-        free[room.kernel] = min(room.free_bytes, free.get(room.kernel, room.free_bytes))
-    rows = (ConvolutionRow(flow.nodes[i].name, flow.nodes[i].op, nbytes) for i, nbytes in free.items())
-    return tuple(sorted(rows, key=lambda row: (row.free_bytes, row.name)))
-
-
-def _explained(
-    problem: Problem,
-    plan: Plan,
-    bodies: Sequence[PlannedBody],
-    rows: Sequence[TensorRow],
-    locate: Callable[[str], str | None],
-    name: str,
-) -> Explanation:
-    """Of a tensor of the step, or of a body that something is planned inside of."""
-    unused = why_unused(plan)
-    for body in bodies:
-        within = f"{body.inside.body}/"
-        if name.startswith(within):
-            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), unused, within)
-    return explain(problem, plan, rows, locate, name, unused)
-
-
-def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:
-    steps = planned_schedule(flow, plan) or build_schedule(planner.problems[0].order, ())
-    memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
-    return tuple(
-        (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
-    )

@@ -1,8 +1,8 @@
-"""The rows of a report: of each tensor what was decided, and why."""
+"""The rows of a report: for each tensor, the decision and its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,6 +12,7 @@ from tfswap.analysis.encodings import Encoding
 from tfswap.analysis.lossless_forms import Packing, no_codec, packed_bytes
 from tfswap.analysis.reduced_precision import FORMATS, Reduction
 from tfswap.ir.permits import ANYTHING, Permit
+from tfswap.ir.types import TensorType
 from tfswap.plan.plan import Absence, Inside, Plan
 from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
 from tfswap.report.explain import why_kept, why_unused
@@ -19,26 +20,26 @@ from tfswap.report.markup import format_seconds
 from tfswap.support.sizes import format_bytes
 
 LIST = "list"
-"""What stands for the op in the row of a list that loops save in."""
+"""The op in the row of a list that loops save in."""
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor: what was decided, and why.
+    """One tensor: the decision, and its reason.
 
     Attributes:
-        name: TensorFlow's name of it.
-        op: the op that makes it; "list" for a list that loops save in.
+        name: TensorFlow's name for it.
+        op: the op that computes it; "list" for a list that loops save in.
         nbytes: its bytes.
-        gap: positions in the order between which it waits, or None.
+        gap: positions in the order of the longest wait between two uses, or None.
         tactic: "keep", or which of "encode", "swap" and "recompute", as "encode, swap".
         reason: why that tactic.
-        cost_bytes: bytes that travel for it in a step.
-        cost_s: predicted seconds of the kernels that run again to make it, in a step.
-        source: the user's own line that made it, where TensorFlow knows it.
-        encoded_bytes: of what some kernels read in place of it; None where all read the tensor itself.
-        precision: what it is rounded to while it waits; None where nothing of it is lost.
-        worst_error: the most that a value then differs by, as the format bounds it (nothing is measured).
+        cost_bytes: bytes copied for it in a step.
+        cost_s: predicted seconds of recomputing it in a step.
+        source: the user's line that created it, where TensorFlow knows it.
+        encoded_bytes: bytes of the forms that some kernels read in its place; None where all read the tensor itself.
+        precision: the format that it is rounded to while it waits; None where it is exact.
+        worst_error: the format's bound of the rounding error (not measured).
     """
 
     name: str
@@ -57,14 +58,14 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class Moves:
-    """What is done in a step, or in a body each time that it runs.
+    """Evictions and recomputed kernels of a step, or of a body each time that it runs.
 
     Attributes:
         absences: by value.
-        again: by kernel, the positions at which it runs again.
+        again: by kernel, the positions at which it is recomputed.
         starts_s: by position, the predicted time at which its kernel starts, copies aside; last, the end.
-        within: what comes before the names of tensors.
-        times: how often it is done in a step.
+        within: the prefix of tensor names.
+        times: number of runs in a step.
     """
 
     problem: Problem
@@ -104,99 +105,127 @@ class Moves:
         return f"{100 * seconds / (self.starts_s[-1] or 1.0):.0f}% of {of}"
 
 
+@dataclass(frozen=True)
+class Smaller:
+    """The smaller forms that kernels read in place of tensors, by value.
+
+    Attributes:
+        encoded: encodings that some kernels read.
+        reduced: values rounded for others.
+        packed: lossless forms in which a value waits for others.
+    """
+
+    encoded: Mapping[int, Sequence[Encoding]]
+    reduced: Mapping[int, Reduction]
+    packed: Mapping[int, Packing]
+
+    def __contains__(self, v: int) -> bool:
+        return v in self.encoded or v in self.reduced or v in self.packed
+
+    def reasons(self, v: int, kind: TensorType, of: str) -> tuple[int | None, list[str]]:
+        """(bytes of all forms of a value, or None where there is none; what the report says of each).
+
+        Args:
+            kind: the tensor's type.
+            of: follows the text of encodings.
+        """
+        total = 0
+        reasons: list[str] = []
+        if codings := self.encoded.get(v, ()):
+            nbytes, reason = _read_as(codings)
+            total += nbytes
+            reasons.append(f"{reason}{of}")
+        if v in self.packed:
+            nbytes = packed_bytes(self.packed[v], kind)
+            total += nbytes
+            reasons.append(f"{format_bytes(nbytes)} as {self.packed[v].form} for {_readers(self.packed[v].readers)}")
+        if v in self.reduced:
+            form = FORMATS[self.reduced[v].precision]
+            nbytes = form.nbytes(kind.num_elements or 0)
+            total += nbytes
+            name, readers = self.reduced[v].precision, _readers(self.reduced[v].readers)
+            reasons.append(f"{format_bytes(nbytes)} as {name} for {readers}: {form.error}")
+        return (total if reasons else None), reasons
+
+
 def tensor_rows(
-    moves: Moves,
-    encoded: Mapping[int, Sequence[Encoding]],
-    reduced: Mapping[int, Reduction],
-    packed: Mapping[int, Packing],
-    unused: str,
-    locate: Callable[[str], str | None],
-    *,
-    rest: bool = False,
+    moves: Moves, smaller: Smaller, unused: str, locate: Callable[[str], str | None], *, rest: bool = False
 ) -> list[TensorRow]:
-    """One row per tensor that is made in the step and of a size that matters, or that something is done about.
+    """One row per tensor of the step that is large, evicted, recomputed or has a smaller form.
 
     Args:
-        rest: of all others instead.
-        unused: why nothing is done where something could be.
-        encoded: by value, what some kernels read in place of it.
-        reduced: by value, what it is rounded to for others.
-        packed: by value, in which smaller form it waits for others.
+        rest: the rows of all other tensors instead.
+        unused: why no tactic is used where one could be.
     """
     problem = moves.problem
-    flow = problem.flow
-    of = f", each time that {moves.within[:-1]} runs" if moves.within else ""
     gaps: dict[int, tuple[int, int]] = {}
     for gap in problem.gaps:
         if gap.value not in gaps or gap.end - gap.start > gaps[gap.value][1] - gaps[gap.value][0]:
             gaps[gap.value] = (gap.start, gap.end)
-    rows = []
-    for v, value in enumerate(flow.values):
-        away = moves.absences.get(v, ())
-        made = moves.again.get(value.producer, ())
-        smaller = v in encoded or v in reduced or v in packed
-        least = problem.smallest_bytes if made else MIN_SWAP_BYTES
+    rows: list[TensorRow] = []
+    for v, value in enumerate(problem.flow.values):
+        least = problem.smallest_bytes if moves.again.get(value.producer) else MIN_SWAP_BYTES
         matters = value.producer != PERSISTENT and value.nbytes >= least
-        if rest == bool(matters or smaller or away) or not (value.nbytes or smaller):
-            continue
-        codings = encoded.get(v, ())
-        reasons = []
-        encoded_bytes = None
-        if codings:
-            encoded_bytes, reason = _read_as(codings)
-            reasons.append(f"{reason}{of}")
-        if v in packed:
-            nbytes = packed_bytes(packed[v], value.tensor.type)
-            encoded_bytes = nbytes + (encoded_bytes or 0)
-            readers = ", ".join(name for group in packed[v].readers for name in group)
-            reasons.append(f"{format_bytes(nbytes)} as {packed[v].form} for {readers}")
-        precision = worst_error = None
-        if v in reduced:
-            precision = reduced[v].precision
-            worst_error = FORMATS[precision].error
-            nbytes = FORMATS[precision].nbytes(value.tensor.type.num_elements or 0)
-            encoded_bytes = nbytes + (encoded_bytes or 0)
-            readers = ", ".join(name for group in reduced[v].readers for name in group)
-            reasons.append(f"{format_bytes(nbytes)} as {precision} for {readers}: {worst_error}")
-        if away:
-            where = "on disk" if away[0].disk else "in host memory"
-            reasons.append(f"{where} for {moves.duration(away)}{of}")
-        if made:
-            reasons.append(f"recomputed {moves.moments(made)}{of}")
-        if not reasons:
-            reasons.append(why_kept(problem, v, v in gaps, unused))
-            may = flow.permits.get(v, ANYTHING).allows("encode")
-            unfit = no_codec(value.tensor.type) if v in gaps and may else None
-            reasons += [unfit] if unfit else []
-        tactics = ["encode"] * (encoded_bytes is not None) + ["swap"] * bool(away) + ["recompute"] * bool(made)
-        node = value.tensor.node
-        rows.append(
-            TensorRow(
-                f"{moves.within}{value.tensor.name}",
-                node.op,
-                value.nbytes,
-                gaps.get(v),
-                ", ".join(tactics) or "keep",
-                "; ".join(reasons),
-                round(moves.times * value.nbytes * (len(away) + sum(a.out is not None for a in away))),
-                moves.times * len(made) * problem.cost_s[value.producer],
-                locate(node.name),
-                encoded_bytes,
-                precision,
-                worst_error,
-            )
-        )
+        used = v in smaller or v in moves.absences
+        if rest != (matters or used) and (value.nbytes or v in smaller):
+            rows.append(_tensor_row(moves, smaller, unused, locate, v, gaps.get(v)))
     return rows
 
 
+def _tensor_row(
+    moves: Moves,
+    smaller: Smaller,
+    unused: str,
+    locate: Callable[[str], str | None],
+    v: int,
+    gap: tuple[int, int] | None,
+) -> TensorRow:
+    """The row of a value. `gap` is its longest wait between two uses."""
+    problem, value = moves.problem, moves.problem.flow.values[v]
+    of = f", each time that {moves.within[:-1]} runs" if moves.within else ""
+    away, made = moves.absences.get(v, ()), moves.again.get(value.producer, ())
+    encoded_bytes, reasons = smaller.reasons(v, value.tensor.type, of)
+    if away:
+        where = "on disk" if away[0].disk else "in host memory"
+        reasons.append(f"{where} for {moves.duration(away)}{of}")
+    if made:
+        reasons.append(f"recomputed {moves.moments(made)}{of}")
+    if not reasons:
+        reasons.append(why_kept(problem, v, gap is not None, unused))
+        may = problem.flow.permits.get(v, ANYTHING).allows("encode")
+        unfit = no_codec(value.tensor.type) if gap is not None and may else None
+        reasons += [unfit] if unfit else []
+    tactics = ["encode"] * (encoded_bytes is not None) + ["swap"] * bool(away) + ["recompute"] * bool(made)
+    precision = smaller.reduced[v].precision if v in smaller.reduced else None
+    node = value.tensor.node
+    return TensorRow(
+        f"{moves.within}{value.tensor.name}",
+        node.op,
+        value.nbytes,
+        gap,
+        ", ".join(tactics) or "keep",
+        "; ".join(reasons),
+        round(moves.times * value.nbytes * (len(away) + sum(a.out is not None for a in away))),
+        moves.times * len(made) * problem.cost_s[value.producer],
+        locate(node.name),
+        encoded_bytes,
+        precision,
+        None if precision is None else FORMATS[precision].error,
+    )
+
+
+def _readers(groups: Iterable[Iterable[str]]) -> str:
+    return ", ".join(name for group in groups for name in group)
+
+
 def _read_as(codings: Sequence[Encoding]) -> tuple[int, str]:
-    """The bytes of all encodings of one tensor, and what is said of them."""
+    """The bytes of all encodings of one tensor, and the text about them."""
     nbytes = sum({e.codec: e.encoded.nbytes or 0 for e in codings}.values())
     return nbytes, f"{format_bytes(nbytes)} in place of it for {', '.join(e.kernel.name for e in codings)}"
 
 
 def inner_row(body: str, codings: Sequence[Encoding], locate: Callable[[str], str | None]) -> TensorRow:
-    """The row of a tensor of a body in which nothing but encodings is planned."""
+    """The row of a tensor of a body with only encodings planned."""
     tensor = codings[0].tensor
     nbytes, reason = _read_as(codings)
     return TensorRow(
@@ -216,23 +245,23 @@ def inner_row(body: str, codings: Sequence[Encoding], locate: Callable[[str], st
 def saved_rows(
     saved: Mapping[str, int],
     plan: Plan,
-    remade_s: Mapping[str, float],
+    recompute_s: Mapping[str, float],
     permits: Mapping[str, Permit],
     encoded: Mapping[str, InnerEncoding],
     locate: Callable[[str], str | None],
     *,
     rest: bool = False,
 ) -> list[TensorRow]:
-    """One row per list that loops save in, of a size that matters, or that something is done about.
+    """One row per list that loops save in and that is large or has a tactic.
 
     Args:
-        rest: of all others instead.
-        encoded: by name of those that keep encodings, what one of the kernels that read them takes.
+        rest: the rows of all other lists instead.
+        encoded: by name of the lists that hold encodings, the encoding of one of their readers.
     """
     rows: list[TensorRow] = []
     unused = why_unused(plan)
     for name, nbytes in saved.items():
-        matters = nbytes >= MIN_SWAP_BYTES or name in encoded or name in plan.accumulators or name in remade_s
+        matters = nbytes >= MIN_SWAP_BYTES or name in encoded or name in plan.accumulators or name in recompute_s
         if rest == matters:
             continue
         tactic, reason, cost_bytes, cost_s = "keep", f"saved by a loop; {permits[name].why or unused}", 0, 0.0
@@ -244,11 +273,11 @@ def saved_rows(
             tactic, reason, cost_bytes = "swap", "saved by a loop, and swapped inside of it", 2 * nbytes
             if name in plan.prefetched:
                 reason += ": brought back during the previous iteration of the backward loop"
-        elif name in remade_s:
+        elif name in recompute_s:
             tactic, reason, cost_s = (
                 "recompute",
                 "not saved by a loop: recomputed in the backward loop",
-                remade_s[name],
+                recompute_s[name],
             )
         rows.append(
             TensorRow(name, LIST, nbytes, None, tactic, reason, cost_bytes, cost_s, locate(name), encoded_bytes)

@@ -1,0 +1,199 @@
+"""Makes the report of a planned step from its facts, its plan and its simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfswap.analysis.body_encodings import InnerEncoding
+from tfswap.analysis.dataflow import Dataflow
+from tfswap.analysis.encodings import Encoding
+from tfswap.ir.graph import Node
+from tfswap.ir.op_traits import control_flow, runs_python
+from tfswap.ir.permits import Permit
+from tfswap.plan.plan import Plan
+from tfswap.plan.schedule import build_schedule, planned_schedule
+from tfswap.planner.bodies import PlannedBody
+from tfswap.planner.convolution_room import rooms
+from tfswap.planner.planner import Planner, simulated_limit
+from tfswap.planner.problem import Problem
+from tfswap.report.explain import Explanation, explain, why_unused
+from tfswap.report.report import ConvolutionRow, Report
+from tfswap.report.rows import Moves, Smaller, TensorRow, inner_row, saved_rows, tensor_rows
+from tfswap.report.timeline import Timeline
+from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
+from tfswap.simulator.unordered import Baseline
+from tfswap.simulator.working_set import Reuse, find_reuse
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """All that a report is made from.
+
+    Attributes:
+        flow: the facts from which `planner` made `plan`.
+        saved: by name, the bytes of the lists that loops save in.
+        recompute_s: by name of the lists whose elements are recomputed, the seconds that it takes in a step.
+        permits: by name of these lists, what may be done to their elements.
+        encodings: the encodings that kernels of the step can read.
+        inner: the encodings that kernels of its bodies can read.
+        bodies: the bodies with a plan of their own.
+        floor: gives the smallest limit that the planner reaches.
+        baseline: gives the prediction for the unoptimised step.
+        trains: as of the Report.
+        locate: gives the user's line of the node of a name.
+        timeline: gives the simulated step.
+        largest: gives the kernel with the largest working set, and its bytes.
+        resident: the arena before the step.
+    """
+
+    flow: Dataflow
+    planner: Planner
+    plan: Plan
+    saved: Mapping[str, int]
+    recompute_s: Mapping[str, float]
+    permits: Mapping[str, Permit]
+    encodings: Sequence[Encoding]
+    inner: Sequence[InnerEncoding]
+    bodies: Sequence[PlannedBody]
+    floor: Callable[[], int]
+    baseline: Callable[[], Baseline]
+    trains: bool
+    locate: Callable[[str], str | None]
+    timeline: Callable[[], Timeline]
+    largest: Callable[[], tuple[str, int]]
+    resident: Resident
+
+
+def make_report(step: PlannedStep) -> Report:
+    """The report of a planned step."""
+    flow, planner, plan = step.flow, step.planner, step.plan
+    tables = _Tables(step)
+    rows = tables.rows()
+    more_bytes = _more_bytes(flow, planner, plan)
+    unmodelled = tuple(_named(flow, flow.nodes[i], more_bytes) for i in flow.inexact)
+    moves = (tables.outer, *tables.inside)
+    return Report(
+        planned_peak_bytes=plan.planned_peak_bytes,
+        memory_limit_bytes=plan.limit_bytes,
+        persistent_bytes=plan.persistent_bytes,
+        seconds=plan.seconds,
+        host_bytes=plan.host_bytes,
+        disk_bytes=plan.disk_bytes,
+        kernels=len(plan.order),
+        reruns=sum(round(each.times * sum(map(len, each.again.values()))) for each in moves),
+        rows=rows,
+        alive_at_peak=_alive_at_peak(flow, planner, plan),
+        unmodelled=unmodelled,
+        trains=step.trains,
+        costs=planner.costs.source,
+        _floor=step.floor,
+        _timeline=step.timeline,
+        _baseline=step.baseline,
+        _explain=lambda name: _explained(planner.problems[0], plan, step.bodies, rows, step.locate, name),
+        _largest=step.largest,
+        _others=lambda: tables.rows(rest=True),
+        _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
+        _rooms=lambda: _convolutions(flow, plan, step.resident),
+    )
+
+
+class _Tables:
+    """The rows of a step's tensors, from what was planned of the step and inside of its bodies."""
+
+    def __init__(self, step: PlannedStep):
+        plan, value_named = step.plan, step.flow.value_named
+        self.step = step
+        encoded: dict[int, list[Encoding]] = {}
+        for e in step.encodings:
+            encoded.setdefault(step.flow.value_of[e.tensor.node, e.tensor.index], []).append(e)
+        self.smaller = Smaller(
+            encoded, {value_named[r.tensor]: r for r in plan.reduced}, {value_named[p.tensor]: p for p in plan.packed}
+        )
+        self.outer, self.unused = Moves.of(step.planner.problems[0], plan), why_unused(plan)
+        self.in_bodies: dict[str, dict[str, list[Encoding]]] = {}  # by body and tensor
+        for e in step.inner:
+            if e.saved is None:
+                self.in_bodies.setdefault(e.body, {}).setdefault(e.encoding.tensor.name, []).append(e.encoding)
+        self.inside = [Moves.of(b.problem, b.inside, f"{b.inside.body}/", b.times) for b in step.bodies]
+        self.saved_smaller = {e.saved.name: e for e in step.inner if e.saved is not None}
+
+    def rows(self, *, rest: bool = False) -> tuple[TensorRow, ...]:
+        """Rows of the tensors that were considered, or of the rest; those that are not kept first, then the largest."""
+        step = self.step
+        rows = tensor_rows(self.outer, self.smaller, self.unused, step.locate, rest=rest)
+        for moves in self.inside:
+            named = self.in_bodies.get(moves.within[:-1], {})
+            by_value = {moves.problem.flow.value_named[name]: codings for name, codings in named.items()}
+            rows += tensor_rows(moves, Smaller(by_value, {}, {}), self.unused, step.locate, rest=rest)
+        planned_bodies = {moves.within[:-1] for moves in self.inside}
+        for body in () if rest else self.in_bodies.keys() - planned_bodies:
+            rows += [inner_row(body, codings, step.locate) for codings in self.in_bodies[body].values()]
+        rows += saved_rows(
+            step.saved, step.plan, step.recompute_s, step.permits, self.saved_smaller, step.locate, rest=rest
+        )
+        return tuple(sorted(rows, key=lambda row: (row.tactic == "keep", -row.nbytes, row.name)))
+
+
+def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
+    """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
+    if not flow.is_undecided or plan.changes_nothing or (plan.exact_chunks and flow.covered):
+        return None
+    most = widest_bytes(flow, planned_schedule(flow, plan), planner.resident)
+    return max(0, most - plan.planned_peak_bytes)
+
+
+def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
+    """A kernel whose memory is not known exactly, as `Report.unmodelled` has it.
+
+    Args:
+        more_bytes: where only some courses or sizes were tried, what others may take in addition.
+    """
+    bound = ""
+    if runs_python(node.op):
+        bound = ", no bound on what its Python function allocates"
+    elif more_bytes is None:
+        pass
+    elif not flow.covered and control_flow(node.op):
+        bound = ", judged by some of its courses: what another takes has no known bound"
+    elif not flow.all_courses and control_flow(node.op):
+        bound = f", judged by some of its courses: another takes at most {more_bytes} bytes more"
+    elif flow.decides_sizes(node):
+        bound = f", judged by some of its sizes: another takes at most {more_bytes} bytes more"
+    return f"{node.name} ({node.op}{bound})"
+
+
+def _convolutions(flow: Dataflow, plan: Plan, resident: Resident) -> tuple[ConvolutionRow, ...]:
+    limit = resident.limit_bytes if plan.limit_bytes is None else plan.limit_bytes
+    if limit is None or plan.changes_nothing:
+        return ()
+    free: dict[int, int] = {}
+    for room in rooms(flow, planned_schedule(flow, plan), resident, simulated_limit(limit)):
+        free[room.kernel] = min(room.free_bytes, free.get(room.kernel, room.free_bytes))
+    rows = (ConvolutionRow(flow.nodes[i].name, flow.nodes[i].op, nbytes) for i, nbytes in free.items())
+    return tuple(sorted(rows, key=lambda row: (row.free_bytes, row.name)))
+
+
+def _explained(
+    problem: Problem,
+    plan: Plan,
+    bodies: Sequence[PlannedBody],
+    rows: Sequence[TensorRow],
+    locate: Callable[[str], str | None],
+    name: str,
+) -> Explanation:
+    """Of a tensor of the step, or of a body that something is planned inside of."""
+    unused = why_unused(plan)
+    for body in bodies:
+        within = f"{body.inside.body}/"
+        if name.startswith(within):
+            return explain(body.problem, body.inside, rows, locate, name.removeprefix(within), unused, within)
+    return explain(problem, plan, rows, locate, name, unused)
+
+
+def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:
+    steps = planned_schedule(flow, plan) or build_schedule(planner.problems[0].order, ())
+    memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
+    return tuple(
+        (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
+    )

@@ -14,7 +14,6 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,18 +23,18 @@ from absl import flags
 from absl.flags import argparse_flags
 
 from tfswap.errors import InfeasibleMemoryLimit, TfswapError
+from tfswap.frontends import cli_values
 from tfswap.frontends.cli_signals import ended_by_signals
-from tfswap.kernels.hardware import NAMES, THIS, described
+from tfswap.kernels.hardware import NAMES
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import HEADS, HTML, PNG, TRACE, require_kind
 from tfswap.report.tables import listing, show, stacked
 from tfswap.support import progress
 from tfswap.support.files import require_new_folder
-from tfswap.support.sizes import check_limit, format_bytes, format_count, parse_limit
+from tfswap.support.sizes import format_bytes, format_count
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 ROWS_EXPLAINED = 30
-SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
 
 
 class _Quiet(argparse_flags.ArgumentParser):
@@ -364,97 +363,6 @@ def _of_the_step(options: argparse.Namespace) -> dict[str, Any]:
 # The flags.
 
 
-def _shapes(text: str) -> dict[str, tuple[int, ...]]:
-    """Shapes from "x=64,224,224,3;y=64"."""
-    result: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        name, _, dims = (p.strip() for p in part.partition("="))
-        if not SHAPE.fullmatch(part.replace(" ", "")):
-            raise argparse.ArgumentTypeError(f"{part!r} is not a shape: write x=64,224,224,3;y=64")
-        if name in result:
-            raise argparse.ArgumentTypeError(f"{name!r} has two shapes: give one")
-        result[name] = tuple(int(d) for d in dims.split(",") if d.strip())
-    return result
-
-
-def _limit(text: str) -> str:
-    return _checked(text, lambda: check_limit(text))
-
-
-def _host_limit(text: str) -> str:
-    return _checked(text, lambda: parse_limit(text, name="host_memory_limit"))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 2 or more")
-    return int(text)
-
-
-def _bytes(text: str) -> str:
-    return _checked(text, lambda: parse_limit(text))
-
-
-def _axes(text: str) -> dict[str, tuple[int, ...]]:
-    """Axes from "images:1,2;labels:0"."""
-    result: dict[str, tuple[int, ...]] = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        name, _, axes = part.rpartition(":")
-        if not name or not all(a.strip().isdecimal() for a in axes.split(",")):
-            raise argparse.ArgumentTypeError(f"{part!r} does not say what is searched: write images:1,2;labels:0")
-        result[name] = tuple(int(a) for a in axes.split(","))
-    return result
-
-
-def _device(text: str) -> str:
-    return _checked(text, lambda: text.lower() == THIS or described(text))
-
-
-def _batch_size(text: str) -> int:
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return size
-
-
-def _tactics(text: str) -> tuple[str, ...]:
-    from tfswap.compiler.options import Options
-
-    tactics = tuple(filter(None, (t.strip() for t in text.split(","))))
-    return _checked(tactics, lambda: Options(tactics))
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _spill_limit(text: str) -> str:
-    return _checked(text, lambda: parse_limit(text, name="spill_limit"))
-
-
-def _precision(text: str) -> Any:
-    """One for all, or pairs from "head/*=exact;*=fp8"."""
-    from tfswap.compiler.options import Options
-    from tfswap.compiler.request import as_rules
-
-    rules = text
-    if "=" in text:
-        rules = tuple(tuple(s.strip() for s in part.split("=", 1)) for part in text.split(";") if part.strip())
-    return _checked(rules, lambda: Options(precision=as_rules(rules)))
-
-
-def _checked(value: Any, check: Callable[[], object]) -> Any:
-    """`value`, unless the check refuses it: then a usage error."""
-    try:
-        check()
-    except TfswapError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Quiet(prog="tfswap", description="Train TensorFlow models that do not fit in device memory.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Quiet)
@@ -468,27 +376,33 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "show the memory of a saved training step against its time, under limits from the smallest up"
     simulate = _command(commands, "simulate", _simulate, help_text)
     simulate.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
-    simulate.add_argument("--limits", type=_count, default=20, help="how many limits are tried (20)")
-    simulate.add_argument("--device", type=_device, help=f"of {', '.join(NAMES)}; by default this kind of device")
+    simulate.add_argument("--limits", type=cli_values.count, default=20, help="how many limits are tried (20)")
+    simulate.add_argument(
+        "--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device"
+    )
     simulate.add_argument("--png", help="draw the curve to this file (needs matplotlib)")
     simulate.add_argument("--html", help="write a page that shows the curve to this file")
     _add_model_flags(simulate)
     fit = _command(commands, "fit", _fit, "find the largest batch, image or sequence that keeps a limit")
     fit.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR", help="what tf.saved_model.save wrote")
-    fit.add_argument("--memory_limit", type=_bytes, help='bytes or a size ("6GiB"); by default what the device has')
-    fit.add_argument("--vary", type=_axes, help='what is searched: "images:1,2" or "x:0;y:0"; by default the batch')
-    fit.add_argument("--multiple_of", type=_batch_size, default=1, help="try only such sizes")
-    fit.add_argument("--device", type=_device, help=f"of {', '.join(NAMES)}; by default this kind of device")
+    fit.add_argument(
+        "--memory_limit", type=cli_values.size, help='bytes or a size ("6GiB"); by default what the device has'
+    )
+    fit.add_argument(
+        "--vary", type=cli_values.axes, help='what is searched: "images:1,2" or "x:0;y:0"; by default the batch'
+    )
+    fit.add_argument("--multiple_of", type=cli_values.batch_size, default=1, help="try only such sizes")
+    fit.add_argument("--device", type=cli_values.device, help=f"of {', '.join(NAMES)}; by default this kind of device")
     _add_model_flags(fit)
     help_text = "check a SavedModel that tfswap has rewritten, or whether two SavedModels train alike, to the bit"
     verify = _command(commands, "verify", _verify, help_text)
     verify.add_argument("saved_model_dir", metavar="SAVED_MODEL_DIR")
     verify.add_argument("other_dir", metavar="OTHER_DIR", nargs="?", help="one to run the same steps of, and compare")
     _add_size_flags(verify)
-    verify.add_argument("--steps", type=_batch_size, default=3, help="how many steps of both are run (3)")
+    verify.add_argument("--steps", type=cli_values.batch_size, default=3, help="how many steps of both are run (3)")
     opt = _command(commands, "opt", _opt, "apply passes to a graph in text form; without --passes, list them")
     opt.add_argument("graph_file", metavar="FILE", nargs="?", help='a graph in text form; "-", or none, is stdin')
-    opt.add_argument("--passes", type=_names, default=[], help="names of passes, with commas between")
+    opt.add_argument("--passes", type=cli_values.names, default=[], help="names of passes, with commas between")
     opt.add_argument("--plan", metavar="FILE", help="a saved plan, for passes that carry out what it chose")
     opt.add_argument("--times", action="store_true", help="say how long each pass took")
     help_text = "say after which pass COMMAND fails, which gets the graph on standard input"
@@ -525,7 +439,7 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--graph", action="append", dest="save", metavar="FILE", help=help_text)
     parser.add_argument(
         "--memory_limit",
-        type=_limit,
+        type=cli_values.limit,
         help='bytes, a size ("6GiB"), or a share of the unoptimised peak ("60%%"); bounds the whole peak',
     )
     parser.add_argument("--plan", help="a plan saved before, to apply instead of making one")
@@ -537,28 +451,32 @@ def _add_step_flags(parser: argparse.ArgumentParser, name: str) -> None:
 def _add_size_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--function", default="train_step", help="the function that trains, or a signature")
     parser.add_argument(
-        "--batch_size", type=_batch_size, help="size of the leading dimension where the model leaves it open"
+        "--batch_size", type=cli_values.batch_size, help="size of the leading dimension where the model leaves it open"
     )
-    parser.add_argument("--input_shapes", type=_shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
+    parser.add_argument("--input_shapes", type=cli_values.shapes, help='full shapes by argument: "x=64,224,224,3;y=64"')
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     _add_size_flags(parser)
     parser.add_argument(
         "--tactics",
-        type=_tactics,
+        type=cli_values.tactics,
         default=",".join(TACTICS),
         help='of "swap,recompute,encode", all by default; "" for order alone',
     )
-    parser.add_argument("--host_memory_limit", type=_host_limit, help="the most host memory for swapped tensors")
+    parser.add_argument(
+        "--host_memory_limit", type=cli_values.host_limit, help="the most host memory for swapped tensors"
+    )
     parser.add_argument(
         "--spill_dir", help="a folder on disk for what host memory has no room for, where the step runs"
     )
-    parser.add_argument("--spill_limit", type=_spill_limit, help="the most that swapped tensors may take there")
+    parser.add_argument(
+        "--spill_limit", type=cli_values.spill_limit, help="the most that swapped tensors may take there"
+    )
     parser.add_argument("--profile", help="times that tfswap.profile measured, to plan with")
     parser.add_argument(
         "--precision",
-        type=_precision,
+        type=cli_values.precision,
         help="round what waits for the backward pass: fp16, bf16, fp10, fp8, fp8_e4m3, fp8_e5m2, int8 or int4, for all "
         'or by pattern of the names of nodes, "head/*=exact;*=fp8"; it changes gradients',
     )

@@ -28,23 +28,19 @@ import json
 import os
 import platform
 import re
-import shlex
 import shutil
-import signal
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tfswap.errors import INSTALL_TENSORFLOW, InvalidModel, OpLibraryError
+from tfswap.native.cpp_compiler import Compiler, find_compiler, full_disk, run_compiler
 from tfswap.support import progress
 from tfswap.support.files import FULL
 from tfswap.support.json_fields import parse_json
-from tfswap.support.sizes import format_bytes
 from tfswap.support.trusted_files import TrustedFolder, UntrustedPath, is_own, trusted_folder
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "ops" / "csrc"
@@ -76,12 +72,6 @@ LINK_FLAGS = (
     "-pthread",
 )
 
-BUILD_MB = 50
-"""What a build takes on disk while it lasts."""
-_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File size limit exceeded", "File too large")
-"""What compilers, assemblers and linkers print where a disk is full."""
-_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "encoding": "utf-8", "errors": "backslashreplace"}
-"""What programs print need not be text in any encoding: paths are not."""
 
 _UNITS = 2
 """How many compilations a library's files are put together in: reading TensorFlow's headers is most of what a file
@@ -137,12 +127,6 @@ class TensorFlowFacts:
     def built_for(self) -> str:
         """What the library is stamped with, and what load.py compares."""
         return f"{self.version} {self.git_version}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiler:
-    command: tuple[str, ...]
-    version: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,54 +206,6 @@ def tensorflow_facts() -> TensorFlowFacts:
         compile_flags=tuple(tf.sysconfig.get_compile_flags()),
         link_flags=tuple(tf.sysconfig.get_link_flags()),
     )
-
-
-def find_compiler() -> Compiler:
-    """The compiler that CXX names, else the first of g++, c++ and clang++ on the PATH.
-
-    Raises:
-        OpLibraryError: there is none, or it does not run.
-    """
-    asked = os.environ.get("CXX", "").strip()
-    candidates = [_split(asked)] if asked else [("g++",), ("c++",), ("clang++",)]
-    for command in candidates:
-        if shutil.which(command[0]) is None:
-            continue
-        try:
-            run = subprocess.run([*command, "--version"], **_CAPTURED, check=True, env=_compiler_env())
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise OpLibraryError(
-                f"tfswap builds its ops with a C++ compiler, but `{shlex.join(command)} --version` failed "
-                f"({error}). Repair it, or set CXX to one that works."
-            ) from error
-        return Compiler(command=command, version=run.stdout.strip())
-    if asked:
-        raise OpLibraryError(
-            f"tfswap builds its ops with the compiler that CXX names, and CXX={asked!r} is not on the PATH. "
-            "Set CXX to an installed C++17 compiler, or unset it to use g++."
-        )
-    raise OpLibraryError(
-        "tfswap builds its ops at first use and found no C++ compiler (looked for g++, c++ and clang++). "
-        "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: "
-        "conda install -c conda-forge gxx), or set CXX to its path."
-    )
-
-
-def _split(command: str) -> tuple[str, ...]:
-    """The words of CXX. Raises OpLibraryError where a quote in it has no end."""
-    if shutil.which(command) is not None:  # a path with spaces or quotes, as it is
-        words = [command]
-    else:
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise OpLibraryError(
-                f"tfswap builds its ops with the compiler that CXX names, and CXX={command!r} can't be split into "
-                f"words ({error}). Close the quote, put a backslash before one that is part of a path, or unset CXX to "
-                "use g++."
-            ) from error
-    program = os.path.abspath(words[0]) if words and os.sep in words[0] else "".join(words[:1])
-    return program, *words[1:]  # absolute, since it runs in another folder
 
 
 def cache_dir() -> Path:
@@ -441,12 +377,12 @@ def _compile(
     workers = min(len(os.sched_getaffinity(0)), _UNITS)
     building = progress.task(f"compiling the {library.sources.content}", len(commands))
     with ThreadPoolExecutor(max_workers=workers) as pool, building as advance:
-        for _ in pool.map(functools.partial(_run, work), commands):
+        for _ in pool.map(functools.partial(run_compiler, work), commands):
             advance()
     built = library.path.name
     name_flag = f"-Wl,-soname,{built}"  # what a library that is linked with this one looks for
     inputs = [*(f"{name}.o" for name in units), *(str(needed.path) for needed in linked)]
-    _run(work, [*compiler.command, *LINK_FLAGS, name_flag, "-o", built, *inputs, *facts.link_flags])
+    run_compiler(work, [*compiler.command, *LINK_FLAGS, name_flag, "-o", built, *inputs, *facts.link_flags])
     return work / built
 
 
@@ -464,29 +400,6 @@ def _units(folder: Path) -> dict[str, list[str]]:
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         min(parts, key=lambda part: sum(other.stat().st_size for other in part)).append(file)
     return {f"unit_{number}": [file.name for file in part] for number, part in enumerate(parts)} if files else {}
-
-
-def _run(work: Path, command: Sequence[str]) -> None:
-    run = subprocess.run(command, cwd=work, **_CAPTURED, env=_compiler_env())
-    if run.returncode == 0 and os.path.exists(work / command[command.index("-o") + 1]):
-        return
-    output = (run.stderr + run.stdout).strip()
-    full = [line.strip() for line in output.splitlines() if any(text in line for text in _FULL_DISK)]
-    if full or run.returncode == -signal.SIGXFSZ:
-        raise _full(work.parent, f"the compiler says: {full[0] if full else _tail(output, 3)}")
-    if run.returncode < 0 or "Killed" in output:
-        remedy = "The compiler was killed, most often for lack of memory: free 1 GiB per core."
-    elif "No such file or directory" in output and "tensorflow/" in output:
-        remedy = "TensorFlow's headers are missing: reinstall it with pip (some packagers leave them out)."
-    else:
-        remedy = (
-            "Set CXX to a compiler that knows C++17 (g++ 9 or newer), and use a TensorFlow that tfswap "
-            "supports (2.18 to 2.21). If both are so, please report this message."
-        )
-    raise OpLibraryError(
-        f"tfswap could not build its ops (exit status {run.returncode}).\n{remedy}\n"
-        f"The command, in a folder with the sources, was:\n{shlex.join(command)}\nIt printed:\n{_tail(output)}"
-    )
 
 
 def _quiet_headers(flags: Sequence[str]) -> list[str]:
@@ -535,25 +448,10 @@ def _locked(library: Library) -> Iterator[TrustedFolder]:
 
 def _unwritable(folder: Path, error: OSError) -> OpLibraryError:
     if error.errno in FULL:
-        return _full(folder, str(error))
+        return full_disk(folder, str(error))
     return OpLibraryError(
         f"tfswap builds its ops into a cache and can't write to {folder} ({error}). "
         "Set TFSWAP_CACHE_DIR to a folder that this user can write to and that has 10 MB free."
-    )
-
-
-def _full(folder: Path, said: str) -> OpLibraryError:
-    """What is said where no more can be written. The compiler writes to the folder for temporary files too."""
-    places = []
-    # Of TMPDIR, Python takes no folder that is full.
-    for place in (folder, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):
-        with contextlib.suppress(OSError):
-            there = next(p for p in (place, *place.parents) if p.exists())
-            places.append(f"{place} ({format_bytes(shutil.disk_usage(there).free)} free)")
-    return OpLibraryError(
-        f"tfswap could not build its ops: no more can be written to disk, {said}\nIt takes {BUILD_MB} MB. Free that in "
-        f"{' and in '.join(places)}, raise the quota or the file size that is allowed (ulimit -f), or set "
-        "TFSWAP_CACHE_DIR and TMPDIR to folders on a disk with room."
     )
 
 
@@ -563,15 +461,6 @@ def _untrusted(folder: Path, error: UntrustedPath) -> OpLibraryError:
         "you can write to; or, if you trust its content, give it to you or to root (chown -R) and take the right "
         "to write from others (chmod -R go-w)."
     )
-
-
-def _compiler_env() -> dict[str, str]:
-    # Messages are searched for in English above.
-    return {**os.environ, "LC_ALL": "C"}
-
-
-def _tail(text: str, lines: int = 30) -> str:
-    return "\n".join(text.splitlines()[-lines:])
 
 
 def _sha256(data: bytes) -> str:

@@ -1,0 +1,105 @@
+"""Values of the command line's flags: text in, value out. What is no value of its flag is a usage error."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tfswap.errors import TfswapError
+from tfswap.kernels.hardware import THIS, described
+from tfswap.support.sizes import check_limit, parse_limit
+
+_SHAPE = re.compile(r"[^=]+=([0-9]{1,18}(,[0-9]{1,18})*,?)?")
+
+
+def shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Shapes from "x=64,224,224,3;y=64"."""
+    result: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, _, dims = (p.strip() for p in part.partition("="))
+        if not _SHAPE.fullmatch(part.replace(" ", "")):
+            raise argparse.ArgumentTypeError(f"{part!r} is not a shape: write x=64,224,224,3;y=64")
+        if name in result:
+            raise argparse.ArgumentTypeError(f"{name!r} has two shapes: give one")
+        result[name] = tuple(int(d) for d in dims.split(",") if d.strip())
+    return result
+
+
+def limit(text: str) -> str:
+    return checked(text, lambda: check_limit(text))
+
+
+def host_limit(text: str) -> str:
+    return checked(text, lambda: parse_limit(text, name="host_memory_limit"))
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 2 or more")
+    return int(text)
+
+
+def size(text: str) -> str:
+    return checked(text, lambda: parse_limit(text))
+
+
+def axes(text: str) -> dict[str, tuple[int, ...]]:
+    """Axes from "images:1,2;labels:0"."""
+    result: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, _, axes = part.rpartition(":")
+        if not name or not all(a.strip().isdecimal() for a in axes.split(",")):
+            raise argparse.ArgumentTypeError(f"{part!r} does not say what is searched: write images:1,2;labels:0")
+        result[name] = tuple(int(a) for a in axes.split(","))
+    return result
+
+
+def device(text: str) -> str:
+    return checked(text, lambda: text.lower() == THIS or described(text))
+
+
+def batch_size(text: str) -> int:
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return size
+
+
+def tactics(text: str) -> tuple[str, ...]:
+    from tfswap.compiler.options import Options
+
+    tactics = tuple(filter(None, (t.strip() for t in text.split(","))))
+    return checked(tactics, lambda: Options(tactics))
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def spill_limit(text: str) -> str:
+    return checked(text, lambda: parse_limit(text, name="spill_limit"))
+
+
+def precision(text: str) -> Any:
+    """One for all, or pairs from "head/*=exact;*=fp8"."""
+    from tfswap.compiler.options import Options
+    from tfswap.compiler.request import as_rules
+
+    rules = text
+    if "=" in text:
+        rules = tuple(tuple(s.strip() for s in part.split("=", 1)) for part in text.split(";") if part.strip())
+    return checked(rules, lambda: Options(precision=as_rules(rules)))
+
+
+def checked(value: Any, check: Callable[[], object]) -> Any:
+    """`value`, unless the check refuses it: then a usage error."""
+    try:
+        check()
+    except TfswapError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return value

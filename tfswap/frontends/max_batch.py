@@ -126,28 +126,38 @@ def max_batch(
         elif machine.memory_info(machine.current_device()[0]) is not None:  # or a run would tell nothing
             size, measured = _confirmed_saved(step, function, found, search, size)
     if not size:
-        floor = search.floor_bytes(multiple_of)
-        limit = f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)})"
-        if planned:
-            raise InfeasibleMemoryLimit(
-                f"{limit}. A size of {planned} has a plan that keeps it, but no size that was run did, with what else "
-                "is in the device's memory. Free that, or try in a process of its own",
-                floor_bytes=floor,
-                limit_bytes=limit_bytes,
-            )
-        raise InfeasibleMemoryLimit(
-            f"{limit}, and {found.name} needs at least {floor} ({format_bytes(floor)}) at a size of {multiple_of}, "
-            "the smallest that is tried",
+        raise _refusal(search, planned)
+    return _fit(search, on, size, planned, measured)
+
+
+def _refusal(search: Search, planned: int) -> InfeasibleMemoryLimit:
+    """No size fits. `planned` is the largest size with a plan; 0 where there is none."""
+    floor, limit_bytes = search.floor_bytes(search.unit), search.limit_bytes
+    limit = f"memory_limit is {limit_bytes} bytes ({format_bytes(limit_bytes)})"
+    if planned:
+        return InfeasibleMemoryLimit(
+            f"{limit}. A size of {planned} has a plan that keeps it, but no size that was run did, with what else "
+            "is in the device's memory. Free that, or try in a process of its own",
             floor_bytes=floor,
             limit_bytes=limit_bytes,
         )
+    return InfeasibleMemoryLimit(
+        f"{limit}, and {search.step.name} needs at least {floor} ({format_bytes(floor)}) at a size of {search.unit}, "
+        "the smallest that is tried",
+        floor_bytes=floor,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _fit(search: Search, on: Machine, size: int, planned: int, measured: int | None) -> Fit:
+    """The result for the largest size. `measured` is the peak of its run; None where it was not run."""
     best = search.candidate(size)
     assert best is not None, "it fits"
     optimizer = search.optimizer(size)
     return Fit(
-        step=found.name,
+        step=search.step.name,
         machine=on.title,
-        limit_bytes=limit_bytes,
+        limit_bytes=search.limit_bytes,
         varied=tuple((name, tuple(axes)) for name, axes in search.axes.items()),
         size=size,
         planned_size=planned,

@@ -15,7 +15,6 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 from tfswap.compiler.backward import require_backward
@@ -23,15 +22,14 @@ from tfswap.compiler.compiler import Optimizer
 from tfswap.compiler.custom_gradients import check_captures, drop_gradients_of
 from tfswap.compiler.model_file import PLAN_NAME, README_NAME, ConcreteStep, ModelFile, new_folder
 from tfswap.compiler.offline import Planned, carry_host_limit, optimizer_here, plan_with
-from tfswap.compiler.options import Options
-from tfswap.compiler.origin import REQUEST_NAME, Asked, Origin, SavedStep, numbered, sized
+from tfswap.compiler.origin import Asked, Origin, SavedStep, sized
 from tfswap.compiler.policy import Policy
 from tfswap.compiler.request import Precision, Request, check, names
 from tfswap.errors import InfeasibleMemoryLimit, InvalidModel, TfswapError, UnsupportedGraph
 from tfswap.frontends.graph_def import OptimizedGraph, optimize_graph_def, optimize_meta_graph_def
+from tfswap.frontends.model_readme import readme
 from tfswap.importers.corrupt_files import named_as_damage
 from tfswap.importers.validate import validate_functions
-from tfswap.ir.custom_ops import NAMESPACE
 from tfswap.ir.graph import Graph
 from tfswap.ir.types import Shape
 from tfswap.kernels.profile import Profile
@@ -39,7 +37,7 @@ from tfswap.plan.plan import Plan
 from tfswap.planner.planner import TACTICS
 from tfswap.report.report import Report
 from tfswap.support.files import require_new_folder
-from tfswap.support.sizes import format_bytes, format_count, is_share, parse_limit
+from tfswap.support.sizes import is_share, parse_limit
 
 TRAIN_STEP = "train_step"
 TRACED = re.compile(r"__inference_(.+)_\d+")
@@ -134,14 +132,7 @@ def optimize_graph(
     sizes = ArgumentSizes(batch_size, input_shapes)
     if isinstance(model, (graph_pb2.GraphDef, meta_graph_pb2.MetaGraphDef)):
         _refuse(output_dir=output_dir, function=None if function == TRAIN_STEP else function)
-        wanted = names("fetches", fetches or (), ("loss:0", "train"))
-        if isinstance(model, meta_graph_pb2.MetaGraphDef):
-            _refuse(feeds=feeds)
-            return optimize_meta_graph_def(model, signature, wanted, request, sizes.bind)
-        _refuse(signature=signature)
-        if feeds is None or not wanted:
-            raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
-        return optimize_graph_def(model, names("feeds", feeds, ("x",)), wanted, request, sizes.bind)
+        return _optimize_proto(model, feeds, fetches, signature, request, sizes)
     if not isinstance(model, (str, os.PathLike)):
         raise TfswapError(
             "optimize_graph needs a SavedModel's folder, a GraphDef or a MetaGraphDef, not "
@@ -159,6 +150,27 @@ def optimize_graph(
     if not isinstance(output_dir, (str, os.PathLike)):
         raise TfswapError(f"output_dir is {output_dir!r}, of type {type(output_dir).__name__}: give a path")
     return _optimize_file(model, output_dir, function, request, sizes)
+
+
+def _optimize_proto(
+    model: Any,
+    feeds: Sequence[str] | None,
+    fetches: Sequence[str] | None,
+    signature: str | None,
+    request: Request,
+    sizes: ArgumentSizes,
+) -> OptimizedGraph:
+    """Optimize a GraphDef or a MetaGraphDef."""
+    from tensorflow.core.protobuf import meta_graph_pb2
+
+    wanted = names("fetches", fetches or (), ("loss:0", "train"))
+    if isinstance(model, meta_graph_pb2.MetaGraphDef):
+        _refuse(feeds=feeds)
+        return optimize_meta_graph_def(model, signature, wanted, request, sizes.bind)
+    _refuse(signature=signature)
+    if feeds is None or not wanted:
+        raise TfswapError("a GraphDef needs feeds= and fetches=: what is fed, and what is asked for")
+    return optimize_graph_def(model, names("feeds", feeds, ("x",)), wanted, request, sizes.bind)
 
 
 _USED_FOR = {
@@ -284,7 +296,7 @@ def _optimize_file(
         file.copy(folder)
         if changed:
             file.write(folder)
-            text = _readme(folder, function, changed, request.options)
+            text = readme(folder, function, changed, request.options)
             (folder / README_NAME).write_text(text, encoding="utf-8")
         Origin.make_room(folder)
         main = _largest(planned)
@@ -400,83 +412,3 @@ def _replace_step(file: ModelFile, name: str, made: Planned, portable: bool) -> 
 
 def _largest(planned: Mapping[str, Planned]) -> Planned:
     return max(planned.values(), key=lambda made: made.report.baseline_peak_bytes)
-
-
-SECTION = "The function "
-"""What the part of a README begins with that is about one function."""
-
-
-def _readme(folder: Path, function: str, changed: Mapping[str, Planned], options: Options) -> str:
-    """What is to know of a rewritten folder, which may have been rewritten for other functions before.
-
-    Args:
-        folder: as it is without the new text.
-    """
-    from tfswap.version import __version__
-
-    earlier = _earlier(folder)
-    plans = [Plan.load(folder / Path(step.plan).name) for origin in earlier for step in origin.steps if step.rewritten]
-    needs = max(
-        plan.needs for plan in (*(made.plan for made in changed.values()), *plans)
-    )  # the codecs' has the others
-    lines = ["This SavedModel was rewritten by tfswap, function by function, to keep its device memory under a limit."]
-    if options.portable:
-        lines += [
-            "It has TensorFlow's own ops alone and loads like any other. The peaks below are predictions: without",
-            "tfswap's ops nothing holds them. Where tfswap is, tfswap.load(path_of_this_folder) keeps the limit.",
-            "",
-        ]
-    else:
-        lines += [
-            "It uses tfswap's own ops:",
-            "",
-            "    pip install .        (in a clone of tfswap, of this version or a later one)",
-            "",
-            "    import tfswap",
-            "    model = tfswap.load(path_of_this_folder)",
-            "",
-            "That keeps the limit whatever else the process has on the device: it plans again where the plan in",
-            "this file does not fit. Without planning again, the file loads so too:",
-            "",
-            "    import tensorflow as tf",
-            f"    import {needs}",
-            "    model = tf.saved_model.load(path_of_this_folder)",
-            "",
-            "A step that can't keep its limit then fails before it begins, with a ResourceExhaustedError.",
-            f"Without that import TensorFlow says that ops whose names begin with {NAMESPACE} are not registered.",
-            "",
-        ]
-    lines += [f"{SECTION}{function!r}, by tfswap {__version__}:"]
-    for name, made in changed.items():
-        plan = made.plan
-        kernels, packed = format_count(len(plan.encoded), "kernel"), format_count(len(plan.packed), "tensor")
-        lines += [
-            f"  {name}:",
-            f"  limit          {format_bytes(plan.limit_bytes or 0)}",
-            f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
-            f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
-            f"  swapped        {format_count(len({a.tensor for a in plan.absences}), 'tensor')}",
-            f"  encoded        for {kernels}, and {packed}",
-            f"  host memory    {format_bytes(plan.host_bytes)}",
-            f"  disk           {format_bytes(plan.disk_bytes)}",
-        ]
-    host_limit_bytes, spill = options.host_limit_bytes, options.spill
-    if host_limit_bytes is not None and not options.portable:
-        lines += [
-            "",
-            f"Swapped tensors may take {format_bytes(host_limit_bytes)} of host memory (host_memory_limit). The",
-            "ops keep that limit wherever the model is loaded; other rewritten functions have theirs on top.",
-        ]
-    if spill is not None:
-        lines += ["", f"What host memory has no room for goes to a file without a name in {spill.folder} (spill_dir)."]
-    lines += ["", f"The plan is in {PLAN_NAME}. Larger inputs than it was made for take more memory.", ""]
-    if earlier and (folder / README_NAME).is_file():
-        _, _, sections = (folder / README_NAME).read_text(encoding="utf-8").partition(f"\n{SECTION}")
-        plan = numbered(PLAN_NAME, len(earlier))  # as Origin.make_room calls it
-        lines += [SECTION + sections.replace(f"The plan is in {PLAN_NAME}.", f"The plan is in {plan}.", 1)]
-    return "\n".join(lines)
-
-
-def _earlier(folder: Path) -> list[Origin]:
-    """What a folder was rewritten for before; the latest first."""
-    return Origin.read(folder) if (folder / REQUEST_NAME).is_file() else []

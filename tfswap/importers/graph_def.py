@@ -21,7 +21,7 @@ from tfswap.ir.python_calls import ASKS, CALL, TOKEN
 from tfswap.ir.types import Shape, TensorType
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework import attr_value_pb2, graph_pb2, tensor_pb2, tensor_shape_pb2
+    from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_pb2, tensor_shape_pb2
 
 
 def import_graph_def(
@@ -42,15 +42,41 @@ def import_graph_def(
     Raises:
         UnsupportedGraph: TensorFlow 1 loop frames, or a name that is not in the graph.
     """
-    graph = Graph()
-    decode = _AttrDecoder()
-    by_name: dict[str, Node] = {}
-    pending: list[tuple[Node, Any]] = []
-    integers: dict[object, tuple[int, ...] | None] = {}  # small integer constants, by content
-    # Of a hundred thousand nodes some dozens differ in these; what is decoded alike is one object.
-    all_attrs: dict[frozenset[tuple[str, int]], dict[str, object]] = {}
-    all_types: dict[tuple[TensorType, ...], tuple[TensorType, ...]] = {}
+    importer = _Importer(bounds)
+    graph = importer.graph
     for proto in graph_def.node:
+        importer.add(proto)
+    importer.connect()
+    find = importer.find
+    graph.feeds = [find(name, "the list of feeds") for name in feeds]
+    graph.fetches = [importer.tensor(name, "the list of fetches") for name in fetches]
+    graph.targets = [find(name, "the list of targets") for name in targets]
+    rest = type(graph_def)()
+    rest.library.CopyFrom(graph_def.library)
+    rest.versions.CopyFrom(graph_def.versions)
+    graph.library = Opaque("GraphDef", rest.SerializeToString(deterministic=True))
+    _bind_by_later_views(importer.pending)
+    return graph
+
+
+class _Importer:
+    """Nodes first, then the edges between them: a GraphDef lists its nodes in any order.
+
+    Of a hundred thousand nodes some dozens differ in their attributes and types. Equal ones share one object.
+    """
+
+    def __init__(self, bounds: Collection[str]):
+        self.graph = Graph()
+        self.pending: list[tuple[Node, Any]] = []  # nodes with the names of their inputs
+        self._bounds = bounds
+        self._decode = _AttrDecoder()
+        self._by_name: dict[str, Node] = {}
+        self._integers: dict[object, tuple[int, ...] | None] = {}  # small integer constants, by content
+        self._attrs: dict[frozenset[tuple[str, int]], dict[str, object]] = {}
+        self._types: dict[tuple[TensorType, ...], tuple[TensorType, ...]] = {}
+
+    def add(self, proto: node_def_pb2.NodeDef) -> None:
+        """Add a node without its inputs. Raises UnsupportedGraph for a TensorFlow 1 loop frame."""
         if is_loop_frame(proto.op):
             raise UnsupportedGraph(
                 f"node {proto.name!r} is of type {proto.op}: this graph has TensorFlow 1 loop frames. "
@@ -60,44 +86,48 @@ def import_graph_def(
         shapes: object = ()
         for key, value in proto.attr.items():
             if key == "_output_shapes":
-                shapes = decode(value)
+                shapes = self._decode(value)
             else:
-                attrs[key] = decode(value)
+                attrs[key] = self._decode(value)
         if proto.op == CALL and (token := asked_token(proto.attr[TOKEN].s)) is not None:
             attrs[ASKS] = token
-        attrs = all_attrs.setdefault(frozenset((key, id(value)) for key, value in attrs.items()), attrs)
-        node = graph.add(sys.intern(proto.op), proto.name, attrs=attrs, device=proto.device)
-        types = _output_types(node, shapes if isinstance(shapes, tuple) else (), bounds)
-        node.outputs = all_types.setdefault(types, types)
-        by_name[proto.name] = node
+        attrs = self._attrs.setdefault(frozenset((key, id(value)) for key, value in attrs.items()), attrs)
+        node = self.graph.add(sys.intern(proto.op), proto.name, attrs=attrs, device=proto.device)
+        types = _output_types(node, shapes if isinstance(shapes, tuple) else (), self._bounds)
+        node.outputs = self._types.setdefault(types, types)
+        self._by_name[proto.name] = node
         if proto.op == "Const" and node.outputs[0].dtype in ("int32", "int64"):
             content = attrs["value"]
-            if content not in integers:
-                integers[content] = _small_integers(node, proto.attr["value"].tensor)
-            if (values := integers[content]) is not None:
-                graph.small_constants[node] = values
-        pending.append((node, proto.input))
-    for node, names in pending:
-        inputs, controls = [], []
-        for name in names:
-            if name.startswith("^"):
-                controls.append(_find(by_name, name[1:], node.name))
-                continue
-            source, _, index = name.partition(":")
-            inputs.append(Output(_find(by_name, source, node.name), int(index or 0)))
-        node.inputs = tuple(inputs)
-        node.controls = tuple(controls)
-    graph.feeds = [_find(by_name, n, "the list of feeds") for n in feeds]
-    for name in fetches:
+            if content not in self._integers:
+                self._integers[content] = _small_integers(node, proto.attr["value"].tensor)
+            if (values := self._integers[content]) is not None:
+                self.graph.small_constants[node] = values
+        self.pending.append((node, proto.input))
+
+    def connect(self) -> None:
+        """Give all nodes their inputs and control inputs."""
+        for node, names in self.pending:
+            inputs: list[Output] = []
+            controls: list[Node] = []
+            for name in names:
+                if name.startswith("^"):
+                    controls.append(self.find(name[1:], node.name))
+                else:
+                    inputs.append(self.tensor(name, node.name))
+            node.inputs = tuple(inputs)
+            node.controls = tuple(controls)
+
+    def tensor(self, name: str, where: str) -> Output:
+        """As `find`, for "node:index"."""
         source, _, index = name.partition(":")
-        graph.fetches.append(Output(_find(by_name, source, "the list of fetches"), int(index or 0)))
-    graph.targets = [_find(by_name, n, "the list of targets") for n in targets]
-    rest = type(graph_def)()
-    rest.library.CopyFrom(graph_def.library)
-    rest.versions.CopyFrom(graph_def.versions)
-    graph.library = Opaque("GraphDef", rest.SerializeToString(deterministic=True))
-    _bind_by_later_views(pending)
-    return graph
+        return Output(self.find(source, where), int(index or 0))
+
+    def find(self, name: str, where: str) -> Node:
+        """The node of this name. Raises UnsupportedGraph, which says where the name is used."""
+        node = self._by_name.get(name.partition(":")[0])
+        if node is None:
+            raise UnsupportedGraph(f"{where!r} names the node {name!r}, which the graph does not have")
+        return node
 
 
 def _small_integers(node: Node, tensor: tensor_pb2.TensorProto) -> tuple[int, ...] | None:
@@ -125,13 +155,6 @@ def _bind_by_later_views(nodes: Iterable[tuple[Node, Any]]) -> None:
                 source.outputs = tuple(types)
                 if passes_on(source.op):
                     pending.append(source)
-
-
-def _find(nodes: dict[str, Node], name: str, where: str) -> Node:
-    node = nodes.get(name.partition(":")[0])
-    if node is None:
-        raise UnsupportedGraph(f"{where!r} names the node {name!r}, which the graph does not have")
-    return node
 
 
 class _AttrDecoder:

@@ -214,27 +214,13 @@ def _optimized(
     add_by_kernels(graph)
     bodies = BodyFunctions()
     graph_def = export_graph_def(graph, bodies)
-    nodes = graph_def.node
-    place = _device_name(device)
-    # TensorFlow 1's reference variables stay nodes: what writes them takes nothing else.
+    # TensorFlow 1's reference variables stay nodes: ops that write them take nothing else.
     given = [feed for feed in graph.feeds if feed.op not in REFERENCE_VARIABLES]
     feeds = {feed.name: number for number, feed in enumerate(given)}
     arguments = _arguments(graph, given)
-    fed: dict[str, node_def_pb2.NodeDef] = {}
-    for node in nodes:
-        node.device = node.device or place
-        if node.name in unfolded:
-            node.attr[PRESERVE].b = True
-        if node.name in feeds:
-            fed[node.name] = type(node)(name=node.name, op="Placeholder")
-            fed[node.name].attr["dtype"].type = arguments[node.name].dtype
-            shape = arguments[node.name].shape if shapes is None else shapes[node.name]
-            _make_argument(node, feeds[node.name], replace(arguments[node.name], shape=shape))
+    fed = _as_in_function(graph_def, feeds, arguments, shapes, unfolded, _device_name(device))
     results, renamed = _names_in_function(graph, given)
-    for number, (name, fetch) in enumerate(zip(results, graph.fetches, strict=True)):
-        result = nodes.add(name=name, op="_Retval", input=[fetch.name], device=place)
-        result.attr["T"].type = enum_of(fetch.type.dtype)
-        result.attr["index"].i = number
+    _add_results(graph_def, results, graph.fetches, _device_name(device))
     targets = [target.name for target in graph.targets]
     process = ProcessNames(graph_def, renamed, bodies.made)
     process.replace(graph_def)
@@ -254,14 +240,53 @@ def _optimized(
     made.node.extend([*fed.values(), *left])  # arguments that nothing reads were pruned
     fetches = [fetched[number] for number in range(len(graph.fetches))]
     result = import_with_bodies(made, arguments, list(feeds), fetches, targets)
-    if told := _only_traced(result, graph):
-        result = import_with_bodies(made, arguments, list(feeds), fetches, targets, told)
-    for kernel, told in padded.items():
+    if traced := _only_traced(result, graph):
+        result = import_with_bodies(made, arguments, list(feeds), fetches, targets, traced)
+    for kernel, shaped in padded.items():
         if kernel in result:
-            result[kernel].outputs = result[told].outputs
-            result[told].attrs = {**result[told].attrs, "shape": any_size(result[kernel])}
+            result[kernel].outputs = result[shaped].outputs
+            result[shaped].attrs = {**result[shaped].attrs, "shape": any_size(result[kernel])}
     result.feeds += reference_variables(result)
     return result
+
+
+def _as_in_function(
+    graph_def: graph_pb2.GraphDef,
+    feeds: Mapping[str, int],
+    arguments: Mapping[str, Argument],
+    shapes: Mapping[str, Shape] | None,
+    unfolded: Container[str],
+    place: str,
+) -> dict[str, node_def_pb2.NodeDef]:
+    """Place nodes on a device, make the feeds a function's arguments, and keep nodes from folding.
+
+    Args:
+        feeds: the arguments' numbers, by name.
+        shapes: as of `_optimized`.
+        unfolded: names of nodes that Grappler must not fold.
+
+    Returns:
+        Placeholders for the arguments, by name.
+    """
+    fed: dict[str, node_def_pb2.NodeDef] = {}
+    for node in graph_def.node:
+        node.device = node.device or place
+        if node.name in unfolded:
+            node.attr[PRESERVE].b = True
+        if node.name in feeds:
+            fed[node.name] = type(node)(name=node.name, op="Placeholder")
+            fed[node.name].attr["dtype"].type = arguments[node.name].dtype
+            shape = arguments[node.name].shape if shapes is None else shapes[node.name]
+            _make_argument(node, feeds[node.name], replace(arguments[node.name], shape=shape))
+    return fed
+
+
+def _add_results(graph_def: graph_pb2.GraphDef, names: Sequence[str], fetches: Sequence[Output], place: str) -> None:
+    """Add a function's results of these names, in order."""
+    for number, (name, fetch) in enumerate(zip(names, fetches, strict=True)):
+        result = graph_def.node.add(name=name, op="_Retval", input=[fetch.name], device=place)
+        result.attr["T"].type = enum_of(fetch.type.dtype)
+        result.attr["index"].i = number
 
 
 def _as_onednn(node: node_def_pb2.NodeDef) -> None:

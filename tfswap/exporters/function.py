@@ -64,13 +64,19 @@ def called_as(
     Args:
         bodies: what loops and conditionals of `made` run.
         saved: as of `export_function`.
-        is_step: whether it is executed as a planned step is, and not as TensorFlow's functions are.
+        is_step: whether it is executed as a planned step, and not as TensorFlow's functions are.
     """
-    from tensorflow.python.eager import context, execute
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-    from tensorflow.python.framework import errors
-    from tensorflow.python.ops import gradients_util, handle_data_util
-    from tensorflow.python.saved_model import save_context
+    _give_interface(made, original)
+    atomic, body_names = runnable(made, bodies or BodyFunctions(), original, original.function_type)
+    result = _planned_function()(atomic, original, saved, is_step)
+    note_step(result, original.graph.name)
+    weakref.finalize(result, unregister, body_names).atexit = False
+    return result
+
+
+def _give_interface(made: Any, original: Any) -> None:
+    """Give a FuncGraph the structure, the captures and the handle data of a trace."""
+    from tensorflow.python.ops import handle_data_util
 
     source = original.graph
     placeholders, outputs = made.inputs, made.outputs
@@ -91,62 +97,74 @@ def called_as(
                 is_by_ref=True,
             )
 
-    class OptimizedFunction(substitute()):
-        """A ConcreteFunction whose calls keep Grappler off: what was planned is what runs.
 
-        What is differentiated is the original: the rewritten graph has lost what custom gradients it had.
-        """
+@functools.cache
+def _planned_function() -> Any:
+    """The class of a ConcreteFunction whose calls keep Grappler off: the planned graph runs as it is."""
+    from tensorflow.python.eager import context, execute
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+    from tensorflow.python.framework import errors
+    from tensorflow.python.saved_model import save_context
+
+    class OptimizedFunction(_differentiated()):
+        def __init__(self, atomic: Any, original: Any, saved: Callable[[], Any] | None, is_step: bool):
+            super().__init__(atomic, original)
+            self._saved, self._is_step = saved, is_step
+            # `run` follows AtomicFunction.call_flat and Context.call_function.
+            self._op, self._result_count = atomic.name.decode(), len(atomic.function_type.flat_outputs)
+            self._attributes = call_attributes()
+            self._explained = atomic_function.InterpolateRuntimeError(atomic)
+            self._pack = atomic.function_type.output.from_tensors
+            # `run` leaves to TensorFlow the handle data of results, and captures that each call asks for.
+            gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
+            self._needs_more = gives_handles or any(map(callable, self._captured_inputs))
+            self._step_captures = () if self._needs_more else self.captured_inputs
 
         def _call_flat(self, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            if saved is not None and save_context.in_save_context():
-                return saved()._call_flat(tensor_inputs, captured_inputs)
-            with _called_with(_step_options()) if is_step else contextlib.nullcontext():
+            if self._saved is not None and save_context.in_save_context():
+                return self._saved()._call_flat(tensor_inputs, captured_inputs)
+            with _called_with(_step_options()) if self._is_step else contextlib.nullcontext():
                 return super()._call_flat(tensor_inputs, captured_inputs)
 
         def run(self, tensor_inputs: Any) -> Any:
-            """As `_call_flat`, at once: without what TensorFlow does in between for tapes, for graphs being built and
-            for who may cancel the call.
+            """As `_call_flat`, without TensorFlow's work for tapes, for graphs being built and for cancellation.
 
             Of a small step's call that is the larger part (benchmarks/call_overhead.py).
             """
-            if needs_more:
+            if self._needs_more:
                 return self._call_flat(tensor_inputs, self.captured_inputs)
-            return pack(iter(self.call([*tensor_inputs, *captured])))
+            return self._pack(iter(self.call([*tensor_inputs, *self._step_captures])))
 
         def call(self, tensors: Sequence[Any]) -> list[Any]:
             """Run it immediately, captures included in `tensors`; returns flat results."""
             try:
-                return execute.execute(op, results, [*tensors], attrs, context.context())
+                return execute.execute(self._op, self._result_count, [*tensors], self._attributes, context.context())
             except errors.OpError:
-                with explained:
+                with self._explained:
                     raise
 
+    return OptimizedFunction
+
+
+@functools.cache
+def _differentiated() -> Any:
+    """The class of a substitute whose gradients are the trace's: a rewritten graph has no custom gradients."""
+    from tensorflow.python.ops import gradients_util
+
+    class Differentiated(substitute()):
         def _select_forward_and_backward_functions(
             self, args: Any, possible_gradient_type: Any, executing_eagerly: bool
         ) -> Any:
             watched = possible_gradient_type != gradients_util.POSSIBLE_GRADIENT_TYPES_NONE
             if watched:
-                log.warning("tfswap: %s: %s", source.name, CONCRETE)
-            function = original if watched else super()
+                log.warning("tfswap: %s: %s", self._original.graph.name, CONCRETE)
+            function = self._original if watched else super()
             return function._select_forward_and_backward_functions(args, possible_gradient_type, executing_eagerly)
 
         def _get_gradient_function(self) -> Any:
-            return original._get_gradient_function()
+            return self._original._get_gradient_function()
 
-    atomic, body_names = runnable(made, bodies or BodyFunctions(), original, original.function_type)
-    # What `run` does with them, call by call, follows AtomicFunction.call_flat and Context.call_function.
-    op, results = atomic.name.decode(), len(atomic.function_type.flat_outputs)
-    attrs = call_attributes()
-    explained = atomic_function.InterpolateRuntimeError(atomic)
-    pack = atomic.function_type.output.from_tensors
-    result = OptimizedFunction(atomic, original)
-    note_step(result, source.name)
-    # What comes with a handle besides, and captures that each call asks for anew, `run` leaves to TensorFlow.
-    gives_handles = any(kind.dtype._handle_data for kind in atomic.function_type.flat_outputs)
-    needs_more = gives_handles or any(map(callable, result._captured_inputs))
-    captured: Any = () if needs_more else result.captured_inputs
-    weakref.finalize(result, unregister, body_names).atexit = False
-    return result
+    return Differentiated
 
 
 def trace(graph: Graph, name: str, arguments: Sequence[Any]) -> tuple[Any, BodyFunctions]:

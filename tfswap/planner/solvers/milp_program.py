@@ -1,6 +1,6 @@
 """A mixed-integer linear program, built column by column and row by row, and solved by SciPy's HiGHS.
 
-Knows nothing of plans; planner/solvers/milp_stages.py and others say what the columns mean. SciPy is imported when a program is solved,
+Knows nothing of plans: milp_stages.py and others say what the columns mean. SciPy is imported when a program is solved,
 since nothing else needs it.
 """
 

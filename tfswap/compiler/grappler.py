@@ -260,13 +260,12 @@ def _as_in_function(
 ) -> dict[str, node_def_pb2.NodeDef]:
     """Place nodes on a device, make the feeds a function's arguments, and keep nodes from folding.
 
+    Returns placeholders for the arguments, by name.
+
     Args:
         feeds: the arguments' numbers, by name.
         shapes: as of `_optimized`.
         unfolded: names of nodes that Grappler must not fold.
-
-    Returns:
-        Placeholders for the arguments, by name.
     """
     fed: dict[str, node_def_pb2.NodeDef] = {}
     for node in graph_def.node:

@@ -28,6 +28,7 @@ def report_of(optimizer: Optimizer, plan: Plan, resident: Resident | None = None
     variant = optimizer.variant_of(plan)
     there = search.resident_of(variant.rewriting) if resident is None else resident
     step = PlannedStep(
+        graph=variant.graph,
         flow=variant.flow,
         planner=search.planner_of(variant),
         plan=plan,

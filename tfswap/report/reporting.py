@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfswap.analysis.body_encodings import InnerEncoding
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.analysis.encodings import Encoding
-from tfswap.ir.graph import Node
+from tfswap.ir.graph import Graph, Node
 from tfswap.ir.op_traits import control_flow, runs_python
 from tfswap.ir.permits import Permit
 from tfswap.plan.plan import Plan
@@ -31,6 +31,7 @@ class PlannedStep:
     """All that a report is made from.
 
     Attributes:
+        graph: the rewritten graph that `plan` is of, before its tactics.
         flow: the facts from which `planner` made `plan`.
         saved: by name, the bytes of the lists that loops save in.
         recompute_s: by name of the lists whose elements are recomputed, the seconds that it takes in a step.
@@ -47,6 +48,7 @@ class PlannedStep:
         resident: the arena before the step.
     """
 
+    graph: Graph
     flow: Dataflow
     planner: Planner
     plan: Plan
@@ -90,6 +92,7 @@ def make_report(step: PlannedStep) -> Report:
         _floor=step.floor,
         _timeline=step.timeline,
         _baseline=step.baseline,
+        _graph=lambda: step.graph,
         _explain=lambda name: _explained(planner.problems[0], plan, step.bodies, rows, step.locate, name),
         _largest=step.largest,
         _others=lambda: tables.rows(rest=True),

@@ -140,6 +140,17 @@ def test_what_the_iteration_before_has_made_is_a_bodys_own() -> None:
     assert begins("%a") == ("m:0", None)  # the next iteration gets it too
 
 
+def test_equal_results_of_a_body_are_one() -> None:
+    """Also where its loop carries both."""
+    text = LOOP.format(kept="%sum").replace("%i, %sum, %b", "%i, %sum, %twin")
+    text = text.replace("  feeds %i, %a, %b\n  fetches %i, %sum", "%s\n  feeds %i, %a, %b\n  fetches %i, %sum")
+    twin = "  %twin = AddN(%m, %m, %a) {N=3, T=float32} -> float32[64]"
+    graph = parse_graph(text.replace("%s\n", f"{twin}\n"))
+    assert order_sums(graph, Target(TWO)) == 2
+    body = graph.bodies[graph["loop"]][1]
+    assert body["sum"].inputs == body["twin"].inputs
+
+
 def test_each_iteration_has_its_own_order() -> None:
     """The first is given what is still held outside."""
     graph = parse_graph(LOOP.format(kept="%sum"))

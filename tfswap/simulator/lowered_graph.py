@@ -359,4 +359,6 @@ def _merged(items: Sequence[Item], order: Sequence[int]) -> list[int]:
                 instead[number] = same
                 continue
         kept.append(number)
+    for number in kept:  # a loop's Merge comes before what it reads
+        items[number].inputs = [(instead.get(source, source), output) for source, output in items[number].inputs]
     return kept

@@ -362,8 +362,8 @@ def test_a_tensor_that_stands_for_two_may_do_what_both_may() -> None:
 def test_what_is_said_is_part_of_a_plan_s_name_and_not_who_says_it(tmp_path: Path) -> None:
     def name(policy: Any) -> str:
         made = Optimizer(training_step(LAYERS, 512, 128), CPU, Options(policy=policy), plan_cache=PlanCache(tmp_path))
-        assert made._known is not None
-        return made._known._name(1, False)
+        assert made._known._stored is not None
+        return made._known._stored._name(1, False)
 
     forbid = without("relu1:0", "swap")
     assert name(forbid) == name(without("relu1:0", "swap"))

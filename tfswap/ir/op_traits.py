@@ -420,7 +420,7 @@ _TRAITS: dict[str, Trait] = {
     # Pure: a function of the inputs and attributes alone, so that they may run again. Stateless random ops
     # are too: their seed is an input.
     "Abs": _PURE,
-    "AccumulateNV2": _PURE | Trait.ADDS_WHEN_READY,  # a kernel for each term (accumulate_n_optimizer.cc)
+    "AccumulateNV2": _COMMUTATIVE | Trait.ADDS_WHEN_READY,  # a kernel for each term (accumulate_n_optimizer.cc)
     "Acos": _PURE,
     "Acosh": _PURE,
     "Add": _PURE,
@@ -857,6 +857,7 @@ _TRAITS: dict[str, Trait] = {
     "_MklNativeMaxPool3DGrad": _PURE,
     "_MklNativeMaxPoolGrad": _PURE,
     "_MklSwish": _PURE,
+    "Tfswap>Group": Trait(0),  # runs kernels of a plan, which are planned before it is there
     "Tfswap>Outside": _EFFECT,  # what a step's caller does between its two calls
     # Codecs (docs/encodings.md). TensorFlow takes those that encode and decode for stateful, and folds none.
     "Tfswap>DecodeFloats": _DECODE_SIZED,

@@ -30,7 +30,7 @@ def outside(facts: Facts) -> KernelMemory:
 
 def group(facts: Facts) -> KernelMemory:
     """Of kernels that run concurrently: the chunk of what only they read, and one for each result that others do."""
-    chunks, kept = (cast("Sequence[int]", facts.attrs[name]) for name in ("chunks", "kept"))
+    chunks, kept = (cast("Sequence[int]", facts.attrs.get(name, ())) for name in ("chunks", "kept"))
     read = [o for o, is_kept in enumerate(kept) if is_kept and facts.outputs[o].nbytes]
     own = chunks[: len(chunks) - len(read)]
     return KernelMemory(events=(*(("temp", nbytes) for nbytes in own), *(("out", o) for o in read)))

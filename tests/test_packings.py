@@ -373,8 +373,8 @@ def test_a_step_with_packed_integers_keeps_its_bits_and_its_limit():
     same, peak, limit, packed, report = on_arena(
         NET
         + """
-from tfswap.compiler import variants
-variants.STAGES = 1  # all that is packed, not as much as the limit needs
+from tfswap.compiler import gains
+gains.STAGES = 1  # all that is packed, not as much as the limit needs
 asked = {"tactics": ("encode",)}
 floor = floor_of(tf.function(train, input_signature=signature), x, **asked)
 limit = floor + floor // 50  # the arena is another by then

@@ -2,15 +2,16 @@
 #
 #   make demo    trains ResNet-50 under a memory cap that it otherwise exceeds, and shows before and after
 #   make test    runs the tests
+#   make test-fast  runs those that need no TensorFlow, in under a minute
 #   make test-oldest  runs a part of them with the oldest TensorFlow that is supported
 #   make lint    ruff, pyright, and who may import whom
 #   make docs    builds the documentation into site/, strictly
 #   make wheels  a release's wheels into dist/; VERSIONS="2.20.0 2.21.0" says for which TensorFlows
-#   make sanitize  builds the C++ with sanitizers and runs its tests (tests/sanitize.py)
+#   make sanitize  builds the C++ with sanitizers and runs its tests (tests/support/sanitize.py)
 #
 # Each makes .venv first. PYTHON=python3.12 chooses the interpreter, TENSORFLOW=gpu a TensorFlow for GPUs
 # (cpu by default; see the extras in pyproject.toml), VERSION=2.19.1 a release other than the newest (give it an
-# environment of its own: VENV=.venv-2.19.1), PYTEST_ARGS="-k swap" what is tested; "-m long" tests what takes minutes and
+# environment of its own: VENV=.venv-2.19.1), PYTEST_ARGS="-k swap" what is tested; "-m slow" tests what takes minutes and
 # is left out by default. Two files of tests run at a time; PYTEST_ARGS="-n 0" has one.
 
 PYTHON ?= python3
@@ -25,9 +26,9 @@ PINNED := $(if $(VERSION),$(if $(filter cpu,$(TENSORFLOW)),tensorflow-cpu,tensor
 
 # TensorFlow 2.18 is the oldest in pyproject.toml's range. These files use most of its internals.
 OLDEST := 2.18.1
-OLDEST_TESTS := test_optimize test_loop_ops test_load
+OLDEST_TESTS := frontends/test_optimize ops/test_loop_ops frontends/test_load
 
-.PHONY: demo test test-oldest lint docs wheels sanitize format clean
+.PHONY: demo test test-fast test-oldest lint docs wheels sanitize format clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -36,6 +37,9 @@ demo: $(VENV)/plot
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-fast: $(VENV)/test
+	$(BIN)/python -m pytest -n 0 -m fast --without-tensorflow tests/unit $(PYTEST_ARGS)
 
 test-oldest:
 	$(MAKE) test VENV=$(VENV)-oldest VERSION=$(OLDEST) PYTEST_ARGS="$(OLDEST_TESTS:%=tests/%.py) $(PYTEST_ARGS)"
@@ -53,7 +57,7 @@ wheels: $(VENV)/release
 	$(BIN)/python release/wheels.py dist --tensorflow $(VERSIONS)
 
 sanitize: $(VENV)/test
-	$(BIN)/python tests/sanitize.py
+	$(BIN)/python tests/support/sanitize.py
 
 format: $(VENV)/lint
 	$(BIN)/ruff format .

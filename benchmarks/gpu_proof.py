@@ -46,7 +46,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results" / "gpu.json"
 PAGE = ROOT / "docs" / "gpu_figures.md"
-sys.path[:0] = [str(ROOT), str(HERE), str(ROOT / "tests")]  # this clone, whatever is installed
+sys.path[:0] = [
+    str(ROOT),
+    str(HERE),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "programs"),
+]  # this clone, whatever is installed
 
 from gpu import batch, kernels, nets, page  # noqa: E402
 
@@ -98,7 +103,7 @@ def tests() -> dict[str, Any]:
         "-p",
         "no:cacheprovider",
         "--tb=short",
-        "tests/test_gpu.py",
+        "tests/runtime/test_gpu.py",
     ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return {"rc": ran.returncode, "output": ran.stdout[-6000:], "ok": ran.returncode == 0}

@@ -543,7 +543,7 @@ def _variables_and_lists() -> list[Case]:
             },
         ),
         # Tensor lists are not here: what they hold depends on the ops around them (tfswap/analysis/tensor_lists.py),
-        # and whole programs show it to the byte (tests/test_control_flow.py).
+        # and whole programs show it to the byte (tests/runtime/test_control_flow.py).
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,29 @@ def on_gpus(request):
         return processes.on_gpus(code, gpus, **env)
 
     return run
+
+
+class _NoTensorFlow:
+    """An importer that has none."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in ("tensorflow", "keras"):
+            raise ImportError(f"{name} is imported by a test of tests/unit that is not marked `tensorflow`")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-tensorflow", action="store_true", help="fail what imports it, as `make test-fast` does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-tensorflow"):
+        sys.meta_path.insert(0, _NoTensorFlow())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "unit" and not item.get_closest_marker("tensorflow"):
+            item.add_marker("fast")
 
 
 @pytest.fixture

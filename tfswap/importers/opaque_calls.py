@@ -46,13 +46,12 @@ def functions_of(node: Node) -> list[str]:
 
     Attributes come from a protobuf map, whose order is another one in each process.
     """
+    kind = control_flow(node.op)
+    attributes = [node.attrs[name] for name in (sorted(node.attrs) if kind is None else kind.functions)]
+    encoded = [value.data for value in attributes if isinstance(value, Opaque) and value.kind == "attr"]
+    if not encoded:  # a graph without any is planned where there is no TensorFlow
+        return []
     from tensorflow.core.framework import attr_value_pb2
 
-    kind = control_flow(node.op)
-    values = (node.attrs[name] for name in (sorted(node.attrs) if kind is None else kind.functions))
-    return [
-        function.name
-        for value in values
-        if isinstance(value, Opaque) and value.kind == "attr"
-        for function in functions_in(attr_value_pb2.AttrValue.FromString(value.data))
-    ]
+    values = map(attr_value_pb2.AttrValue.FromString, encoded)
+    return [function.name for value in values for function in functions_in(value)]

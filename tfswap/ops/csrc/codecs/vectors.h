@@ -3,7 +3,7 @@
 // Most of what they do compilers make good vector code of, which is compiled here for several widths
 // of vectors and chosen when it runs, since the library may have been built on another machine. Of masks, conversions
 // and rows' gaps they do not: avx2.h and avx512.h have those by hand. Bits are the same either way
-// (tests/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
+// (tests/unit/codec_vectors_test.cc; products and sums are not fused, see COMPILE_FLAGS in
 // native/build.py). Nothing here includes TensorFlow.
 
 #ifndef TFSWAP_OPS_CSRC_CODECS_VECTORS_H_

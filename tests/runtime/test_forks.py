@@ -1,0 +1,150 @@
+"""Forked processes: one that TensorFlow can't run in says so immediately, by every road; others go on as ever."""
+
+from __future__ import annotations
+
+import json
+
+from processes import run_python
+
+PRELUDE = """
+import json, os, signal, tempfile
+import numpy as np
+import keras
+import tensorflow as tf
+import tfswap
+
+def in_child(*roads):
+    '''What each gives in a child of its own that may take 60 s.'''
+    said = []
+    for road in roads:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            try:
+                said_here = f"ran: {road()}"
+            except tfswap.TfswapError as error:
+                said_here = str(error)
+            except BaseException as error:
+                said_here = f"not refused: {error!r}"
+            os.write(writer, said_here.encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said.append(pipe.read())
+        assert os.waitpid(pid, 0)[1] == 0, (road, "hangs")
+    return said
+
+def body(x):
+    return tf.reduce_sum(tf.map_fn(tf.nn.relu, x @ x))
+"""
+
+LATE = """
+x = tf.ones([300, 300])
+planned = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+ordered = tfswap.optimize(tf.function(body), memory_limit="1200KiB")
+never = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+around = tf.function(lambda x: planned(x) + 1.0)
+within = tf.function(lambda x: ordered(x) + 1.0)
+twice = tf.function(lambda x: within(x) + 1.0)
+concrete = ordered.get_concrete_function(x)
+planned(x), around(x), twice(x)
+assert ordered.plan().order and not planned.plan().order
+outside = tfswap.optimize(tf.function(lambda x: tf.reduce_sum(tf.nn.relu(x @ x) @ x)), memory_limit="100%")
+tape = tf.GradientTape()
+with tape:
+    tape.watch(x)
+    loss = outside(x)
+import tfswap.ops
+
+def fitted(trained):
+    model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tfswap.keras.optimize(model, memory_limit="1GiB")
+    data = np.ones([16, 4], "float32"), np.ones([16, 1], "float32")
+    if trained:
+        model.fit(*data, verbose=0)
+    return lambda: model.fit(*data, verbose=0)
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable(tf.ones([32, 32]))
+
+    @tf.function(input_signature=[tf.TensorSpec([4096, 32])])
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in range(4):
+                h = tf.nn.relu(h @ self.w)
+            loss = tf.reduce_mean(h)
+        self.w.assign_sub(tape.gradient(loss, self.w))
+        return loss
+
+with tempfile.TemporaryDirectory() as made:
+    tf.saved_model.save(Model(), f"{made}/plain")
+    tfswap.optimize_graph(f"{made}/plain", f"{made}/rewritten", memory_limit="70%")
+    loaded, by_tensorflow = tfswap.load(f"{made}/rewritten"), tf.saved_model.load(f"{made}/rewritten")
+rows = tf.ones([4096, 32])
+signature = by_tensorflow.signatures["serving_default"]
+calls_file = tf.function(lambda x: by_tensorflow.train_step(x) + 1.0)
+loaded.train_step(rows), calls_file(rows)
+
+said = in_child(
+    lambda: loaded.train_step(rows), lambda: by_tensorflow.train_step(rows), lambda: signature(x=rows),
+    lambda: calls_file(rows),
+    lambda: planned(x), lambda: ordered(x), lambda: never(x), lambda: concrete(x),
+    lambda: around(x), lambda: within(x), lambda: twice(x),
+    lambda: never.get_concrete_function(x), lambda: tape.gradient(loss, x), lambda: tfswap.ops.swap_out(x),
+    fitted(True), fitted(False), lambda: in_child(lambda: planned(x)),
+)
+assert planned(x) == within(x) - 1.0  # the parent goes on
+print(json.dumps(said))
+"""
+
+EARLY = """
+def road():
+    return float(tfswap.optimize(tf.function(body), memory_limit="1GiB")(tf.ones([300, 300])))
+
+step = tfswap.optimize(tf.function(body), memory_limit="1GiB")
+print(json.dumps(in_child(road, lambda: float(step(tf.ones([300, 300]))))))
+"""
+
+SPAWNED = """
+import multiprocessing
+import tensorflow as tf
+import tfswap
+
+@tfswap.optimize(memory_limit="1GiB")
+@tf.function
+def step(x):
+    return tf.reduce_sum(x @ x)
+
+def road(size):
+    return float(step(tf.ones([size, size])))
+
+if __name__ == "__main__":
+    road(4)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print([pool.apply(road, (4,))])
+"""
+
+
+def test_in_a_late_child_every_road_says_what_to_do():
+    said = json.loads(run_python(PRELUDE + LATE).stdout.splitlines()[-1])
+    *direct, nested = said
+    for each in (*direct, nested):
+        assert "forked from one in which TensorFlow had started" in each, said
+        assert "spawn" in each
+
+
+def test_an_early_child_runs():
+    said = json.loads(run_python(PRELUDE + EARLY).stdout.splitlines()[-1])
+    assert said == ["ran: 27000000.0"] * 2
+
+
+def test_a_spawned_process_runs(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    run = run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    assert run.stdout.splitlines()[-1] == "[64.0]"

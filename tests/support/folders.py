@@ -1,0 +1,15 @@
+"""Where the project and its tests are, and the path on which a process finds all of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+GOLDEN = TESTS / "golden"
+MODULES = sorted(
+    folder for folder in TESTS.iterdir() if any(folder.glob("*.py")) and not (folder / "__init__.py").exists()
+)
+"""Folders whose modules import one another by name. Names are unique; pyproject.toml has the same list for pytest."""
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, TESTS, *MODULES)))

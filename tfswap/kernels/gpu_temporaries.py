@@ -1,8 +1,8 @@
 """The temporaries of GPU kernels: what they ask of the arena besides their outputs.
 
 Each function follows one source file of TensorFlow 2.21 and gives (events, exact), as those of temporaries.py.
-Compared with the allocator's own record of seven nets' steps on an H200 (tests/unit/gpu_allocations.json); the scratch of
-a few KiB that cub takes for reductions is left out.
+Compared with the allocator's own record of seven nets' steps on an H200 (tests/unit/gpu_allocations.json); the scratch
+of a few KiB that cub takes for reductions is left out.
 
 Not handled: cuDNN's workspace where TensorFlow was not told how much it may be, and the copies of outputs between
 which autotuning looks for writes past their ends (`device.cudnn.without_redzones`).

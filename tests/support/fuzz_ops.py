@@ -152,14 +152,6 @@ def right_calls(draw: random.Random) -> list[Call]:
                 "ranks": [0, 1],
             },
         ),
-        (core.tfswap_start, {"inputs": [x, x], "kernels": [node("AddV2", dtype, 2)], "allocations": 1}),
-        (
-            core.tfswap_finish,
-            {
-                "started": core.tfswap_start(inputs=[x], kernels=[node("Tanh", dtype, 1)], allocations=1),
-                "Tout": [dtype],
-            },
-        ),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),
         (core.tfswap_exact_chunks, {}),
         (core.tfswap_free_rest, {"rest": core.tfswap_split_chunk(nbytes=[1000])}),

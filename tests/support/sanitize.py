@@ -58,7 +58,6 @@ CHECKED = (
     "runtime/test_turns.py::test_what_a_step_calls_does_not_wait_for_it",
     "runtime/test_turns.py::test_a_turn_ends_with_a_call_that_fails",
     "runtime/test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
-    "runtime/test_overlaps.py::test_a_kernel_that_fails_says_why_and_keeps_nothing",
     "runtime/test_concurrent.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
     "runtime/test_inner_beside.py::test_in_loops_the_second_runs_on_another_thread",
     "runtime/test_inner_beside.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",

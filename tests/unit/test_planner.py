@@ -32,7 +32,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
-from tfswap.plan.plan import Absence, Overlap, Plan, Split, fingerprint
+from tfswap.plan.plan import Absence, Plan, Split, fingerprint
 from tfswap.plan.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner import ordering
 from tfswap.planner import planner as planning
@@ -75,10 +75,9 @@ def live_peak(
     intervals: tuple[Interval, ...] | list[Interval] = (),
     beside: tuple[int, ...] = (),
     splits: tuple[Split, ...] = (),
-    overlaps: tuple[Overlap, ...] = (),
     exact_chunks: bool = False,
 ) -> int:
-    steps = build_schedule(order, intervals, beside, splits, overlaps, exact_chunks)
+    steps = build_schedule(order, intervals, beside, splits, exact_chunks)
     return simulate_memory(flow, steps, live=True).peak_bytes
 
 

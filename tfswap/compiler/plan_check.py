@@ -32,7 +32,6 @@ def _require_tactics(plan: Plan, options: Options) -> None:
         plan.splits
         or plan.exact_chunks
         or plan.beside
-        or plan.overlaps
         or plan.accumulators
         or plan.remade
         or plan.inside

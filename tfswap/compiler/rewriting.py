@@ -112,7 +112,6 @@ class Found(NamedTuple):
             beside=choice.beside,
             splits=choice.splits,
             exact_chunks=choice.exact_chunks,
-            overlaps=choice.overlaps,
             disk_bytes=self.candidate.memory.disk_peak_bytes,
             **self.variant.rewriting._asdict(),
         )

@@ -42,13 +42,6 @@ ALL: Final = frozenset(
 # two nodes, allocations: int (how many the first makes). Runs two of TensorFlow's kernels.
 BESIDE: Final = "Tfswap>Beside"
 
-# (what the kernel reads...) -> (started: variant); attrs Tin: its types, kernels: the node, allocations: int. Ends when
-# one of TensorFlow's kernels has made so many, or has ended; until then the kernel goes on.
-START: Final = "Tfswap>Start"
-
-# (started: variant) -> (what the kernel makes...); attr Tout: its types. Ends when the kernel has.
-FINISH: Final = "Tfswap>Finish"
-
 # (what the kernels read of others...) -> (what they make...); attrs Tin, Tout: their types, kernels: the nodes, and
 # lists of integers. sources: of each input where it comes from; overwrites: whether it is written over; chunks: bytes;
 # requests: of each kernel, by chunk and offset; kept: which outputs are read; ranks: who starts first; waits: pairs of

@@ -71,20 +71,6 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """A kernel that runs concurrently with those after it.
-
-    Attributes:
-        start: its position in the order.
-        end: position of the first kernel that starts after it has ended; that of none, past the last, where all start
-            before.
-    """
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Inside:
     """What is done inside of a body of a loop or a conditional, each time that it runs.
 
@@ -101,11 +87,6 @@ class Inside:
     @property
     def beside(self) -> tuple[int, ...]:
         """None: all of a loop runs on one thread."""
-        return ()
-
-    @property
-    def overlaps(self) -> tuple[Overlap, ...]:
-        """None, likewise."""
         return ()
 
     @property
@@ -134,8 +115,6 @@ class Plan:
             nothing is changed.
         absences: what is swapped, and when.
         beside: positions in the order whose kernels run beside the one before them.
-        overlaps: kernels that run concurrently with those after them, by rising start; a plan that has some has no
-            pairs, and moves nothing.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
         host_bytes: the most host memory that swapped tensors take at once.
@@ -179,7 +158,6 @@ class Plan:
     prefetched: tuple[str, ...] = ()
     grouped: bool = False
     concurrent: int = 0
-    overlaps: tuple[Overlap, ...] = ()
     exact_chunks: bool = False
 
     @classmethod
@@ -208,7 +186,6 @@ class Plan:
             self.order,
             self.absences,
             self.beside,
-            self.overlaps,
             self.grouped,
             self.concurrent,
             self.splits,
@@ -304,14 +281,6 @@ def _check_form(plan: Plan) -> None:
                 f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
                 f"lie among the {len(plan.order)} kernels of plan.order, past the first"
             )
-    for before, overlap in pairwise((Overlap(-1, 0), *plan.overlaps)):
-        if not before.start < overlap.start < overlap.end <= len(plan.order):
-            raise InvalidModel(
-                f"plan.overlaps has one from {overlap.start} to {overlap.end} after one from {before.start}: starts "
-                f"must rise, ends come later, and all lie among the {len(plan.order)} kernels of plan.order"
-            )
-    if plan.overlaps and (plan.beside or plan.absences or len(set(plan.order)) < len(plan.order)):
-        raise InvalidModel("plan.overlaps names kernels, and a plan with overlaps has no pairs, and moves nothing")
 
 
 def _check_moves(plan: Plan | Inside, where: str) -> None:

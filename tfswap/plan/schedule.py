@@ -5,8 +5,6 @@ swap contract is split in two at each end, so that every allocation and release 
 
     RUN n        kernel n runs
     LEAD n       kernel n starts, and the next kernel as soon as this one has its output's buffer; they end together
-    START n      kernel n starts, and runs concurrently with the kernels after it
-    FINISH n     waits until kernel n has ended, then frees its temporaries, and what it read last
     RERUN n      kernel n runs again: what it makes is there anew, and reads after this see that
     OUT v        the copy of value v to host memory starts; the copy holds v's buffer
     RELEASE v    waits until that copy has ended, then lets go of the buffer
@@ -25,12 +23,10 @@ from functools import cache
 from typing import NamedTuple
 
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.plan.plan import Inside, Overlap, Plan, Split
+from tfswap.plan.plan import Inside, Plan, Split
 
 RUN = "run"
 LEAD = "lead"
-START = "start"
-FINISH = "finish"
 RERUN = "rerun"
 OUT = "swap_out"
 RELEASE = "release"
@@ -39,15 +35,14 @@ AWAIT = "await"
 SPLIT = "split"
 EXACT = "exact"
 
-KERNELS = frozenset({RUN, LEAD, START, RERUN})
+KERNELS = frozenset({RUN, LEAD, RERUN})
 """What has a kernel for its subject."""
 COPIES = frozenset({OUT, RELEASE, IN, AWAIT})
 """What has a value for its subject."""
 
 
 class Step(NamedTuple):
-    """`subject` is a node's index for KERNELS and FINISH, a value's for COPIES, bytes for SPLIT, negative for a chunk's
-    end."""
+    """`subject` is a node's index for KERNELS, a value's for COPIES, bytes for SPLIT, negative for a chunk's end."""
 
     kind: str
     subject: int
@@ -81,7 +76,6 @@ def build_schedule(
     absences: Sequence[Interval],
     beside: Collection[int] = frozenset(),
     splits: Sequence[Split] = (),
-    overlaps: Sequence[Overlap] = (),
     exact_chunks: bool = False,
 ) -> list[Step]:
     """The schedule that runs the kernels in `order` and moves values as `absences` say.
@@ -93,7 +87,6 @@ def build_schedule(
         beside: positions whose kernels run beside the one before them. Nothing happens between the two: what would
             be released or copied out there is so after both, and what would come back comes back before both.
         splits: of steps of the schedule without them, by rising number, in the order of their requests.
-        overlaps: where nothing is moved or runs again.
         exact_chunks: whether each request gets a chunk of its own size; then there are no splits.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
@@ -112,9 +105,6 @@ def build_schedule(
     steps: list[Step] = []
     done = 0
     runs = _runs(order)
-    for overlap in overlaps:
-        runs[overlap.start] = Step(START, order[overlap.start])
-        put(overlap.end, -1, overlap.start, FINISH, order[overlap.start])
     for position in beside:
         runs[position - 1] = Step(LEAD, order[position - 1])
     for position in sorted(before):
@@ -161,7 +151,7 @@ def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
     """The schedule of a plan that was made for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.absences]
-    return build_schedule(order, absences, plan.beside, plan.splits, plan.overlaps, plan.exact_chunks)
+    return build_schedule(order, absences, plan.beside, plan.splits, plan.exact_chunks)
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

@@ -254,7 +254,7 @@ def _paired(
         before: list[int] | None = []
         held_up = [first]  # with the kernels that have to wait where it does
         count = 1
-        if cost_s[first] > least_s and first not in paired and stands_alone(flow, first):
+        if cost_s[first] > least_s and first not in paired and _stands_alone(flow, first):
             for second in order[position + 1 : position + 1 + window]:
                 if second in ran:
                     continue
@@ -269,7 +269,7 @@ def _paired(
                     and second not in waiting
                     and needs.isdisjoint(waiting)
                     and (saved_s := gain(first, second)) > gain_s
-                    and stands_alone(flow, second)
+                    and _stands_alone(flow, second)
                     and _share_device(flow, first, second)
                 ):
                     best, gain_s, before, count = second, saved_s, ahead(second), len(held_up)
@@ -333,14 +333,14 @@ def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
     """Whether one op can run both, the second starting when the first has asked for all of its memory."""
     return (
         first != second
-        and stands_alone(flow, first)
-        and stands_alone(flow, second)
+        and _stands_alone(flow, first)
+        and _stands_alone(flow, second)
         and _share_device(flow, first, second)
         and first not in flow.kernels_before(second)
     )
 
 
-def stands_alone(flow: Dataflow, i: int) -> bool:
+def _stands_alone(flow: Dataflow, i: int) -> bool:
     """Whether a kernel can be part of another node: all that is known of it is what it computes and allocates.
 
     What it asks for stays until it has ended, and is new, since in a pair no buffer is forwarded. It is not fetched,

@@ -28,7 +28,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.graph import Node
 from tfswap.ir.permits import TACTICS
 from tfswap.kernels.device import DeviceModel
-from tfswap.plan.plan import Overlap, Split
+from tfswap.plan.plan import Split
 from tfswap.plan.schedule import KERNELS, build_schedule, on_disk
 from tfswap.planner.chunk_splits import LEAST_SHARES, choose_ends, choose_splits
 from tfswap.planner.convolution_room import Computed, Need, computed, has_convolutions, needs
@@ -395,7 +395,7 @@ class Planner:
         Args:
             least_s: what it takes at least, as is known from what it is made from.
         """
-        if self._runs_beside and not choice.overlaps:
+        if self._runs_beside:
             choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 
@@ -406,8 +406,7 @@ class Planner:
             least_s: as of `draft`.
         """
         choice = choice._replace(exact_chunks=self._exact_chunks)
-        beside, splits, overlaps = map(tuple, (choice.beside, choice.splits, choice.overlaps))
-        key = (tuple(choice.order), tuple(choice.intervals), beside, splits, overlaps, least_s)
+        key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.beside), tuple(choice.splits), least_s)
         if key not in self._judged:
             self._judged[key] = Judged(self, choice, least_s)
         return self._judged[key]
@@ -416,8 +415,7 @@ class Planner:
         return simulate_time(self.flow, build_schedule(*choice), self.cost_s, self.rates, on_disk(choice.intervals))
 
 
-_Concurrent = tuple[tuple[int, ...], tuple[Overlap, ...]] | tuple[()]
-_Besides = tuple[_Concurrent, tuple[Split, ...]]
+_Besides = tuple[tuple[int, ...], tuple[Split, ...]]
 """What a choice has besides an order and what is swapped: what runs side by side, and splits."""
 
 
@@ -434,13 +432,13 @@ class Judged:
 
     def __init__(self, planner: Planner, choice: Choice, least_s: float):
         self._choice = choice
-        self._one_by_one = choice.one_by_one
+        self._one_by_one = choice._replace(beside=())
         self._least_s = least_s
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
-        self._live_above: dict[_Concurrent, float] = {}  # by what runs beside: more than this is live at once
-        self._splits: dict[_Concurrent, tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
+        self._live_above: dict[tuple[int, ...], float] = {}  # by what runs beside: more than this is live at once
+        self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
         self._needs: dict[_Besides, list[Need]] = {}
 
     @cached_property
@@ -458,7 +456,7 @@ class Judged:
         return self._is_live_within(self._one_by_one, limit_bytes)
 
     def _is_live_within(self, choice: Choice, limit_bytes: float) -> bool:
-        most_bytes, made = _simulated(limit_bytes), choice.concurrent
+        most_bytes, made = _simulated(limit_bytes), choice.beside
         if made in self._splits:
             return self._splits[made][0] <= most_bytes
         if self._live_above.get(made, -1) >= most_bytes:
@@ -630,14 +628,14 @@ class Judged:
         return choice._replace(splits=tuple(split for split in splits if split.nbytes >= share * live_bytes))
 
     def _splits_of(self, choice: Choice) -> tuple[int, tuple[Split, ...]]:
-        if choice.concurrent not in self._splits:
+        if choice.beside not in self._splits:
             steps = build_schedule(*choice)
-            self._splits[choice.concurrent] = choose_splits(self._planner.flow, steps, self._planner.resident)
-        return self._splits[choice.concurrent]
+            self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)
+        return self._splits[choice.beside]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
         """What the draft does to memory with what `choice` has besides; None where it peaks above `most_bytes`."""
-        made = choice.concurrent, choice.splits
+        made = choice.beside, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
             memory = planner.judge.memory(build_schedule(*choice), on_disk(choice.intervals), most_bytes)
@@ -650,7 +648,7 @@ class Judged:
 
     def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
         """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
-        made = choice.concurrent, choice.splits
+        made = choice.beside, choice.splits
         planner, steps = self._planner, build_schedule(*choice)
         if made not in self._needs:
             self._needs[made] = needs(planner.flow, steps, planner.resident)

@@ -22,7 +22,7 @@ from tfswap.ir.op_traits import is_view, may_run_again
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.plan import Absence, Overlap, Split
+from tfswap.plan.plan import Absence, Split
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.simulator.simulate import NOTHING_KNOWN, Resident, simulate_memory
@@ -46,26 +46,15 @@ class Choice(NamedTuple):
     """What is decided: the kernels in order, those that run again named again, and what is swapped when.
 
     `beside` holds positions in the order whose kernels run beside the one before them, `splits` requests that get no
-    larger chunks than they need, `overlaps` kernels that run concurrently with those after them, where nothing is
-    moved, and `exact_chunks` says whether each request gets a chunk of its own size. Solvers leave all four open.
+    larger chunks than they need, and `exact_chunks` says whether each request gets a chunk of its own size. Solvers
+    leave all three open.
     """
 
     order: list[int]
     intervals: list[Interval]
     beside: tuple[int, ...] = ()
     splits: tuple[Split, ...] = ()
-    overlaps: tuple[Overlap, ...] = ()
     exact_chunks: bool = False
-
-    @property
-    def concurrent(self) -> tuple[tuple[int, ...], tuple[Overlap, ...]] | tuple[()]:
-        """What runs concurrently; nothing where each kernel runs alone."""
-        return (self.beside, self.overlaps) if self.beside or self.overlaps else ()
-
-    @property
-    def one_by_one(self) -> Choice:
-        """The same with each kernel alone."""
-        return self._replace(beside=(), overlaps=())
 
     def named(self, flow: Dataflow) -> tuple[tuple[str, ...], tuple[Absence, ...]]:
         """The order and the intervals as a plan has them, by the names that nodes and tensors have in a step."""

@@ -13,8 +13,8 @@ from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import InvalidModel
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.plan.plan import Absence, Inside, Plan
-from tfswap.plan.schedule import IN, LEAD, RERUN, RUN, START, planned_schedule
-from tfswap.planner.pairing import overlaps, stands_alone
+from tfswap.plan.schedule import IN, LEAD, RERUN, RUN, planned_schedule
+from tfswap.planner.pairing import overlaps
 from tfswap.planner.problem import Problem
 
 REMEDY = "Plan again for this graph."
@@ -70,7 +70,6 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
     for v, absences in by_value.items():
         _require_gaps(absences, uses[v])
     _require_beside(plan, problem, order)
-    _require_overlaps(plan, problem, order)
     _require_splits(plan, problem.flow)
 
 
@@ -117,7 +116,7 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
 
 def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
     """Kernels run side by side where nothing comes between them, and neither needs the other; and none are oneDNN's."""
-    if (plan.beside or plan.overlaps) and problem.rates.onednn:
+    if plan.beside and problem.rates.onednn:
         raise InvalidModel(f"this plan runs kernels side by side, which oneDNN's can't. {REMEDY}")
     can_overlap = overlaps(problem.flow, order, plan.absences)
     for position in plan.beside:
@@ -128,21 +127,6 @@ def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> 
             )
 
 
-def _require_overlaps(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
-    """A kernel runs concurrently with those after it where none of them needs it, and all that it does is known."""
-    flow = problem.flow
-    for overlap in plan.overlaps:
-        i = order[overlap.start]
-        needing = (other for other in order[overlap.start + 1 : overlap.end] if i in flow.kernels_before(other))
-        needed_by = next(needing, None)
-        if needed_by is not None or not stands_alone(flow, i):
-            why = "can't" if needed_by is None else f"{flow.nodes[needed_by].name!r} needs it"
-            raise InvalidModel(
-                f"this plan runs {plan.order[overlap.start]!r} concurrently with the kernels up to position "
-                f"{overlap.end}, and {'it ' if needed_by is None else ''}{why}. {REMEDY}"
-            )
-
-
 def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
     """A split is for one step, which makes a tensor, and for no more than kernels ask for."""
     steps = planned_schedule(flow, dataclasses.replace(plan, splits=()))
@@ -150,7 +134,7 @@ def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
     most_bytes = max((*(value.nbytes for value in flow.values), *temporaries), default=0)
     for split in plan.splits:
         around = [step.kind for step in steps[max(0, split.step - 1) : split.step + 1]]
-        if split.step >= len(steps) or around[-1] not in (RUN, START, RERUN, IN) or LEAD in around:
+        if split.step >= len(steps) or around[-1] not in (RUN, RERUN, IN) or LEAD in around:
             raise InvalidModel(
                 f"this plan splits a chunk for step {split.step}, and of its {len(steps)} steps that is none that "
                 f"makes a tensor, alone. {REMEDY}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.schedule import AWAIT, FINISH, KERNELS, RELEASE, START, Step, at_extremes
+from tfswap.plan.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
 from tfswap.simulator.simulate import (
     MAX_REPEATS,
     Allocator,
@@ -274,12 +274,10 @@ def _on_compute_lane(steps: Sequence[Step], spans: Sequence[Span]) -> list[Span]
     now = 0.0
     found: list[Span] = []
     for (kind, _), span in zip(steps, spans, strict=True):
-        if kind == START:
-            found.append(Span(span.start_s, span.start_s))
-        elif kind in KERNELS:
+        if kind in KERNELS:
             found.append(span)
         else:
-            if kind in (RELEASE, AWAIT, FINISH):
+            if kind in (RELEASE, AWAIT):
                 now = max(now, span.end_s)
             found.append(Span(now, now))
         now = max(now, found[-1].end_s)

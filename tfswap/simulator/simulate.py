@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
-from tfswap.analysis.cost import beside_seconds, one_core_seconds
+from tfswap.analysis.cost import beside_seconds
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
 from tfswap.kernels.hardware import Rates
@@ -26,7 +26,6 @@ from tfswap.plan.schedule import (
     AWAIT,
     COPIES,
     EXACT,
-    FINISH,
     IN,
     KERNELS,
     LEAD,
@@ -35,7 +34,6 @@ from tfswap.plan.schedule import (
     RERUN,
     RUN,
     SPLIT,
-    START,
     Step,
     at_extremes,
     is_exact,
@@ -318,7 +316,6 @@ class Replay:
         coming: dict[int, Buffer] = {}
         self.renewed = {}
         running: list[tuple[int, list[int]]] = []  # kernels, and their temporaries
-        started: dict[int, list[int]] = {}  # likewise, of those that wait for FINISH
         peak_step, peak = 0, -1
         free = arena.free
         rests: list[int] = []
@@ -331,18 +328,12 @@ class Replay:
                     for _, v in flow.makes[subject]:
                         self.renewed.setdefault(v, 0)
                         del buffers[v]
-                alone = kind not in (LEAD, START) and not running
-                temps = self.begin(subject, buffers, takes_over=alone)
-                if kind == START:
-                    started[subject] = temps
-                else:
-                    running.append((subject, temps))
-                if kind in (RUN, RERUN):
+                alone = kind != LEAD and not running
+                running.append((subject, self.begin(subject, buffers, takes_over=alone)))
+                if kind != LEAD:
                     for i, temps in running:
                         self.finish(i, buffers, temps)
                     running = []
-            elif kind == FINISH:
-                self.finish(subject, buffers, started.pop(subject))
             elif kind == OUT:
                 held[subject] = buffers[subject]
             elif kind == RELEASE:
@@ -751,8 +742,8 @@ def simulate_time(
 
     What goes to disk, the values `disk`, has a lane of its own in each direction.
 
-    Two kernels side by side share the cores, and those between START and FINISH have one each. What kernels lose to the
-    copies beside them (`Rates.copy_share`) comes on top, as a whole.
+    Two kernels side by side share the cores. What kernels lose to the copies beside them (`Rates.copy_share`) comes on
+    top, as a whole.
 
     Args:
         spans: gets one for each step, without what kernels lose.
@@ -761,16 +752,13 @@ def simulate_time(
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
     out_free, in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
     lead, lead_number = -1, -1  # the kernel that runs beside the next, and its step
-    ends: dict[int, float] = {}  # of kernels that wait for FINISH
     out_end: dict[int, float] = {}
     in_end: dict[int, float] = {}
     for number, (kind, subject) in enumerate(steps):
         start = now
         if kind == RUN:
             seconds = cost_s[subject]
-            if ends:
-                seconds = one_core_seconds(flow.nodes[subject], seconds, rates)
-            elif lead >= 0:
+            if lead >= 0:
                 pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
                 seconds = beside_seconds(pair, rates)
                 lead = -1
@@ -778,15 +766,6 @@ def simulate_time(
             compute += seconds
         elif kind == LEAD:
             lead, lead_number = subject, number
-        elif kind == START:
-            now += rates.launch_s
-            compute += rates.launch_s
-            ends[subject] = now + one_core_seconds(flow.nodes[subject], cost_s[subject], rates)
-        elif kind == FINISH:
-            waited_s = max(0.0, ends[subject] - now)
-            now += waited_s
-            compute += waited_s
-            del ends[subject]
         elif kind == SPLIT:
             if steps[number + 1].kind != SPLIT:
                 now += SPLIT_S
@@ -814,7 +793,7 @@ def simulate_time(
         elif kind == AWAIT:
             now = max(now, in_end[subject])
         if spans is not None:
-            copied = {OUT: out_end, IN: in_end, START: ends}.get(kind)
+            copied = {OUT: out_end, IN: in_end}.get(kind)
             spans.append(Span(start, now if copied is None else copied[subject]))
             if kind == RUN and lead_number >= 0:
                 spans[lead_number] = spans[number]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.kernels.alignment import round_up
-from tfswap.plan.schedule import FINISH, KERNELS, Step
+from tfswap.plan.schedule import KERNELS, Step
 from tfswap.simulator.simulate import simulate_memory
 
 
@@ -37,7 +37,7 @@ def find_reuse(flow: Dataflow, steps: Sequence[Step]) -> Reuse:
     planned = simulate_memory(flow, steps, live=True, detail=True)
     apart = dataclasses.replace(flow)
     apart.requests = [tuple(r._replace(candidates=()) for r in requests) for requests in flow.requests]
-    stay = [step for step in steps if step.kind in KERNELS or step.kind == FINISH]
+    stay = [step for step in steps if step.kind in KERNELS]
     taken = {made for made, _ in planned.forwarded}
     return Reuse(
         simulate_memory(apart, steps, live=True).peak_bytes - planned.peak_bytes,

@@ -1,5 +1,4 @@
-"""Puts kernels that run side by side into one node, which runs them (csrc/core/paired_kernels.cc, group_ops.cc), or a
-kernel that runs concurrently with those after it into two (started_kernel.cc).
+"""Puts kernels that run side by side into one node, which runs them (csrc/core/paired_kernels.cc, group_ops.cc).
 
 Requires: of a step, two kernels that need nothing of each other; of a body, kernels between which there are views at
 most; on one device. Ensures: whatever read or awaited one of them reads the node's outputs, or awaits all. Decides
@@ -14,11 +13,10 @@ from itertools import pairwise
 from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs, makers
 from tfswap.analysis.groups import Chunks, with_views
-from tfswap.ir.custom_ops import BESIDE, FINISH, GROUP, START
+from tfswap.ir.custom_ops import BESIDE, GROUP
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_view
 from tfswap.passes.contract import Target, graph_pass
-from tfswap.passes.nodes import VARIANT
 
 
 def join_leads(graph: Graph, chain: Sequence[Node], leads: Mapping[Node, int]) -> list[Node]:
@@ -108,35 +106,6 @@ def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
         },
         outputs=outputs,
         device=first.device,
-    )
-
-
-def add_start(graph: Graph, node: Node, allocations: int) -> Node:
-    """What starts a kernel, and ends when that has made so many allocations."""
-    return graph.add(
-        START,
-        graph.unique_name(f"tfswap/start/{node.name}"),
-        node.inputs,
-        controls=node.controls,
-        attrs={
-            "Tin": tuple(Dtype(tensor.type.dtype) for tensor in node.inputs),
-            "kernels": (alone(node),),
-            "allocations": allocations,
-        },
-        outputs=(VARIANT,),
-        device=node.device,
-    )
-
-
-def add_finish(graph: Graph, node: Node, start: Node) -> Node:
-    """What waits for the kernel that `start` starts, and can stand for it."""
-    return graph.add(
-        FINISH,
-        graph.unique_name(f"tfswap/finish/{node.name}"),
-        (start.out(0),),
-        attrs={"Tout": tuple(Dtype(kind.dtype) for kind in node.outputs)},
-        outputs=node.outputs,
-        device=node.device,
     )
 
 

@@ -10,7 +10,7 @@ reads the buffer that came last, views between the two are made anew on it, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tfswap.analysis.dataflow import Dataflow
@@ -28,12 +28,11 @@ from tfswap.passes.nodes import (
     add_swap_out,
 )
 from tfswap.passes.order import chain_nodes
-from tfswap.passes.tactics.pair_kernels import add_finish, add_start, join_leads
+from tfswap.passes.tactics.pair_kernels import join_leads
 from tfswap.plan.plan import Inside, Plan
 from tfswap.plan.schedule import (
     AWAIT,
     EXACT,
-    FINISH,
     IN,
     LEAD,
     OUT,
@@ -41,8 +40,6 @@ from tfswap.plan.schedule import (
     RERUN,
     RUN,
     SPLIT,
-    START,
-    Step,
     is_exact,
     planned_schedule,
 )
@@ -91,22 +88,16 @@ class _Writer:
         self._flow = flow
         self._disk = disk
         self._travels: dict[int, _Travel] = {}
-        self._started: dict[int, Node] = {}  # by kernel, what starts it
         self._parted: list[int] = []  # the next entry's requests that are to get no larger chunks
         self.chain: list[Node] = []
         self.leads: dict[Node, int] = {}  # kernels that run concurrently with the next one, and their allocations
-        self.finished: dict[Node, Sequence[Node]] = {}  # by what waits for a kernel, the kernel
 
-    def write(self, kind: str, subject: int, following: Step | None) -> None:
-        """Add the nodes of one entry of the schedule.
-
-        Args:
-            following: the next entry.
-        """
+    def write(self, kind: str, subject: int) -> None:
+        """Add the nodes of one entry of the schedule."""
         if kind == SPLIT:
             self._parted.append(subject)
             return
-        node = self._node(kind, subject, following)
+        node = self._node(kind, subject)
         if node is None:
             return
         if self._parted:
@@ -116,18 +107,12 @@ class _Writer:
         else:
             self.chain.append(node)
 
-    def _node(self, kind: str, subject: int, following: Step | None) -> Node | None:
+    def _node(self, kind: str, subject: int) -> Node | None:
         """The node that an entry becomes; None where TensorFlow does it by itself."""
         if kind == EXACT:
             return add_exact_chunks(self._graph, self._device())
-        if kind in (RUN, LEAD, START):
-            # What is finished next wakes no thread: it makes fewer allocations than are awaited.
-            return self._run(kind, subject, is_finished=following == (FINISH, subject))
-        if kind == FINISH:
-            kernel = self._kernel(subject)
-            node = add_finish(self._graph, kernel, self._started[subject])
-            self.finished[node] = [kernel]
-            return node
+        if kind in (RUN, LEAD):
+            return self._run(kind, subject)
         if kind == RERUN:
             return self._run_again(subject)
         if self._target.portable and kind == OUT:
@@ -135,16 +120,13 @@ class _Writer:
         insert = _insert_identity if self._target.portable else _insert
         return insert(self._graph, kind, self._travel(subject))
 
-    def _run(self, kind: str, subject: int, *, is_finished: bool) -> Node:
-        node = self._kernel(subject)
+    def _run(self, kind: str, subject: int) -> Node:
+        node = self._graph[self._flow.nodes[subject].name]
         for position, tensor in enumerate(self._current(subject)):
             if tensor != node.inputs[position]:
                 self._graph.replace_input(node, position, tensor)
-        allocations = self._flow.allocations
         if kind == LEAD:
-            self.leads[node] = allocations(subject)
-        elif kind == START:
-            node = self._started[subject] = add_start(self._graph, node, allocations(subject) + is_finished)
+            self.leads[node] = self._flow.allocations(subject)
         return node
 
     def _run_again(self, subject: int) -> Node:
@@ -165,9 +147,6 @@ class _Writer:
         """Of most kernels, whose arena the plan is for."""
         kernels = zip(self._flow.nodes, self._flow.is_kernel, strict=True)
         return Counter(node.device for node, is_kernel in kernels if is_kernel).most_common(1)[0][0]
-
-    def _kernel(self, subject: int) -> Node:
-        return self._graph[self._flow.nodes[subject].name]
 
     def _travel(self, value: int) -> _Travel:
         if value not in self._travels:
@@ -195,11 +174,10 @@ def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | I
     """
     writer = _Writer(graph, target, flow, {a.tensor for a in plan.absences if a.disk})
     schedule = planned_schedule(flow, plan)
-    for (kind, subject), following in zip(schedule, [*schedule[1:], None], strict=True):
-        writer.write(kind, subject, following)
+    for kind, subject in schedule:
+        writer.write(kind, subject)
     if is_exact(schedule):
         writer.chain.append(add_free_rest(graph, writer.chain[0], writer.chain[0]))
-    graph.join(writer.finished)
     return join_leads(graph, writer.chain, writer.leads)
 
 

@@ -443,8 +443,10 @@ class _Room:
 
 def _pack(stays: Sequence[_Stay], made: Concurrent) -> dict[_Buffer, tuple[int, int]]:
     """A place for each buffer, as its chunk and offset. `made` gets its chunks, and what waits for an earlier one."""
-    made.kept = [stay.buffer.value for stay in stays if stay.end == OPEN]
-    rooms = min((_placed(sorted(stays, key=by)) for by in PACKED_BY), key=lambda rooms: rooms[0].size)
+    kept = [stay for stay in stays if stay.end == OPEN]
+    others = [stay for stay in stays if stay.end != OPEN]
+    made.kept = [stay.buffer.value for stay in kept]
+    rooms = min((_placed(kept, sorted(others, key=by)) for by in PACKED_BY), key=lambda rooms: rooms[0].size)
     made.sizes = [room.size for room in rooms]
     place = {stay.buffer: (n, begin) for n, room in enumerate(rooms) for begin, _, stay in room.used()}
     for room in rooms:
@@ -461,16 +463,18 @@ def _pack(stays: Sequence[_Stay], made: Concurrent) -> dict[_Buffer, tuple[int, 
     return place
 
 
-def _placed(stays: Sequence[_Stay]) -> list[_Room]:
-    """The chunks with a place for each buffer, in this order: where others read it, it has a chunk of its own, which
-    serves others before."""
-    kept = [stay for stay in stays if stay.end == OPEN]
+def _placed(kept: Sequence[_Stay], others: Sequence[_Stay]) -> list[_Room]:
+    """The chunks with a place for each buffer.
+
+    Args:
+        kept: what others read: each has a chunk of its own, in this order, which serves the group before.
+        others: they get their places in this order.
+    """
     rooms = [_Room(None), *(_Room(stay.buffer.nbytes) for stay in kept)]
     for room, stay in zip(rooms[1:], kept, strict=True):
         room.put(stay, 0)
-    for stay in stays:
-        if stay.end != OPEN:
-            fitting = ((room, room.lowest(stay)) for room in (*rooms[1:], rooms[0]))
-            room, offset = next((room, offset) for room, offset in fitting if offset is not None)
-            room.put(stay, offset)
+    for stay in others:
+        fitting = ((room, room.lowest(stay)) for room in (*rooms[1:], rooms[0]))
+        room, offset = next((room, offset) for room, offset in fitting if offset is not None)
+        room.put(stay, offset)
     return rooms

@@ -47,7 +47,7 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.profile import types_of
 from tfswap.plan.schedule import build_schedule
-from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 from tfswap.support import progress
 
 ARENA_BYTES = 1 << 40
@@ -180,7 +180,7 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
     optimizer = Optimizer(as_planned(import_function(concrete, arguments), concrete, device), device)
     there = optimizer.flow.persistent_bytes
     chunks = ((0, there, True), (there, ARENA_BYTES, False))
-    optimizer.suppose(Resident(there, chunks, instantiated=True))
+    optimizer.assume_arena(ArenaSnapshot(there, chunks, instantiated=True))
     started = time.process_time()
     lowest = optimizer.search.fastest(optimizer.floor_bytes())
     took_s = time.process_time() - started
@@ -191,8 +191,8 @@ def measure(name: str, make: Callable[[], Any], alive: bool, alone: int) -> dict
         p: max(working_set_bytes(flow, i, in_place=p == "in place") for i in kernels) for p in ("in place", "fresh")
     }
     steps = build_schedule(*found.choice)
-    resident = optimizer.search.planner_of(lowest.variant).resident
-    live = simulate_memory(flow, steps, resident=resident, live=True, detail=True)
+    snapshot = optimizer.search.planner_of(lowest.variant).snapshot
+    live = simulate_memory(flow, steps, snapshot=snapshot, live=True, detail=True)
     floor = found.peak_bytes
     row = {
         "model": name,

@@ -120,7 +120,7 @@ def staged(
     traced = timed("import", lambda: import_function(concrete, arguments))
     graph = timed(GRAPPLER, lambda: as_planned(traced, concrete, model))
     optimizer = timed(
-        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), resident=machine.resident(device))
+        "facts and order", lambda: Optimizer(graph, model, Options(TACTICS), snapshot=machine.snapshot(device))
     )
     timed(REPORT, lambda: optimizer.baseline)  # of which the limit is a share
     plan = timed("plan", lambda: optimizer.plan(limit))

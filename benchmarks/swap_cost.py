@@ -81,12 +81,12 @@ def child(name: str, rounds: int) -> dict[str, Any]:
     swapping = tfswap.optimize(tf.function(step), memory_limit=limit, tactics=("swap",))
     swapping(*arguments)
     plan = swapping.plan()
-    unmoved = dataclasses.replace(plan, absences=(), splits=(), host_bytes=0, limit_bytes=None)
+    unmoved = dataclasses.replace(plan, evictions=(), splits=(), host_bytes=0, limit_bytes=None)
     staying = tfswap.optimize(tf.function(step), plan=unmoved)
     for made in (staying, swapping) * 2:
         made(*arguments)
     memory = Memory()
-    sizes = [a.nbytes for a in plan.absences for _ in range(1 + (a.out is not None))]
+    sizes = [a.nbytes for a in plan.evictions for _ in range(1 + (a.out is not None))]
     taken: dict[Any, list[tuple[float, float]]] = {staying: [], swapping: []}
     plain: list[tuple[float, float]] = []
     copied: list[float] = []

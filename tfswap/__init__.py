@@ -18,7 +18,7 @@ from tfswap.frontends.profile import profile
 from tfswap.frontends.saved_model import optimize_graph
 from tfswap.frontends.simulate import simulate
 from tfswap.kernels.profile import Profile
-from tfswap.plan.plan import Absence, Plan
+from tfswap.plan.plan import Eviction, Plan
 from tfswap.report.curve import Curve
 from tfswap.report.explain import Explanation
 from tfswap.report.max_batch import Fit
@@ -29,8 +29,8 @@ from tfswap.version import __version__ as __version__
 log_printable(logging.getLogger("tfswap"))
 
 __all__ = [
-    "Absence",
     "Curve",
+    "Eviction",
     "Explanation",
     "Fit",
     "InfeasibleMemoryLimit",

@@ -36,7 +36,7 @@ from papers.harness.page import FORM_COLUMNS, Section, Table, cut, form_lines, m
 from papers.harness.standing import EVEN, OVERLAP, Over, of_lines
 from papers.harness.turns import REFERENCE, UNOPTIMISED, Form, compare, quartiles, told_by
 
-from tfswap.plan.plan import Absence, Plan
+from tfswap.plan.plan import Eviction, Plan
 
 NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet": ("peer", {"name": "resnet"}),
@@ -61,22 +61,22 @@ ALONE = (
 )
 
 
-def _edited(change: Callable[[Absence], Absence]) -> Callable[[Plan], Plan]:
+def _edited(change: Callable[[Eviction], Eviction]) -> Callable[[Plan], Plan]:
     def edit(plan: Plan) -> Plan:  # its splits are for steps of the schedule, which is another then
-        return dataclasses.replace(plan, absences=tuple(map(change, plan.absences)), splits=())
+        return dataclasses.replace(plan, evictions=tuple(map(change, plan.evictions)), splits=())
 
     return edit
 
 
-def _no_prefetch(one: Absence) -> Absence:
+def _no_prefetch(one: Eviction) -> Eviction:
     return dataclasses.replace(one, back=one.use)
 
 
-def _one_ahead(one: Absence) -> Absence:
+def _one_ahead(one: Eviction) -> Eviction:
     return dataclasses.replace(one, back=max(one.back, one.use - 1))
 
 
-def _at_once(one: Absence) -> Absence:
+def _at_once(one: Eviction) -> Eviction:
     return one if one.out is None else dataclasses.replace(one, release=min(one.release, one.out + 1))
 
 

@@ -65,8 +65,8 @@ def _moves() -> dict[str, Any]:
     whole = lowest.plan()
     made: dict[int, Any] = {}
     for count in COUNTS:
-        plan = dataclasses.replace(whole, absences=whole.absences[:count])
-        made[len(plan.absences)] = tfswap.optimize(tf.function(step), plan=plan, tactics=swaps)
+        plan = dataclasses.replace(whole, evictions=whole.evictions[:count])
+        made[len(plan.evictions)] = tfswap.optimize(tf.function(step), plan=plan, tactics=swaps)
     took: dict[int, list[tuple[float, float]]] = {count: [] for count in made}
     for round_ in range(ROUNDS + 3):
         for count, one in made.items():

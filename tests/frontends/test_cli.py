@@ -176,7 +176,7 @@ def test_a_saved_plan_is_applied_or_refused(model: str, tmp_path: Path, capsys: 
     content = json.loads(plan.read_text())
     content["order"][0] = "stranger"
     plan.write_text(json.dumps(content))
-    for damage in (json.dumps(content), json.dumps({**content, "absences": None}), "{"):
+    for damage in (json.dumps(content), json.dumps({**content, "evictions": None}), "{"):
         plan.write_text(damage)
         status, out, err = run(capsys, "optimize", model, str(tmp_path / "c"), f"--plan={plan}", *FLAGS, "--json")
         assert status == 1

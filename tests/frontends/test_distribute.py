@@ -72,7 +72,7 @@ if RANK:
     pieces = [tf.zeros([1000 + 331 * i]) for i in range(40)][::3]
 same, peak, optimized = as_undecorated(["60%", "95%"][RANK])
 limit, plan = optimized.report().memory_limit_bytes, optimized.plan()
-print(json.dumps([same, peak <= limit, limit, plan.order, [(a.tensor, a.release, a.use) for a in plan.absences]]))
+print(json.dumps([same, peak <= limit, limit, plan.order, [(a.tensor, a.release, a.use) for a in plan.evictions]]))
 """
     (same, kept, limit, *plan), (same_there, kept_there, limit_there, *plan_there) = on_workers(code)
     assert same
@@ -244,7 +244,7 @@ def as_undecorated(weights, function, limit, calls, run=lambda step: step):
     optimized = tfswap.optimize(tf.function(function), memory_limit=limit)
     found, peak = trained(weights, start, run(optimized), *calls)
     report = optimized.report()
-    moved = len(optimized.plan().absences)
+    moved = len(optimized.plan().evictions)
     return [found == expected, peak, report.planned_peak_bytes, report.memory_limit_bytes, moved]
 """
 
@@ -307,7 +307,7 @@ def after_failing(failing):
         told = str(error)
     left = pool_in_use()
     values, peak = trained(net.weights, start, optimized, *calls)
-    moved = len(optimized.plan().absences)
+    moved = len(optimized.plan().evictions)
     return [told, left, values == expected, peak, optimized.report().memory_limit_bytes, moved]
 
 print(json.dumps([after_failing(0), after_failing(1)]))

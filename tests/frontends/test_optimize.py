@@ -56,7 +56,7 @@ def test_each_form_swaps_and_changes_no_bit(form):
         assert bits(step(x)) == bits(unoptimised(reference, x))
     assert bits(net.weights) == bits(twin.weights)
     assert tfswap.ops.stats().out_copies >= 3
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 def test_what_waits_for_an_argument_finds_it_there():
@@ -73,7 +73,7 @@ def test_what_waits_for_an_argument_finds_it_there():
     for seed in range(2):
         x = batch(seed=seed)
         assert bits(made(x)) == bits(unoptimised(reference, x))
-    assert made.plan().absences
+    assert made.plan().evictions
 
 
 def test_it_keeps_the_function_s_name_and_documentation():
@@ -179,7 +179,7 @@ def test_one_without_a_name_is_copied_with_what_it_trains():
     expected = bits(unoptimised(reference, batch()))
     assert bits(other(batch())) == expected
     assert bits(net.weights) == before
-    assert other.plan().absences
+    assert other.plan().evictions
     assert bits(copy.copy(step)(batch())) == expected, "a shallow copy trains what the original does"
 
 
@@ -281,7 +281,7 @@ def test_variables_made_by_the_first_call():
     for _ in range(3):
         assert bits(step(batch())) == bits(unoptimised(reference, batch()))
     assert bits(lazy.net.weights) == bits(twin.net.weights)
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 # --- reports, plans, analyses ---------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_report_and_plan_need_a_call():
     with pytest.raises(tfswap.TfswapError, match="not been planned yet"):
         step.report()
     step.get_concrete_function(tf.TensorSpec([1024, WIDTH]))
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 def test_a_concrete_function_is_the_rewritten_one():
@@ -377,7 +377,7 @@ def test_the_report_adds_up():
     assert report.planned_peak_bytes == plan.planned_peak_bytes <= report.memory_limit_bytes == plan.limit_bytes
     assert report.memory_limit_bytes == report.baseline_peak_bytes * int(LIMIT[:-1]) // 100
     assert report.floor_bytes <= report.memory_limit_bytes
-    assert {row.name for row in report.swapped} == {absence.tensor for absence in plan.absences}
+    assert {row.name for row in report.swapped} == {eviction.tensor for eviction in plan.evictions}
     assert all(row.reason for row in report.rows)
     assert any(row.source and "nets.py" in row.source for row in report.swapped)
     loaded = json.loads(report.to_json())
@@ -425,7 +425,7 @@ def test_a_given_plan_is_held_against_the_limit_that_is_asked_for(caplog):
         roomy(batch())
     assert not caplog.records
     assert roomy.plan().limit_bytes == roomy.report().baseline_peak_bytes * 9 // 10
-    assert roomy.plan().absences == plan.absences
+    assert roomy.plan().evictions == plan.evictions
 
 
 def test_analyze_reports_a_limit_that_can_t_be_met():
@@ -491,7 +491,7 @@ def test_a_custom_gradient_is_swapped_and_changes_no_bit(step_of):
     for seed in range(2):
         assert bits(step(batch(seed=seed))) == bits(unoptimised(reference, batch(seed=seed)))
     assert bits(net.weights) == bits(twin.weights)
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 def symbols(function, x):
@@ -605,7 +605,7 @@ def test_a_tape_that_watches_nothing_of_it_changes_nothing(caplog):
     step = called(Net())
     with caplog.at_level(logging.WARNING, "tfswap"), tf.GradientTape(watch_accessed_variables=False):
         step(batch())
-    assert step.plan().absences
+    assert step.plan().evictions
     assert not caplog.records
 
 

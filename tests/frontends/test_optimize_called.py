@@ -38,7 +38,7 @@ def test_it_can_be_called_inside_another_tf_function():
 
     assert bits(outer(batch())) == bits(unoptimised(outer_reference, batch()))
     assert bits(net.weights) == bits(twin.weights)
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 def test_autograph_leaves_it_as_it_is():
@@ -130,7 +130,7 @@ def test_a_strategy_of_one_device_runs_it(strategy, inside):
     reference = tf.function(Net().step)
     for _ in range(2):
         assert bits(run(batch())) == bits(unoptimised(reference, batch()))
-    assert step.plan().absences
+    assert step.plan().evictions
     assert step.report().swapped
 
 
@@ -158,7 +158,7 @@ def test_keras_fit_with_its_train_step_optimised():
     data = dataset(drop_remainder=True)
     expected = plain.fit(data, **FIT).history["loss"]
     assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
-    assert model.train_step.plan().absences
+    assert model.train_step.plan().evictions
     assert np.isfinite(model.train_on_batch(*next(iter(data))))
 
 
@@ -183,7 +183,7 @@ def test_keras_fit_with_an_own_train_step():
     data = dataset(drop_remainder=True)
     expected = plain.fit(data, **FIT).history["loss"]
     assert np.allclose(model.fit(data, **FIT).history["loss"], expected, rtol=1e-5)
-    assert model.train_step.plan().absences
+    assert model.train_step.plan().evictions
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_a_size_that_tensorflow_can_t_infer_can_be_told(nested):
     for tell in (lambda y: tf.ensure_shape(y, [1024, WIDTH]), set_shape):
         step = tfswap.optimize(told(Net(), tell), memory_limit=LIMIT)
         assert bits(step(batch())) == expected
-        assert step.plan().absences
+        assert step.plan().evictions
 
 
 def test_a_step_without_a_backward_pass_is_planned_like_any_other():
@@ -296,7 +296,7 @@ def test_host_memory_limit():
     assert host > 0
     enough = tfswap.optimize(tf.function(Net().step), memory_limit=LIMIT, host_memory_limit=host)
     enough(batch())
-    assert enough.plan().absences == free.plan().absences
+    assert enough.plan().evictions == free.plan().evictions
     net = Net()
     before = bits(net.weights)
     little = tfswap.optimize(tf.function(net.step), memory_limit=LIMIT, host_memory_limit=1024, tactics=("swap",))

@@ -81,7 +81,7 @@ def test_a_step_that_fails_leaves_no_host_memory_and_can_run_again():
             assert pool_in_use() == 0
         else:
             assert bits(step(batch(), fail)) == bits(unoptimised(reference, batch(), fail))
-    assert step.plan().absences
+    assert step.plan().evictions
     assert bits(net.weights) == bits(twin.weights)
 
 
@@ -218,7 +218,7 @@ tf.config.experimental.reset_memory_stats("CPU:0")
 for _ in range(3):
     step(x)
 peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-print(json.dumps([limit, peak, len(first.absences), len(step.plan().absences)]))
+print(json.dumps([limit, peak, len(first.evictions), len(step.plan().evictions)]))
 """)
     limit, peak, before, after = found
     assert peak <= limit
@@ -290,7 +290,7 @@ step(x)
 concrete = step.get_concrete_function(x)
 tf.saved_model.save(module, {str(tmp_path / "model")!r}, signatures=concrete)
 losses = [float(step(x)["loss"])]
-assert step.plan().absences
+assert step.plan().evictions
 print(json.dumps(losses))
 """)
     loaded = capped(f"""

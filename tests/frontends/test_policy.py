@@ -212,12 +212,12 @@ def test_what_a_loop_saves_is_swapped_if_what_is_pushed_may_be() -> None:
 def test_a_loop_makes_nothing_again_by_kernels_that_may_not_run_again() -> None:
     graph = parse_graph(test_loop_recompute.TEXT)
     free = optimizer(graph, tactics=("recompute",))
-    both = free.search.alternatives.remade(0, free.costs, swap=False)[-1]
-    assert both.remade == ("sums", "tanhs")
+    both = free.search.alternatives.recomputed(0, free.costs, swap=False)[-1]
+    assert both.recomputed == ("sums", "tanhs")
     (body,) = (name for name, part in graph.named_bodies().items() if "shifted" in part)
     bound = optimizer(graph, tactics=("recompute",), policy=without(f"{body}/shifted:0", "recompute"))
     # `tanhs` can still be made of `sums`, if that is saved.
-    assert {r.remade for r in bound.search.alternatives.remade(0, bound.costs, swap=False)} == {("tanhs",)}
+    assert {r.recomputed for r in bound.search.alternatives.recomputed(0, bound.costs, swap=False)} == {("tanhs",)}
     with pytest.raises(InvalidModel, match=r"recomputes 'shifted:0' in place of saving 'sums'"):
         bound.variants[both]
     # What may be made again and not swapped is not swapped where it is made again either.
@@ -239,7 +239,7 @@ def test_what_waits_inside_of_a_body(tactic: str) -> None:
 
     def moved(inside: Any) -> set[str]:
         again = {f"{name}:0" for name, count in Counter(inside.order).items() if count > 1}
-        return again | {a.tensor for a in inside.absences}
+        return again | {a.tensor for a in inside.evictions}
 
     (inside,) = plan.inside
     name = sorted(moved(inside))[1]
@@ -273,7 +273,7 @@ def test_a_plan_that_does_what_is_forbidden_is_refused(tactic: str) -> None:
     free = optimizer(tactics=(tactic,))
     plan = free.plan(free.floor_bytes())
     again = [f"{name}:0" for name, count in Counter(plan.order).items() if count > 1]
-    name = again[0] if tactic == "recompute" else plan.absences[0].tensor
+    name = again[0] if tactic == "recompute" else plan.evictions[0].tensor
     with pytest.raises(InvalidModel, match=rf"{name}' ?.*must not be .policy allows only .*Plan again"):
         optimizer(tactics=(tactic,), policy=without(name, tactic)).adopt(plan, None)
     optimizer(tactics=(tactic,), policy=without(name)).adopt(plan, None)
@@ -294,11 +294,11 @@ def test_what_is_made_on_the_way_is_made_again_too() -> None:
 
 def test_with_all_tactics_those_that_are_left_are_used() -> None:
     """Swapped where nothing may be made again, made again where nothing may be swapped."""
-    for allowed, moved, not_moved in (("swap", "absences", "again"), ("recompute", "again", "absences")):
+    for allowed, moved, not_moved in (("swap", "evictions", "again"), ("recompute", "again", "evictions")):
         made = optimizer(tactics=("swap", "recompute"), policy=lambda _, allowed=allowed: [allowed])
         plan = made.plan(made.floor_bytes())
         again = [name for name, count in Counter(plan.order).items() if count > 1]
-        done = {"absences": plan.absences, "again": again}
+        done = {"evictions": plan.evictions, "again": again}
         assert done[moved]
         assert not done[not_moved]
 

@@ -186,13 +186,13 @@ def test_on_a_gpu_tensors_go_by_way_of_identities_on_the_host() -> None:
     graph = import_function(concrete, [rows])
     optimizer = Optimizer(graph, DeviceModel("gpu"), Options(("swap",), portable=True))
     plan = optimizer.plan("70%")
-    assert plan.absences
+    assert plan.evictions
     rewritten = optimizer.rewrite(plan)
     hosted = [node for node in rewritten if node.device == "/device:CPU:0"]
     assert {node.op for node in hosted} == {"Identity"}
     assert all(node.attrs["_grappler_do_not_remove"] for node in hosted)
-    outs = sum(a.out is not None for a in plan.absences)
-    assert len(hosted) == outs + len(plan.absences)
+    outs = sum(a.out is not None for a in plan.evictions)
+    assert len(hosted) == outs + len(plan.evictions)
     # What comes back waits for a place in the order, and so does what counts on the memory that it gave back.
     assert all(node.controls for node in hosted)
     waited = {control for node in rewritten for control in node.controls}

@@ -383,8 +383,8 @@ def test_a_large_graph_has_a_page_of_bounded_size(report: Report, tmp_path: Path
     cost_s = [kernel_seconds(node, rates) for node in flow.nodes]
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     assert len(order) > 10_000
-    planned = record_planned(flow, build_schedule(order, ()), cost_s, rates, resident=NOTHING_KNOWN)
-    before = record_baseline(flow, cost_s, CPU, resident=NOTHING_KNOWN)
+    planned = record_planned(flow, build_schedule(order, ()), cost_s, rates, snapshot=NOTHING_KNOWN)
+    before = record_baseline(flow, cost_s, CPU, snapshot=NOTHING_KNOWN)
     row = TensorRow("n" * 400, "MatMul", 1 << 20, (1, 2), "keep", "r" * 1000, 0, 0.0, "s" * 400)
     named = [(f"{n}{row.name}{n}", f"{n if n % 4 == 0 else ''}{row.reason}") for n in range(2 * ROWS)]
     rows = tuple(dataclasses.replace(row, name=name, reason=reason) for name, reason in named)

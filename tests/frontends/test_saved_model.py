@@ -54,7 +54,7 @@ def test_rewritten_model_trains_under_the_limit_with_the_same_bits(
         assert got["losses"] == expected["losses"]
         assert got["bits"] == expected["bits"]
         plan = tfswap.Plan.load(tmp_path / limit / "tfswap_plan.json")
-        assert got["copies"] == 3 * sum(a.out is not None for a in plan.absences) > 0
+        assert got["copies"] == 3 * sum(a.out is not None for a in plan.evictions) > 0
         assert got["peak"] <= report.memory_limit_bytes < expected["peak"]
         assert 0.95 * report.planned_peak_bytes <= got["peak"] <= 1.02 * report.planned_peak_bytes
 

@@ -26,7 +26,7 @@ from tfswap.passes.tactics.encode import encode_tensors
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.planner.ordering import choose_order
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 PLAIN = DeviceModel()
 
@@ -183,11 +183,11 @@ def test_where_a_mask_frees_the_map_the_step_holds_less_and_moves_nothing():
     limit = int(plain.planner.unmoved[0].apart.peak_bytes * 0.9)
     plan = optimizer.plan(limit)
     assert len(plan.encoded) == 5  # the last map hardly waits
-    assert not plan.absences
+    assert not plan.evictions
     assert len(plan.order) == len(set(plan.order))
     assert plan.planned_peak_bytes <= limit
     without = plain.plan(limit)
-    assert without.absences or len(without.order) > len(set(without.order))
+    assert without.evictions or len(without.order) > len(set(without.order))
     assert plan.seconds < without.seconds
     made = optimizer.rewrite(plan)
     verify(made)
@@ -211,25 +211,25 @@ def test_encodings_alone_move_nothing():
     optimizer = optimizer_of(residual(), tactics=("encode",))
     plan = optimizer.plan(optimizer.floor_bytes())
     assert plan.encoded
-    assert not plan.absences
+    assert not plan.evictions
     assert len(plan.order) == len(set(plan.order))
 
 
 def test_what_one_variant_has_made_is_not_in_the_way_of_the_others():
     optimizer = optimizer_of(residual())
-    without, within = Resident(1 << 20), Resident(2 << 20, instantiated=True)
-    optimizer.suppose(without)
+    without, within = ArenaSnapshot(1 << 20), ArenaSnapshot(2 << 20, instantiated=True)
+    optimizer.assume_arena(without)
     rewriting = optimizer.search.alternatives.encoded(optimizer.search.planner_of)
     assert rewriting is not None
     plain = dataclasses.replace(optimizer.lowest(), encoded=())
     encoded = dataclasses.replace(plain, encoded=rewriting.encoded)
-    optimizer.suppose_made(encoded, within)
+    optimizer.assume_made(encoded, within)
     assert optimizer.has_made(encoded)
     assert not optimizer.has_made(plain)
-    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).resident is within
-    assert optimizer.search.planner_of(optimizer.variant_of(plain)).resident is without
-    optimizer.suppose_made(plain, without)
-    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).resident is within
+    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).snapshot is within
+    assert optimizer.search.planner_of(optimizer.variant_of(plain)).snapshot is without
+    optimizer.assume_made(plain, without)
+    assert optimizer.search.planner_of(optimizer.variant_of(encoded)).snapshot is within
 
 
 def test_what_must_stay_is_not_encoded():
@@ -296,7 +296,7 @@ def test_a_plan_that_encodes_needs_the_tactic():
     with pytest.raises(InvalidModel, match='tactics leaves "encode" out'):
         optimizer_of(residual(), tactics=("swap", "recompute")).rewrite(plan)
     with pytest.raises(InvalidModel, match="plan.order names no kernels, and a plan that encodes fixes an order"):
-        Plan.from_json(dataclasses.replace(plan, order=(), absences=(), beside=()).to_json())
+        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), beside=()).to_json())
 
 
 def test_the_report_names_what_is_encoded():
@@ -477,7 +477,7 @@ def run(name, limit=None, **options):
         return floor + floor // 50
     step = tfswap.optimize(step, memory_limit=limit, **options)
     found, peak = trained(weights[name], start[name], step, (x,), (x,))
-    stays, stats = step.plan().absences, step.stats()
+    stays, stats = step.plan().evictions, step.stats()
     assert stats.out_bytes == sum(s.nbytes for s in stays if s.out is not None)
     assert stats.in_bytes == sum(s.nbytes for s in stays)
     assert peak <= limit

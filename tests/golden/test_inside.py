@@ -27,7 +27,7 @@ from tfswap.passes.verify import verify
 from tfswap.plan.plan import Inside, Plan, Split
 from tfswap.plan.schedule import build_schedule
 from tfswap.simulator.requests import record_requests
-from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 
 CPU = DeviceModel("cpu", False, 2, 2)
 ELEMENTS = 1 << 16
@@ -85,7 +85,7 @@ def test_the_rewritten_body():
     choose_body_orders(golden.graph, Target(CPU))
     nodes = sum(map(len, golden.graph.all_bodies()))
     name, *order = golden.arguments
-    carried_out(golden.graph, Inside(name, tuple(order), tuple(golden.absences)))
+    carried_out(golden.graph, Inside(name, tuple(order), tuple(golden.evictions)))
     # A copy out and its release, a copy in and its end, and a kernel that runs again; a view that nothing reads goes.
     assert sum(map(len, golden.graph.all_bodies())) == nodes + 5 - 1
     assert verify(golden.graph) == 4
@@ -123,7 +123,7 @@ def test_copies_of_one_iteration_are_gone_in_the_next():
     graph = Golden("inside").graph
     choose_body_orders(graph, Target(CPU))
     name, *order = Golden("inside").arguments
-    carried_out(graph, Inside(name, tuple(order), tuple(Golden("inside").absences)))
+    carried_out(graph, Inside(name, tuple(order), tuple(Golden("inside").evictions)))
     made = paper(graph)
     assert (made.out_bytes, made.in_bytes, made.away_bytes, made.passing_bytes) == (5 * 256, 5 * 256, 0, 256)
 
@@ -154,9 +154,9 @@ def test_splits_in_a_loop_that_has_splits_itself():
     for size, in_use in [*sizes, (1 << 20, False)]:
         chunks.append((address, size, in_use))
         address += size
-    resident = Resident(4 * 256, tuple(chunks), instantiated=True)
-    simulated = simulate_memory(flow, steps, resident=resident)
-    assert record_requests(flow, steps, resident).peak_bytes(resident) == simulated.peak_bytes
+    snapshot = ArenaSnapshot(4 * 256, tuple(chunks), instantiated=True)
+    simulated = simulate_memory(flow, steps, snapshot=snapshot)
+    assert record_requests(flow, steps, snapshot).peak_bytes(snapshot) == simulated.peak_bytes
 
 
 # --- planned ----------------------------------------------------------------------------------------------
@@ -168,14 +168,14 @@ def test_the_floor_is_lower_and_the_plan_says_why():
     assert floor <= without - (LAYERS - 3) * NBYTES
     plan = made.plan(floor)
     assert plan.planned_peak_bytes == floor
-    assert not plan.absences
+    assert not plan.evictions
     (inside,) = plan.inside
     assert inside.body == "loop[1]"
     assert inside.moves >= LAYERS - 3
-    away = sum(a.nbytes for a in inside.absences)
+    away = sum(a.nbytes for a in inside.evictions)
     assert plan.host_bytes <= away  # of one iteration
     report = made.report(plan)
-    assert {row.name for row in report.swapped} == {f"loop[1]/{a.tensor}" for a in inside.absences}
+    assert {row.name for row in report.swapped} == {f"loop[1]/{a.tensor}" for a in inside.evictions}
     assert sum(row.cost_bytes for row in report.swapped) == 2 * TRIPS * away
     assert report.reruns == TRIPS * (len(inside.order) - len(set(inside.order)))
     assert all("each time that loop[1] runs" in row.reason for row in (*report.swapped, *report.recomputed))
@@ -189,7 +189,7 @@ def test_the_floor_is_lower_and_the_plan_says_why():
 def test_with_one_tactic(tactics, swaps, reruns):
     made = optimizer(tactics=tactics)
     (inside,) = made.plan(made.floor_bytes()).inside
-    assert (bool(inside.absences), len(inside.order) > len(set(inside.order))) == (swaps, reruns)
+    assert (bool(inside.evictions), len(inside.order) > len(set(inside.order))) == (swaps, reruns)
 
 
 def test_more_memory_never_takes_longer():
@@ -236,8 +236,8 @@ def test_what_is_marked_in_a_body_stays():
     )
     made = Optimizer(parse_graph(kept), CPU, Options(tactics=("swap",)))
     (inside,) = made.plan(made.floor_bytes()).inside
-    assert "f2:0" not in {a.tensor for a in inside.absences}
-    assert "f1:0" in {a.tensor for a in inside.absences}
+    assert "f2:0" not in {a.tensor for a in inside.evictions}
+    assert "f1:0" in {a.tensor for a in inside.evictions}
 
 
 def test_small_bodies_are_left_alone():
@@ -275,17 +275,17 @@ def test_a_plan_for_another_body_is_refused(fields, told):
     made = optimizer()
     plan = made.plan(made.floor_bytes())
     with pytest.raises(InvalidModel, match=told):
-        made.require_fit(changed(plan, **fields, absences=()))
+        made.require_fit(changed(plan, **fields, evictions=()))
 
 
 def test_a_damaged_plan_is_refused():
     made = optimizer(tactics=("swap",))
     content = json.loads(made.plan(made.floor_bytes()).to_json())
-    content["inside"][0]["absences"][0]["back"] = 10**6
-    with pytest.raises(InvalidModel, match="inside\\[0\\].absences\\[0\\]"):
+    content["inside"][0]["evictions"][0]["back"] = 10**6
+    with pytest.raises(InvalidModel, match="inside\\[0\\].evictions\\[0\\]"):
         Plan.from_json(json.dumps(content))
     content["inside"][0]["order"] = []
-    content["inside"][0]["absences"] = []
+    content["inside"][0]["evictions"] = []
     with pytest.raises(InvalidModel, match="names no kernels"):
         Plan.from_json(json.dumps(content))
 
@@ -335,7 +335,7 @@ def test_a_loop_inside_of_a_body_saves_nothing_there():
     found = run("recurrent_micro_batches", str(limit))
     assert found["digest"] == expected["digest"]
     assert found["planned"] == found["peak"] <= found["limit"]
-    assert found["accumulators"] + found["remade"] > 0
+    assert found["accumulators"] + found["recomputed"] > 0
 
 
 def test_an_iteration_that_fails_leaves_nothing_behind():

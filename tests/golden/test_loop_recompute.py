@@ -10,7 +10,7 @@ from test_passes import Golden
 
 from tfswap.analysis.accumulators import find_accumulators
 from tfswap.analysis.dataflow import analyse_dataflow
-from tfswap.analysis.loop_recompute import choose_remade, find_passages
+from tfswap.analysis.loop_recompute import choose_recomputed, find_passages
 from tfswap.compiler import unoptimised
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.compiler.compiler import Optimizer
@@ -35,7 +35,7 @@ def found(text: str = TEXT) -> dict[str, list[str]]:
     return {
         name: [kernel.name for kernel in kernels]
         for passage in find_passages(graph, find_accumulators(graph))
-        for name, kernels in choose_remade(passage, lambda saved, kernels: True).items()
+        for name, kernels in choose_recomputed(passage, lambda saved, kernels: True).items()
     }
 
 
@@ -48,7 +48,7 @@ def test_what_is_made_of_what_is_there_going_back():
 
 def test_kernels_stop_at_what_is_saved():
     (passage,) = find_passages(graph := parse_graph(TEXT), find_accumulators(graph))
-    chosen = choose_remade(passage, lambda saved, kernels: saved.name == "tanhs")
+    chosen = choose_recomputed(passage, lambda saved, kernels: saved.name == "tanhs")
     assert {name: [k.name for k in kernels] for name, kernels in chosen.items()} == {"tanhs": ["tanh"]}
 
 
@@ -113,8 +113,8 @@ def test_less_is_there_at_once():
         choose_body_orders(graph, Target(CPU))
         flow = analyse_dataflow(graph, CPU)
         peaks.append(simulate_memory(flow, build_schedule(range(len(flow.nodes)), ())).peak_bytes)
-    saved, remade = peaks
-    assert saved - remade >= (2 * 5 - 2) * 4096  # two elements are there at once, of five
+    saved, recomputed = peaks
+    assert saved - recomputed >= (2 * 5 - 2) * 4096  # two elements are there at once, of five
 
 
 # --- planned ----------------------------------------------------------------------------------------------
@@ -136,12 +136,12 @@ def test_the_floor_is_lower_and_the_plan_says_why():
     assert floor <= without.floor_bytes() - 2 * 4 * 4 * 65536
     plan = made.plan(floor)
     assert plan.planned_peak_bytes == floor
-    assert plan.remade == ("sums", "tanhs")
+    assert plan.recomputed == ("sums", "tanhs")
     assert plan.moves >= 2
     rows = {row.name: row for row in made.report(plan).recomputed}
     assert set(rows) == {"sums", "tanhs"}
     assert all(row.nbytes == 5 * 4 * 65536 and row.cost_s > 0 and not row.cost_bytes for row in rows.values())
-    assert made.plan("108%", ordered=True).remade == ()
+    assert made.plan("108%", ordered=True).recomputed == ()
 
 
 def test_what_is_saved_all_the_same_can_be_swapped():
@@ -183,4 +183,4 @@ def test_attention_in_a_loop_is_made_again():
     assert result["digest"] == expected["digest"]
     assert result["peak"] <= result["limit"]
     assert abs(result["planned"] / result["peak"] - 1) < 0.02
-    assert result["remade"] > 0
+    assert result["recomputed"] > 0

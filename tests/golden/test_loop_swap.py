@@ -429,7 +429,7 @@ def test_sixty_per_cent_of_the_unoptimised_peak(program):
     result = run(program, "60%")
     assert result["digest"] == expected["digest"]
     assert result["peak"] <= result["limit"]
-    assert result["accumulators"] + result["remade"] > 0
+    assert result["accumulators"] + result["recomputed"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The passes, on graphs in text: tests/golden/*.txt.
 
 A golden file has three parts, between lines of dashes: what to do (and why, in comments), the graph before, and the
-expected text after. `pass: order|swap` names the kernels in their order; `absent:` lines are a plan's absences.
+expected text after. `pass: order|swap` names the kernels in their order; `absent:` lines are a plan's evictions.
 TFSWAP_UPDATE_GOLDEN=1 writes the third part anew: then read the difference.
 """
 
@@ -31,7 +31,7 @@ from tfswap.passes.prepare.split_identity_n import split_identity_n
 from tfswap.passes.prepare.zeros_like import fill_zeros_like
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import VerificationError, verify
-from tfswap.plan.plan import Absence, Plan
+from tfswap.plan.plan import Eviction, Plan
 
 GOLDEN = Path(__file__).parent
 SEPARATOR = "---\n"
@@ -43,10 +43,10 @@ class Golden:
         self.parts = self.path.read_text().split(SEPARATOR)
         lines = [line for line in self.parts[0].splitlines() if not line.startswith("#")]
         self.arguments = lines[0].split()[2:]
-        self.absences = [self._absence(line.split()[1:]) for line in lines[1:]]
+        self.evictions = [self._eviction(line.split()[1:]) for line in lines[1:]]
         self.graph = parse_graph(self.parts[1])
 
-    def _absence(self, words: list[str]) -> Absence:
+    def _eviction(self, words: list[str]) -> Eviction:
         where: dict[str, int | None] = {}
         for key, _, value in (word.partition("=") for word in words[1:]):
             where[key] = None if value == "None" else int(value)
@@ -54,11 +54,11 @@ class Golden:
         assert release is not None
         assert back is not None
         assert use is not None
-        return Absence(words[0], 64, out, release, back, use)
+        return Eviction(words[0], 64, out, release, back, use)
 
     def plan(self) -> Plan:
         order = tuple(self.arguments)
-        return Plan("", None, order, tuple(self.absences), 0, 0, 0, 1.0, "test")
+        return Plan("", None, order, tuple(self.evictions), 0, 0, 0, 1.0, "test")
 
     def check(self, comment: str = "") -> None:
         result = comment + format_graph(self.graph)
@@ -241,10 +241,10 @@ def test_swap(name, views):
     before = edges(graph), len(graph)
     chain = insert_schedule(graph, Target(DeviceModel()), flow, golden.plan())
     inserted = [node for node in graph if node.op in custom_ops.ALL]
-    outs = sum(a.out is not None for a in golden.absences)
+    outs = sum(a.out is not None for a in golden.evictions)
     assert [sum(n.op == op for n in inserted) for op in (custom_ops.SWAP_OUT, custom_ops.RELEASE)] == [outs, outs]
     assert [sum(n.op == op for n in inserted) for op in (custom_ops.SWAP_IN, custom_ops.AWAIT)] == [
-        len(golden.absences)
+        len(golden.evictions)
     ] * 2
     assert (edges(graph), len(graph)) == (before[0], before[1] + len(inserted) + views)
     assert len(chain) == len(golden.arguments) + len(inserted)

@@ -133,9 +133,9 @@ import tensorflow as tf
 from tfswap.device import machine
 
 def used():
-    return {begin: size for begin, size, in_use in machine.resident("GPU:0").chunks if in_use}
+    return {begin: size for begin, size, in_use in machine.snapshot("GPU:0").chunks if in_use}
 
-machine.resident("GPU:0")
+machine.snapshot("GPU:0")
 before = used()
 x = tf.fill([1000], 7.0)
 x.numpy()

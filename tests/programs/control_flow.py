@@ -589,9 +589,9 @@ def main(name: str, limit: str, tactics: Sequence[str] | None = None) -> dict[st
         "bounds": len(unmodelled),
         "accumulators": len(plan.accumulators),
         "prefetched": len(plan.prefetched),
-        "remade": len(plan.remade),
+        "recomputed": len(plan.recomputed),
         "encoded": len(plan.encoded),
-        "inside": {i.body: [len(i.absences), len(i.order) - len(set(i.order))] for i in plan.inside},
+        "inside": {i.body: [len(i.evictions), len(i.order) - len(set(i.order))] for i in plan.inside},
         "host_bytes": plan.host_bytes,
     }
 
@@ -913,7 +913,7 @@ def fail_in_micro_batch() -> dict[str, int]:
     optimized = tfswap.optimize(tf.function(step), memory_limit="40%", on_exceeded="raise")
     x, good, bad = _data(4, 1000, 64), tf.constant(99), tf.constant(2)
     left = _fail_thrice(optimized, (x, good), (x, bad))
-    return {"moved": sum(len(i.absences) for i in optimized.plan().inside), **left}
+    return {"moved": sum(len(i.evictions) for i in optimized.plan().inside), **left}
 
 
 if __name__ == "__main__":

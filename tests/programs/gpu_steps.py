@@ -97,7 +97,7 @@ def train(net: str, device: str, limit: str) -> dict[str, Any]:
         digest.update(weight.numpy().tobytes())
     if not reference:
         plan = function.plan()
-        told = {"limit": plan.limit_bytes, "swapped": len(plan.absences)}
+        told = {"limit": plan.limit_bytes, "swapped": len(plan.evictions)}
     return {"digest": digest.hexdigest(), "peak": max(peaks[SETTLED:]), **told}
 
 
@@ -116,7 +116,7 @@ def overlap(net: str, device: str, limit: str) -> dict[str, Any]:
         streams = read_profile(folder)
     copies = [*streams.out, *streams.back]
     return {
-        "swapped": len(optimized.plan().absences),
+        "swapped": len(optimized.plan().evictions),
         "kernels": len(streams.kernels),
         "out": len(streams.out),
         "back": len(streams.back),

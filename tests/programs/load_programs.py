@@ -109,7 +109,7 @@ def ways(folder: str) -> dict[str, Any]:
         peak = peak_of(lambda model=model, got=got: got.extend(trained(model)))
         report = model.inner.step.report()
         found[name] = {"same": got == expected, "kept": peak <= report.memory_limit_bytes, "peak": peak}
-        found[name]["moved"] = [a.tensor for a in model.inner.step.plan().absences]
+        found[name]["moved"] = [a.tensor for a in model.inner.step.plan().evictions]
         if name == "ours":
             found["larger"] = larger(model)
             found["taped"] = refused_by_tape(model)

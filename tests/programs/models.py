@@ -179,7 +179,7 @@ def main(name: str, limit: str) -> dict[str, Any]:
         "limit": plan.limit_bytes,
         "planned": plan.planned_peak_bytes,
         "baseline": optimized.report().baseline_peak_bytes,
-        "swapped": len(plan.absences),
+        "swapped": len(plan.evictions),
     }
 
 

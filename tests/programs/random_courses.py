@@ -23,7 +23,7 @@ from tfswap.importers.function import import_function
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.contract import Target
 from tfswap.plan.schedule import EXACT, RUN, Step
-from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, widest_bytes
 
 ROWS = (256, 320, 384, 448, 512, 640)
 TRIPS = 6
@@ -187,10 +187,10 @@ def on_paper(seed: int, courses: int) -> dict[str, Any]:
         passed += any(map(operator.gt, found.during_bytes, most.during_bytes))
         highest = max(highest, found.peak_bytes)
         arena = holes(chance)
-        peak = simulate_memory(flow, steps, resident=arena).peak_bytes
+        peak = simulate_memory(flow, steps, snapshot=arena).peak_bytes
         widest = max(widest, peak / widest_bytes(covering, steps, arena))
-        peak = simulate_memory(flow, exact, resident=arena).peak_bytes
-        fullest = max(fullest, peak / simulate_memory(covering, exact, resident=holes(random.Random(-1))).peak_bytes)
+        peak = simulate_memory(flow, exact, snapshot=arena).peak_bytes
+        fullest = max(fullest, peak / simulate_memory(covering, exact, snapshot=holes(random.Random(-1))).peak_bytes)
     return {"passed": passed, "highest": highest, "covering": most.peak_bytes, "widest": widest, "fullest": fullest}
 
 
@@ -206,7 +206,7 @@ class ByChance(NamedTuple):
         return int((most + 1) ** self.chance.random()) if self.chance.randrange(4) else most  # few cost less
 
 
-def holes(chance: random.Random) -> Resident:
+def holes(chance: random.Random) -> ArenaSnapshot:
     """An arena in small pieces, with a large one at its end."""
     chunks: list[tuple[int, int, bool]] = []
     end = 0
@@ -215,7 +215,7 @@ def holes(chance: random.Random) -> Resident:
         chunks.append((end, nbytes, bool(number % 2)))
         end += nbytes
     chunks.append((end, 1 << 30, False))
-    return Resident(sum(nbytes for _, nbytes, used in chunks if used), tuple(chunks))
+    return ArenaSnapshot(sum(nbytes for _, nbytes, used in chunks if used), tuple(chunks))
 
 
 if __name__ == "__main__":

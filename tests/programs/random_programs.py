@@ -152,7 +152,7 @@ def check(seed: int) -> list[dict]:
             # A plan that changes nothing runs TensorFlow's default, Grappler and all: other bits.
             entry["same"], entry["peak"] = found == expected or step.plan().changes_nothing, peak
             entry["unchanged"] = step.plan().changes_nothing
-            entry["planned"], entry["swapped"] = step.plan().planned_peak_bytes, len(step.plan().absences)
+            entry["planned"], entry["swapped"] = step.plan().planned_peak_bytes, len(step.plan().evictions)
             entry["reruns"], entry["encoded"] = step.report().reruns, len(step.plan().encoded)
             break
         results.append(entry)

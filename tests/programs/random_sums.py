@@ -229,7 +229,7 @@ def check(seed: int, loops: bool) -> dict:
         if loops and step.plan().changes_nothing:  # left to TensorFlow, Grappler included
             continue
         entry["wrong"] += found not in expected
-        entry["swapped"] += len(step.plan().absences)
+        entry["swapped"] += len(step.plan().evictions)
         entry["reruns"] += step.report().reruns
     return entry
 

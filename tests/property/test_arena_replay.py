@@ -22,15 +22,15 @@ from tfswap.passes.nodes import add_gate
 from tfswap.passes.tactics.limit_check import HOST_INPUTS, encode, write_limit
 from tfswap.simulator.bfc_allocator import Arena
 from tfswap.simulator.requests import END_ABOVE, EXACT_CHUNKS, FREE_REST, SPLIT_ABOVE, Requests
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 KIB = 2**10
 
 
-def replayed(encoded: bytes, resident: Resident) -> int:
-    rows = (ctypes.c_int64 * (3 * len(resident.chunks)))(*(int(n) for chunk in resident.chunks for n in chunk))
-    limit = resident.limit_bytes or 0
-    return load().c.tfswap_replay(encoded, len(encoded), rows, len(resident.chunks), limit, resident.collects)
+def replayed(encoded: bytes, snapshot: ArenaSnapshot) -> int:
+    rows = (ctypes.c_int64 * (3 * len(snapshot.chunks)))(*(int(n) for chunk in snapshot.chunks for n in chunk))
+    limit = snapshot.limit_bytes or 0
+    return load().c.tfswap_replay(encoded, len(encoded), rows, len(snapshot.chunks), limit, snapshot.collects)
 
 
 def used_arena(draw: random.Random, limit_bytes: int) -> Arena:
@@ -78,11 +78,11 @@ def test_the_gates_replay_has_the_planners_peaks(seed: int, collects: bool) -> N
     draw = random.Random(seed)
     limit = draw.choice((4, 16, 64)) * 2**20
     arena = used_arena(draw, limit)
-    resident = Resident(arena.in_use_bytes, tuple(arena.chunks), True, limit, collects)
-    if not resident.chunks:
+    snapshot = ArenaSnapshot(arena.in_use_bytes, tuple(arena.chunks), True, limit, collects)
+    if not snapshot.chunks:
         return  # nothing is known of such an arena
     events = some_requests(draw)
-    found, expected = replayed(encode(events), resident), Requests((tuple(events),), 0).peak_bytes(resident)
+    found, expected = replayed(encode(events), snapshot), Requests((tuple(events),), 0).peak_bytes(snapshot)
     if expected <= limit:
         assert found == expected
     else:  # by how much a step does not fit is a question of where it is taken to find room
@@ -93,8 +93,8 @@ def test_what_loops_repeat_is_written_once() -> None:
     iteration = [300 * KIB, 200 * KIB, 100 * KIB]
     events = [n for i in range(10_000) for n in (*iteration, *(-1 - 3 * i - k for k in range(3)))]
     assert len(encode(events)) < 200
-    resident = Resident(256, ((4096, 256, True), (4352, 2**20, False)), True, 2**30)
-    assert replayed(encode(events), resident) == 256 + 600 * KIB
+    snapshot = ArenaSnapshot(256, ((4096, 256, True), (4352, 2**20, False)), True, 2**30)
+    assert replayed(encode(events), snapshot) == 256 + 600 * KIB
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_what_loops_repeat_is_written_once() -> None:
     ],
 )
 def test_damaged_requests_are_refused(damaged: bytes) -> None:
-    assert replayed(damaged, Resident(256, ((4096, 256, True),), True, 2**30)) == -1
+    assert replayed(damaged, ArenaSnapshot(256, ((4096, 256, True),), True, 2**30)) == -1
 
 
 def test_random_bytes_never_end_the_process() -> None:
     draw = random.Random(1)
     for _ in range(2000):
         damaged = bytes(draw.choices(range(256), k=draw.randint(1, 60)))
-        peak = replayed(damaged, Resident(256, ((4096, 256, True),), True, 2**30))
+        peak = replayed(damaged, ArenaSnapshot(256, ((4096, 256, True),), True, 2**30))
         assert peak == -1 or peak >= ALIGNMENT_BYTES
 
 

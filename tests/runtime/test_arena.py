@@ -531,10 +531,10 @@ def test_a_tensor_that_came_while_the_step_ran_and_stayed_is_counted_once():
 limit = floor_of(function, x) + (28 << 20)
 step = tfswap.optimize(function, memory_limit=limit)
 step(x)
-swaps = [len(step.plan().absences)]
+swaps = [len(step.plan().evictions)]
 surprises.append((True, 20 << 20))
 peaks = [peak_of(step, x) for _ in range(3)]
-swaps.append(len(step.plan().absences))
+swaps.append(len(step.plan().evictions))
 print(json.dumps([peaks, limit, messages, swaps]))
 """)
     assert peaks[0] > limit

@@ -227,7 +227,7 @@ def test_kernels_may_have_temporaries():
     assert not can_run_beside(flow, *named(flow, "i k"))  # which may write over e
 
 
-def test_an_absence_between_two_kernels_keeps_them_apart():
+def test_an_eviction_between_two_kernels_keeps_them_apart():
     flow = facts(HEADS)
     a = flow.value_of[flow.nodes[flow.place["a"]], 0]
     assert beside(flow, "a q k s t r", (Interval(a, 0, 2, 2, 2),)) == ()
@@ -458,7 +458,7 @@ stop.set()
 same = all(np.array_equal(a, b) for a, b in zip(plain.weights, net.weights))
 plan = step.plan()
 print(json.dumps({"beside": len(plan.beside), "planned": plan.planned_peak_bytes, "limit": plan.limit_bytes,
-                  "measured": measured, "same": same and losses == expected, "absences": len(plan.absences)}))
+                  "measured": measured, "same": same and losses == expected, "evictions": len(plan.evictions)}))
 """
 
 ATTENTION = """
@@ -523,7 +523,7 @@ def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, bus
     code = PROGRAM.replace("NET", net).replace("LIMIT", f'"{limit}"').replace("BUSY", str(busy))
     run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
     assert run["beside"]
-    assert bool(run["absences"]) == (limit != "100%")
+    assert bool(run["evictions"]) == (limit != "100%")
     assert run["same"]
     assert max(run["measured"]) <= run["limit"]
     assert {peak == run["planned"] for peak in run["measured"]} == {True}
@@ -545,7 +545,7 @@ x, net = Net.data(), Net(layers=6)
 concrete = tf.function(net.step).get_concrete_function(x)
 device, model = machine.current_device()
 graph = as_planned(import_function(concrete, [x]), concrete, model)
-optimizer = Optimizer(graph, model, resident=machine.resident(device), keeps_results=True)
+optimizer = Optimizer(graph, model, snapshot=machine.snapshot(device), keeps_results=True)
 plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
 print(json.dumps([[len(plan.beside), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
 """

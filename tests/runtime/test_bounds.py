@@ -13,7 +13,7 @@ from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import EXACT, RUN, Step
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import NOTHING_KNOWN, Ledger, Resident, judge_memory, simulate_memory, widest_bytes
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Ledger, judge_memory, simulate_memory, widest_bytes
 
 tf: Any = pytest.importorskip("tensorflow")
 
@@ -219,14 +219,14 @@ def test_in_exact_chunks_no_size_takes_more_than_the_largest():
     flow = analyse_dataflow(parse_graph(TWO_SIZES), DeviceModel())
     steps = [Step(EXACT, 0), *(Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel)]
     chunks = tuple((4096 * n, 256 * n, n % 2 == 1) for n in range(1, 16))
-    holes = Resident(sum(nbytes for _, nbytes, in_use in chunks if in_use), chunks)
-    for resident in (NOTHING_KNOWN, holes):
-        most = judge_memory(flow, steps, resident).peak_bytes
-        assert widest_bytes(flow, steps, resident) == most
+    holes = ArenaSnapshot(sum(nbytes for _, nbytes, in_use in chunks if in_use), chunks)
+    for snapshot in (NOTHING_KNOWN, holes):
+        most = judge_memory(flow, steps, snapshot).peak_bytes
+        assert widest_bytes(flow, steps, snapshot) == most
         for share in (0.0, 0.3, 0.5, 0.7, 0.99):
             values = [v._replace(nbytes=int(share * v.nbytes)) if v.tensor.type.bound else v for v in flow.values]
             less = dataclasses.replace(flow, values=values)
-            assert simulate_memory(less, steps, resident=resident).peak_bytes <= most
+            assert simulate_memory(less, steps, snapshot=snapshot).peak_bytes <= most
 
 
 def test_what_any_size_takes_at_most_is_that_of_the_extreme_that_holds_most():

@@ -14,7 +14,7 @@ from tfswap.errors import InvalidModel
 from tfswap.plan.plan import Plan, Split
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.chunk_splits import choose_ends, choose_splits
-from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 16 * KIB
@@ -39,14 +39,14 @@ def test_a_large_tensor_has_room_where_what_stays_is_at_the_end() -> None:
     flow = facts(TEXT)
     order = named(flow, "b a stays large d e end")
     limit = MAP + LARGE + SPARE
-    resident = Resident(4096, ((0, 4096, True), (4096, limit - 4096, False)), instantiated=True, limit_bytes=limit)
+    snapshot = ArenaSnapshot(4096, ((0, 4096, True), (4096, limit - 4096, False)), instantiated=True, limit_bytes=limit)
     steps = build_schedule(order, ())
-    live_bytes, splits = choose_splits(flow, steps, resident)
-    assert live_bytes <= limit < simulate_memory(flow, steps, resident=resident).peak_bytes
-    ends = next(choose_ends(flow, steps, resident, splits))
+    live_bytes, splits = choose_splits(flow, steps, snapshot)
+    assert live_bytes <= limit < simulate_memory(flow, steps, snapshot=snapshot).peak_bytes
+    ends = next(choose_ends(flow, steps, snapshot, splits))
     assert Split(order.index(flow.place["stays"]), 128 * KIB, at_end=True) in ends
     assert all(not split.at_end for split in ends if split.step == order.index(flow.place["large"]))
-    assert simulate_memory(flow, build_schedule(order, (), splits=ends), resident=resident).peak_bytes <= limit
+    assert simulate_memory(flow, build_schedule(order, (), splits=ends), snapshot=snapshot).peak_bytes <= limit
 
 
 def test_one_at_a_chunk_s_end_stands_alone() -> None:

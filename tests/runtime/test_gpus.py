@@ -68,7 +68,7 @@ def compare(loss_of, shapes, *inputs, limit="60%", **options):
         "same": found == expected,
         "kept": peak <= plan.limit_bytes < unoptimised,
         "planned": [plan.planned_peak_bytes, peak],
-        "swaps": len(plan.absences),
+        "swaps": len(plan.evictions),
         "out": GPUS.counts().bytes_out,
     }
 """
@@ -178,7 +178,7 @@ found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
 def test_steps_of_other_kinds_do_too(on_gpus, name):
     found = on_gpus(PROGRAM + NETS["mlp"].rpartition("found")[0] + OTHERS[name] + END)
     check(found, swaps=name not in ("a loop", "a conditional"), exact=False, bounded=name != "a loop")
-    assert found["out"] >= MIB or name == "a conditional"  # what loops save has no absences in the plan
+    assert found["out"] >= MIB or name == "a conditional"  # what loops save has no evictions in the plan
 
 
 @pytest.mark.emulated_gpu(jitter=7, kernel_us=300.0)
@@ -208,7 +208,7 @@ for _ in range(15):
         step(x).numpy()
         times.append(time.process_time() - start)
     ratios.append(times[1] / times[0])
-found = {"ratio": statistics.median(ratios), "swaps": len(step.plan().absences)}
+found = {"ratio": statistics.median(ratios), "swaps": len(step.plan().evictions)}
 """
         + END
     )
@@ -349,7 +349,7 @@ with tf.device("CPU:0"):
 found = {
     "same": losses[:1] == expected,
     "kept": peak <= step.plan().limit_bytes,
-    "swaps": bool(step.plan().absences),
+    "swaps": bool(step.plan().evictions),
     "kernels": GPUS.counts().kernels - kernels,
 }
 """

@@ -75,7 +75,7 @@ def same(function, sources, *inputs, memory_limit=LIMIT, **options):
 def test_it_is_planned_and_gives_the_same_bits(caplog):
     net = Net()
     step = same(features(net), net.weights, batch())
-    assert step.plan().absences
+    assert step.plan().evictions
     assert step.stats().out_bytes == step.stats().in_bytes > 0
     assert "tape" not in caplog.text
 
@@ -83,7 +83,7 @@ def test_it_is_planned_and_gives_the_same_bits(caplog):
 def test_gradients_of_arguments():
     net, x = Net(), batch()
     step = same(features(net), [x, net.weights[2]], x, watch=[x])
-    assert step.plan().absences
+    assert step.plan().evictions
 
 
 def test_a_forward_pass_alone_is_planned_as_what_it_is():

@@ -26,7 +26,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.text import format_graph, parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.plan import Plan, fingerprint
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 
 KINDS = ("dense", "relu", "scale", "add", "dense", "relu", "add", "dense", "scale", "relu") * 2
@@ -63,9 +63,9 @@ def cache(tmp_path: Path) -> PlanCache:
 
 def optimizer(cache: PlanCache | None, *, graph: Graph | None = None, **given: Any) -> Counted:
     device = given.pop("device", DeviceModel())
-    resident = given.pop("resident", Resident())
+    snapshot = given.pop("snapshot", ArenaSnapshot())
     options = Options(**{"tactics": ("swap",), **given})
-    return Counted(graph or step(), device, options, resident=resident, plan_cache=cache)
+    return Counted(graph or step(), device, options, snapshot=snapshot, plan_cache=cache)
 
 
 def entries(cache: PlanCache) -> list[Path]:
@@ -129,12 +129,12 @@ def test_a_plan_that_does_not_fit_here_is_made_anew(cache: PlanCache) -> None:
     plan = optimizer(cache).plan("60%")
     limit, spare = plan.limit_bytes or 0, (plan.limit_bytes or 0) - plan.planned_peak_bytes
     there = plan.persistent_bytes
-    fuller = optimizer(cache, resident=Resident(there + spare + 4096))
+    fuller = optimizer(cache, snapshot=ArenaSnapshot(there + spare + 4096))
     made = fuller.plan(limit)
     assert fuller.planned == 1
     assert made.keeps_limit
     assert made.actions != plan.actions
-    last = optimizer(cache, resident=Resident(there + spare + 4096))
+    last = optimizer(cache, snapshot=ArenaSnapshot(there + spare + 4096))
     assert last.plan(limit) == made
     assert last.planned == 0
 
@@ -150,7 +150,7 @@ def test_a_plan_that_lacks_room_that_is_asked_for_is_made_anew(cache: PlanCache)
 
 def test_a_share_is_of_what_is_there(cache: PlanCache) -> None:
     limit = optimizer(cache).plan("60%").limit_bytes or 0
-    fuller = optimizer(cache, resident=Resident(1 << 30))
+    fuller = optimizer(cache, snapshot=ArenaSnapshot(1 << 30))
     assert (fuller.analysis("60%").limit_bytes or 0) > limit + (1 << 28)
     assert fuller.predicted == 1
 

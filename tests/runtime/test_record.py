@@ -17,7 +17,7 @@ from tfswap.plan.schedule import AWAIT, IN, KERNELS, OUT, RELEASE, SPLIT
 from tfswap.planner.planner import promised
 from tfswap.report.timeline import ACTIVATIONS, GRADIENTS, KINDS, OTHERS, VARIABLES, WORKSPACES, Run, Timeline
 from tfswap.simulator.record import NOBODY, Record, record_planned
-from tfswap.simulator.simulate import NOTHING_KNOWN, SPLIT_S, Resident, simulate_time
+from tfswap.simulator.simulate import NOTHING_KNOWN, SPLIT_S, ArenaSnapshot, simulate_time
 
 CPU = DeviceModel()
 NET = [Layer("dense"), Layer("relu"), Layer("scale", 1)] * 4
@@ -105,7 +105,7 @@ def test_each_step_of_a_schedule_has_its_time() -> None:
     assert planned is not None
     costs = optimizer.planner.cost_s
     slow = dataclasses.replace(optimizer.planner.rates, out_bytes_per_s=1e8, in_bytes_per_s=1e8)  # copies queue
-    record = record_planned(optimizer.flow, planned.steps, costs, slow, resident=NOTHING_KNOWN)
+    record = record_planned(optimizer.flow, planned.steps, costs, slow, snapshot=NOTHING_KNOWN)
     assert len(record.spans) == len(record.steps)
     now = 0.0
     lanes: dict[str, float] = {}
@@ -144,7 +144,7 @@ def test_what_else_is_in_the_arena_is_told_apart() -> None:
     plan = optimizer.plan(None, ordered=True)
     there = 1 << 28
     chunks = ((0, there, True), (there, 1 << 30, False))
-    found = optimizer.timeline(plan, Resident(there, chunks, instantiated=True))
+    found = optimizer.timeline(plan, ArenaSnapshot(there, chunks, instantiated=True))
     assert found.planned is not None
     assert found.after is not None
     first = found.after.at([0])[0]

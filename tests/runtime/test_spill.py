@@ -78,12 +78,12 @@ plan, report, stats = step.plan(), step.report(), step.stats()
 assert swapped > 3 * (HOST - STAGING_BYTES), swapped
 assert 0 < plan.host_bytes <= HOST - STAGING_BYTES
 assert plan.host_bytes + plan.disk_bytes > 0.9 * swapped
-there = {{a.tensor: a.nbytes for a in plan.absences if a.disk and a.out is not None}}
+there = {{a.tensor: a.nbytes for a in plan.evictions if a.disk and a.out is not None}}
 made = step.get_concrete_function(batch(ROWS)).graph.get_operations()
 assert {{op.inputs[0].name for op in made if op.type == "Tfswap>SwapOut" and op.get_attr("disk")}} == set(there)
 assert stats.disk_out_bytes == sum(there.values()) > 0, (stats, there)
-assert stats.disk_in_bytes == sum(a.nbytes for a in plan.absences if a.disk)
-assert stats.out_bytes == sum(a.nbytes for a in plan.absences if not a.disk and a.out is not None)
+assert stats.disk_in_bytes == sum(a.nbytes for a in plan.evictions if a.disk)
+assert stats.out_bytes == sum(a.nbytes for a in plan.evictions if not a.disk and a.out is not None)
 assert 0 < stats.disk_peak_bytes <= plan.disk_bytes and stats.pool_peak_bytes <= plan.host_bytes
 total = ops.stats()
 assert total.pool_reserved_bytes <= HOST and total.disk_reserved_bytes >= plan.disk_bytes

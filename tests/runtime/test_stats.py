@@ -28,8 +28,8 @@ def figures(step):
     return stats.out_bytes, stats.in_bytes
 
 def planned(step):
-    absences = step.plan().absences
-    return sum(a.nbytes for a in absences if a.out is not None), sum(a.nbytes for a in absences)
+    evictions = step.plan().evictions
+    return sum(a.nbytes for a in evictions if a.out is not None), sum(a.nbytes for a in evictions)
 
 def eventually(condition):
     deadline = time.monotonic() + 60

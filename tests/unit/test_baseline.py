@@ -7,7 +7,7 @@ import pytest
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
-from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import simulate_baseline
 
 UNIT = 25600 * 4
@@ -33,10 +33,10 @@ def facts(text: str, device: DeviceModel = TWO) -> Dataflow:
     return analyse_dataflow(parse_graph(text), device)
 
 
-def units(text: str, device: DeviceModel, seconds: dict[str, float], resident: Resident = NOTHING_KNOWN) -> int:
+def units(text: str, device: DeviceModel, seconds: dict[str, float], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
     """The peak in whole UNITs, when kernels take so many seconds: 1 where not said."""
     flow = facts(text, device)
-    return simulate_baseline(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, resident=resident) // UNIT
+    return simulate_baseline(flow, [seconds.get(n.name, 1.0) for n in flow.nodes], device, snapshot=snapshot) // UNIT
 
 
 def test_branches_run_side_by_side_on_two_threads_and_in_turn_on_one():
@@ -85,7 +85,7 @@ def test_a_variable_that_adopts_a_buffer_frees_the_one_that_it_had():
     end = 1 << 40
     chunks = ((0, UNIT, True), (UNIT, end, False))
     # Every step: the variable and its next value. Were the old one kept, each of them would add one.
-    assert units(UPDATE, TWO, {}, Resident(UNIT, chunks)) == 2
+    assert units(UPDATE, TWO, {}, ArenaSnapshot(UNIT, chunks)) == 2
 
 
 def test_a_prediction_repeats():

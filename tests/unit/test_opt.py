@@ -19,7 +19,7 @@ from tfswap.ir.text import parse_graph
 from tfswap.kernels.device import DeviceModel
 from tfswap.passes.bisect import Applied, first_failing
 from tfswap.passes.contract import Pass, Target, watching
-from tfswap.plan.plan import Absence, Plan
+from tfswap.plan.plan import Eviction, Plan
 
 TWICE = """\
 %x = Placeholder() {dtype=float32} -> float32[4]
@@ -116,7 +116,7 @@ def test_passes_carry_out_a_plan_that_is_given(
 ) -> None:
     assert cli.main(["opt", graph_file, "--passes=carry-out"]) == cli.FAILED
     assert "--plan=FILE" in capsys.readouterr().err
-    plan = Plan("", None, ("a", "b", "sum"), (Absence("a:0", 16, 0, 1, 1, 2),), 0, 0, 0, 1.0, "test")
+    plan = Plan("", None, ("a", "b", "sum"), (Eviction("a:0", 16, 0, 1, 1, 2),), 0, 0, 0, 1.0, "test")
     (tmp_path / "plan.json").write_text(plan.to_json())
     asked = ["opt", graph_file, "--passes=order-bodies,carry-out,prune", f"--plan={tmp_path / 'plan.json'}"]
     assert cli.main(asked) == cli.OK

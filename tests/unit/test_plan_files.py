@@ -78,14 +78,14 @@ def put(*path: Any) -> Change:
         (put("seconds", -1.0), "plan.seconds is -1.0, and no time is"),
         (put("order", "relu0"), "plan.order is 'relu0', and must be a list"),
         (put("order", 1, 3), r"plan.order\[1\] is 3, and must be a text"),
-        (put("absences", {}), "plan.absences is {}, and must be a list"),
-        (put("absences", 0, []), r"plan.absences\[0\] is \[\], and must be an object"),
-        (lambda c: c["absences"][0].pop("use"), r"plan.absences\[0\] has no field 'use'"),
-        (put("absences", 0, "why", 1), r"plan.absences\[0\] has the field 'why'"),
-        (put("absences", 0, "use", 10**9), "must rise in this order, and lie among the"),
-        (put("absences", 0, "out", -1), "must rise in this order"),
-        (put("absences", 0, "back", 0), "must rise in this order"),
-        (put("absences", 0, "release", 2.0), r"plan.absences\[0\].release is 2.0"),
+        (put("evictions", {}), "plan.evictions is {}, and must be a list"),
+        (put("evictions", 0, []), r"plan.evictions\[0\] is \[\], and must be an object"),
+        (lambda c: c["evictions"][0].pop("use"), r"plan.evictions\[0\] has no field 'use'"),
+        (put("evictions", 0, "why", 1), r"plan.evictions\[0\] has the field 'why'"),
+        (put("evictions", 0, "use", 10**9), "must rise in this order, and lie among the"),
+        (put("evictions", 0, "out", -1), "must rise in this order"),
+        (put("evictions", 0, "back", 0), "must rise in this order"),
+        (put("evictions", 0, "release", 2.0), r"plan.evictions\[0\].release is 2.0"),
         (put("order", []), "lie among the 0 kernels"),
         (put("splits", [{"step": 3, "nbytes": 8}, {"step": 2, "nbytes": 8}]), "step 2 with 8 bytes after step 3"),
         (put("splits", [{"step": 3, "nbytes": 0}]), "step 3 with 0 bytes"),
@@ -121,7 +121,7 @@ JSON = st.recursive(
 def test_any_change_of_a_value_is_refused_or_carried_out(step: Optimizer, plan: Plan, data: st.DataObject) -> None:
     content = json.loads(plan.to_json())
     place, key = content, data.draw(st.sampled_from(sorted(content)))
-    if key == "absences":
+    if key == "evictions":
         place = data.draw(st.sampled_from(content[key]))
         key = data.draw(st.sampled_from(sorted(place)))
     place[key] = data.draw(JSON | st.integers(-2, 60))
@@ -139,7 +139,7 @@ def test_what_the_planner_makes_fits(step: Optimizer) -> None:
 
 
 def first_use_moved(content: dict[str, Any]) -> None:
-    content["absences"][0]["use"] += 1
+    content["evictions"][0]["use"] += 1
 
 
 def swap_ends(content: dict[str, Any]) -> None:
@@ -148,7 +148,7 @@ def swap_ends(content: dict[str, Any]) -> None:
 
 
 def again(content: dict[str, Any]) -> None:
-    content["absences"].append({**content["absences"][0], "out": None})
+    content["evictions"].append({**content["evictions"][0], "out": None})
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def again(content: dict[str, Any]) -> None:
     [
         (put("fingerprint", "0" * 64), "another graph"),
         (put("order", 0, "stranger"), "names the node 'stranger'"),
-        (lambda c: (c["order"].pop(), c["absences"].clear()), "does not say when .* runs"),
+        (lambda c: (c["order"].pop(), c["evictions"].clear()), "does not say when .* runs"),
         (swap_ends, "runs .* before .*, which it depends on"),
-        (put("absences", 0, "tensor", "stranger:0"), "moves 'stranger:0', which this graph does not have"),
-        (put("absences", 0, "nbytes", 1), "to have 1 bytes, and it has"),
+        (put("evictions", 0, "tensor", "stranger:0"), "moves 'stranger:0', which this graph does not have"),
+        (put("evictions", 0, "nbytes", 1), "to have 1 bytes, and it has"),
         (first_use_moved, "used in between, not used then"),
         (again, "or away already"),
-        (put("absences", 0, "out", None), "copies .* out before it is made, or not once"),
+        (put("evictions", 0, "out", None), "copies .* out before it is made, or not once"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(step: Optimizer, plan: Plan, change: Change, says: str) -> None:
@@ -172,7 +172,7 @@ def test_a_plan_that_does_not_fit_is_refused(step: Optimizer, plan: Plan, change
 
 def test_a_plan_that_moves_what_must_stay_is_refused(plan: Plan) -> None:
     with pytest.raises(InvalidModel, match="must stay .marked with tfswap.keep"):
-        optimizer(keep=frozenset({plan.absences[0].tensor})).rewrite(plan)
+        optimizer(keep=frozenset({plan.evictions[0].tensor})).rewrite(plan)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.order import chain_nodes
 from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
-from tfswap.plan.plan import Absence, Plan, Split, fingerprint
+from tfswap.plan.plan import Eviction, Plan, Split, fingerprint
 from tfswap.plan.schedule import AWAIT, IN, OUT, RELEASE, RUN, Interval, build_schedule
 from tfswap.planner import ordering
 from tfswap.planner import planner as planning
@@ -41,7 +41,7 @@ from tfswap.planner.host_tiers import ANYTHING, Tiers
 from tfswap.planner.planner import Planner, promised, simulated_limit
 from tfswap.planner.problem import Choice, Problem, make_problem
 from tfswap.planner.solvers import belady, cheapest_eviction
-from tfswap.simulator.simulate import Resident, simulate_memory, simulate_time
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, simulate_time
 
 CPU = DeviceModel()
 KIB, MIB = 1024, 2**20
@@ -174,7 +174,7 @@ def test_peak_of_a_chain():
     assert (memory.host_peak_bytes, memory.out_bytes, memory.in_bytes, memory.forwarded) == (0, 0, 0, [])
 
 
-def test_an_absence_takes_its_buffer_out_of_the_gap():
+def test_an_eviction_takes_its_buffer_out_of_the_gap():
     flow = facts(CHAIN)
     a = value(flow, "a")
     # out after b (position 1), gone before c (2), back before d (3).
@@ -258,11 +258,11 @@ def test_what_is_resident_counts_and_its_holes_are_used():
     steps = build_schedule(named(flow, "a b c d"), ())
     # x lies in the first chunk; of 4 units free behind another chunk the step takes three.
     chunks = ((0, UNIT, True), (UNIT, UNIT, True), (2 * UNIT, 4 * UNIT, False))
-    memory = simulate_memory(flow, steps, resident=Resident(2 * UNIT, chunks))
+    memory = simulate_memory(flow, steps, snapshot=ArenaSnapshot(2 * UNIT, chunks))
     assert memory.peak_bytes == 5 * UNIT
     # A hole of one and a half units is handed out whole.
     chunks = ((0, UNIT, True), (UNIT, UNIT * 3 // 2, False), (UNIT * 4, UNIT, True))
-    memory = simulate_memory(flow, steps, resident=Resident(2 * UNIT, chunks))
+    memory = simulate_memory(flow, steps, snapshot=ArenaSnapshot(2 * UNIT, chunks))
     assert memory.peak_bytes == 5 * UNIT + UNIT // 2
 
 
@@ -270,14 +270,14 @@ def test_where_a_step_runs_later_holes_that_tensors_just_fit_into_have_something
     flow = facts(CHAIN)
     steps = build_schedule(named(flow, "a b c d"), ())
     chunks = ((0, UNIT, True), (UNIT, UNIT, True), (2 * UNIT, 2 * UNIT, False), (4 * UNIT, UNIT, True))
-    seen = Resident(3 * UNIT, chunks)
+    seen = ArenaSnapshot(3 * UNIT, chunks)
     unseen = seen.unseen()
-    assert simulate_memory(flow, steps, resident=seen).peak_bytes == 6 * UNIT
+    assert simulate_memory(flow, steps, snapshot=seen).peak_bytes == 6 * UNIT
     # Next to what has come into the hole one tensor fits, and gets all that is left.
     taken = unseen.total_bytes - seen.total_bytes
     assert 0 < taken <= 2 * UNIT // 50
-    assert simulate_memory(flow, steps, resident=unseen).peak_bytes == 7 * UNIT
-    assert Resident(UNIT).unseen() == Resident(UNIT)
+    assert simulate_memory(flow, steps, snapshot=unseen).peak_bytes == 7 * UNIT
+    assert ArenaSnapshot(UNIT).unseen() == ArenaSnapshot(UNIT)
     assert unseen.beside([UNIT]).total_bytes == 5 * UNIT, "likewise"
 
 
@@ -286,9 +286,9 @@ def test_a_split_parts_a_chunk_for_the_next_step():
     order = named(flow, "a b c d")
     # a would get the hole of one and a half units whole, and hold it to the end.
     chunks = ((0, UNIT, True), (UNIT, UNIT * 3 // 2, False), (UNIT * 4, UNIT, True), (UNIT * 5, 8 * UNIT, False))
-    resident = Resident(2 * UNIT, chunks)
+    snapshot = ArenaSnapshot(2 * UNIT, chunks)
     whole, split = (
-        simulate_memory(flow, build_schedule(order, (), (), splits), resident=resident)
+        simulate_memory(flow, build_schedule(order, (), (), splits), snapshot=snapshot)
         for splits in ((), (Split(0, UNIT),))
     )
     assert whole.peak_bytes == 5 * UNIT + UNIT // 2
@@ -300,7 +300,7 @@ def test_a_split_parts_a_chunk_for_the_next_step():
 def test_splits_are_for_what_is_there_near_the_peak():
     flow = facts(CHAIN)
     steps = build_schedule(named(flow, "a b c d"), ())
-    live_bytes, splits = choose_splits(flow, steps, Resident())
+    live_bytes, splits = choose_splits(flow, steps, ArenaSnapshot())
     assert live_bytes == simulate_memory(flow, steps, live=True).peak_bytes
     assert splits == tuple(Split(step, UNIT) for step in range(4)), "d is made while as much is live"
     flow = facts(
@@ -308,7 +308,7 @@ def test_splits_are_for_what_is_there_near_the_peak():
         "%b = MatMul(%a, %a) -> float32[25600]\n%w = MatMul(%b, %b) -> float32[256000]\n"
         "%z = MatMul(%w, %w) -> float32[256000]\nfeeds %x\nfetches %z\n"
     )
-    _, splits = choose_splits(flow, build_schedule(named(flow, "a b w z"), ()), Resident())
+    _, splits = choose_splits(flow, build_schedule(named(flow, "a b w z"), ()), ArenaSnapshot())
     assert splits == (Split(2, 10 * UNIT), Split(3, 10 * UNIT)), "a and b are gone when there is as much"
 
 
@@ -319,12 +319,12 @@ def test_a_request_that_is_gone_when_its_kernel_ends_is_parted_too():
         "%f = Conv2DBackpropFilter(%x, %s, %x) -> float32[3,3,16,16]\nfeeds %x\nfetches %f\n"
     )
     steps = build_schedule(named(flow, "f"), ())
-    live_bytes, splits = choose_splits(flow, steps, Resident())
+    live_bytes, splits = choose_splits(flow, steps, ArenaSnapshot())
     (split,) = splits
     free = split.nbytes * 3 // 2 // 256 * 256
-    resident = Resident(1 << 20, ((0, 1 << 20, True), (1 << 20, free, False)))
+    snapshot = ArenaSnapshot(1 << 20, ((0, 1 << 20, True), (1 << 20, free, False)))
     plain, parted = (
-        simulate_memory(flow, build_schedule(named(flow, "f"), (), (), which), resident=resident).peak_bytes
+        simulate_memory(flow, build_schedule(named(flow, "f"), (), (), which), snapshot=snapshot).peak_bytes
         for which in ((), splits)
     )
     assert plain == (1 << 20) + free
@@ -337,13 +337,13 @@ def test_all_large_requests_of_a_kernel_are_parted():
         "%y = Unpack(%x) {num=2, axis=1} -> float32[25600], float32[25600]\nfeeds %x\nfetches %y, %y:1\n"
     )
     order = named(flow, "y")
-    live_bytes, splits = choose_splits(flow, build_schedule(order, ()), Resident())
+    live_bytes, splits = choose_splits(flow, build_schedule(order, ()), ArenaSnapshot())
     assert (live_bytes, splits) == (4 * UNIT, (Split(0, UNIT),) * 2)
     # What is free is parted for the first, and the second would be given the rest of it whole.
     chunks = ((0, 2 * UNIT, True), (2 * UNIT, UNIT * 9 // 4, False), (5 * UNIT, UNIT, True))
-    resident = Resident(3 * UNIT, chunks)
+    snapshot = ArenaSnapshot(3 * UNIT, chunks)
     peaks = [
-        simulate_memory(flow, build_schedule(order, (), (), which), resident=resident).peak_bytes
+        simulate_memory(flow, build_schedule(order, (), (), which), snapshot=snapshot).peak_bytes
         for which in ((), splits[1:], splits)
     ]
     assert peaks[0] == peaks[1] == 5 * UNIT + UNIT // 4
@@ -357,7 +357,7 @@ def test_a_request_is_parted_where_the_rest_of_its_chunk_would_be_the_peak():
         "%a = MatMul(%w, %x) -> float32[25600]\n%b = MatMul(%a, %a) -> float32[25600,11]\n"
         "feeds %x\nfetches %b\n"
     )
-    live_bytes, splits = choose_splits(flow, build_schedule(named(flow, "w a b"), ()), Resident())
+    live_bytes, splits = choose_splits(flow, build_schedule(named(flow, "w a b"), ()), ArenaSnapshot())
     assert live_bytes == 13 * UNIT
     assert splits[0] == Split(0, 7 * UNIT)
 
@@ -373,16 +373,16 @@ def test_with_splits_holes_do_not_matter():
         chunks += [(end, hole, False), (end + hole, 256, True)]
         end += hole + 256
     chunks.append((end, 1 << 40, False))
-    resident = Resident(sum(size for _, size, used in chunks if used), tuple(chunks), instantiated=True)
+    snapshot = ArenaSnapshot(sum(size for _, size, used in chunks if used), tuple(chunks), instantiated=True)
     order = ordering.choose_order(flow, costs(flow))
-    live_bytes, splits = choose_splits(flow, build_schedule(order, ()), resident)
+    live_bytes, splits = choose_splits(flow, build_schedule(order, ()), snapshot)
     plain, split = (
-        simulate_memory(flow, build_schedule(order, (), (), which), resident=resident).peak_bytes
+        simulate_memory(flow, build_schedule(order, (), (), which), snapshot=snapshot).peak_bytes
         for which in ((), splits)
     )
     assert plain > 1.03 * live_bytes
     assert split < 1.001 * live_bytes
-    optimizer.suppose(resident)
+    optimizer.assume_arena(snapshot)
     assert optimizer.plan(int(1.003 * live_bytes)).splits, "no plan without fits"
 
 
@@ -531,7 +531,7 @@ def test_updates_come_as_soon_as_what_they_need_is_there(graph):
 
 
 def check_choice(flow: Dataflow, choice: Choice) -> None:
-    """Kernels run again on what is unchanged; every absence lies in a gap of one buffer; steps come in their order."""
+    """Kernels run again on what is unchanged; every eviction lies in a gap of one buffer; steps come in their order."""
     uses: dict[int, list[int]] = {}
     made: dict[int, list[int]] = {}
     ended: set[int] = set()
@@ -780,8 +780,8 @@ fetches %d
         rates = dataclasses.replace(problem.rates, in_bytes_per_s=4 * 25600 * belady.PREFETCH_SLACK / copy_s)
         choice = belady.solve(dataclasses.replace(problem, rates=rates), problem.live_peak_bytes - 1)
         assert choice is not None
-        (absence,) = choice.intervals
-        assert (absence.use, absence.back) == (use, use - ahead)
+        (eviction,) = choice.intervals
+        assert (eviction.use, eviction.back) == (use, use - ahead)
 
 
 # --- plans ----------------------------------------------------------------------------------------------
@@ -792,7 +792,7 @@ def optimizer_of(graph, **options) -> Optimizer:
 
 
 def test_an_order_that_is_slow_hides_no_plan_in_another():
-    planner = Planner(facts(LONG), CPU, resident=Resident(chunks=((0, 1 << 30, False),)))
+    planner = Planner(facts(LONG), CPU, snapshot=ArenaSnapshot(chunks=((0, 1 << 30, False),)))
     limit = planner.unmoved[0].apart.peak_bytes - 1
     fastest = planner.candidate(limit)
     assert fastest is not None
@@ -829,7 +829,7 @@ def test_what_an_unread_variable_is_set_to_can_be_swapped():
     """The variable's versions are known by that tensor: none but the tensor's own value goes by its name."""
     optimizer = Optimizer(parse_graph(WRITTEN), CPU, Options(tactics=("swap",)))
     plan = optimizer.plan(optimizer.floor_bytes())
-    assert [absence.tensor for absence in plan.absences] == ["h:0"]
+    assert [eviction.tensor for eviction in plan.evictions] == ["h:0"]
     assert verify(optimizer.rewrite(plan)) == 4
     (row,) = optimizer.report(plan).swapped
     assert row.name == "h:0"
@@ -900,7 +900,7 @@ def a_step_that_fits_by_a_tenth_is_left_alone(optimizer: Optimizer) -> None:
 
 
 def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
-    """The rewritten graph is sound and runs in the plan's order; its absences lie in gaps."""
+    """The rewritten graph is sound and runs in the plan's order; its evictions lie in gaps."""
     floor = optimizer.floor_bytes()
     plan = optimizer.plan(floor + int(max(0, optimizer.baseline.peak_bytes - floor) * share))
     if plan.changes_nothing:
@@ -908,7 +908,7 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     form = optimizer.variant_of(plan)
     flow = form.flow
     order = [flow.place[name] for name in plan.order]
-    intervals = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use) for a in plan.absences]
+    intervals = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use) for a in plan.evictions]
     check_choice(flow, Choice(order, intervals))
     made = form.graph.copy()
     chain = insert_schedule(made, Target(DeviceModel()), flow, plan)
@@ -924,7 +924,7 @@ def a_plan_can_be_carried_out(optimizer: Optimizer, share: float) -> None:
     known: dict[object, int] = {}
     assert meaning(made, known) == meaning(form.graph, known)
     assert {fetch.node.name for fetch in made.fetches} == {fetch.node.name for fetch in optimizer.graph.fetches}
-    # Without fragmentation, too, the order and the absences give what the planner judged.
+    # Without fragmentation, too, the order and the evictions give what the planner judged.
     assert optimizer.search.fastest(plan.limit_bytes) is not None
 
 
@@ -967,7 +967,7 @@ def test_what_holds_of_any_plan(graph, share, host_share):
 
 
 @st.composite
-def arenas(draw: st.DrawFn, flow: Dataflow) -> Resident:
+def arenas(draw: st.DrawFn, flow: Dataflow) -> ArenaSnapshot:
     """What is there before a step, with holes that its tensors fit into, or nearly; in an arena with or without end."""
     sizes = sorted({round_up(value.nbytes) for value in flow.values if value.nbytes >= 4096})
     holes = draw(st.lists(st.tuples(st.sampled_from(sizes), st.integers(100, 199)), max_size=8))
@@ -982,7 +982,7 @@ def arenas(draw: st.DrawFn, flow: Dataflow) -> Resident:
         arena_bytes = end + sum(round_up(value.nbytes) for value in flow.values) * draw(st.integers(20, 100)) // 100
     chunks.append((end, (1 << 40) if arena_bytes is None else (arena_bytes - end) // 256 * 256, False))
     used = sum(size for _, size, is_used in chunks if is_used)
-    return Resident(used, tuple(c for c in chunks if c[1]), instantiated=True, limit_bytes=arena_bytes)
+    return ArenaSnapshot(used, tuple(c for c in chunks if c[1]), instantiated=True, limit_bytes=arena_bytes)
 
 
 MACHINES = {
@@ -998,7 +998,7 @@ MACHINES = {
 def test_what_holds_of_plans_in_any_arena(machine, graph, data):
     """Holes, an end of the arena, and kernels side by side leave peaks to chance, but not which plan a limit gets."""
     optimizer = Optimizer(graph, MACHINES[machine])
-    optimizer.suppose(data.draw(arenas(optimizer.flow)))
+    optimizer.assume_arena(data.draw(arenas(optimizer.flow)))
     floor, top = optimizer.floor_bytes(), optimizer.planner.lowest_unmoved().peak_bytes
     assert optimizer.search.fastest(floor - 1) is None
     plans = [optimizer.search.fastest(int(limit)) for limit in np.linspace(floor, max(floor, top) + MIB, 9)]
@@ -1026,7 +1026,7 @@ def test_sizes_that_no_device_has_are_refused():
     with pytest.raises(UnsupportedGraph, match="more than any device has"):
         optimizer_of(parse_graph(huge))
     with pytest.raises(UnsupportedGraph, match="more than any device has"):
-        Optimizer(parse_graph(SUMMED), CPU, resident=Resident(2**50))
+        Optimizer(parse_graph(SUMMED), CPU, snapshot=ArenaSnapshot(2**50))
 
 
 def test_a_refusal_names_the_kernel_that_needs_as_much():
@@ -1043,7 +1043,7 @@ def test_a_refusal_names_the_kernel_that_needs_as_much():
 def test_tactics_without_swap_only_order(graph):
     optimizer = optimizer_of(graph, tactics=())
     plan = optimizer.plan(optimizer.floor_bytes())
-    assert plan.absences == ()
+    assert plan.evictions == ()
 
 
 LONG = """\
@@ -1065,11 +1065,11 @@ def test_kept_tensors_stay():
     for tactic, absent, again in (("swap", ["a:0"], []), ("recompute", [], ["a"])):
         free = optimizer_of(graph, tactics=(tactic,))
         plan = free.plan(free.floor_bytes())
-        assert [a.tensor for a in plan.absences] == absent
+        assert [a.tensor for a in plan.evictions] == absent
         assert [name for name, count in Counter(plan.order).items() if count > 1] == again
         kept = optimizer_of(graph, tactics=(tactic,), keep=frozenset(("a:0",)))
         plan = kept.plan(kept.floor_bytes())
-        assert plan.absences == ()
+        assert plan.evictions == ()
         assert len(plan.order) == len(set(plan.order))
         assert kept.floor_bytes() > free.floor_bytes()
 
@@ -1107,7 +1107,7 @@ def test_what_is_no_plan_is_refused(text):
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path):
-    plan = Plan("f", 1, ("a", "b", "c"), (Absence("a:0", 4, 0, 1, 2, 2),), 1, 1, 1, 1.5, "furthest")
+    plan = Plan("f", 1, ("a", "b", "c"), (Eviction("a:0", 4, 0, 1, 2, 2),), 1, 1, 1, 1.5, "furthest")
     path = tmp_path / "plan.json"
     plan.save(path)
     assert Plan.load(path) == plan
@@ -1130,7 +1130,7 @@ optimizer = Optimizer(graph, DeviceModel())
 floor = optimizer.floor_bytes()
 span = optimizer.baseline.peak_bytes - floor
 texts = [optimizer.plan(floor + span * k // 8).to_json() for k in range(8)]
-swapped = sum(len(json.loads(t)["absences"]) for t in texts)
+swapped = sum(len(json.loads(t)["evictions"]) for t in texts)
 print(json.dumps([hashlib.sha256("".join(texts).encode()).hexdigest(), swapped]))
 """
 

@@ -19,7 +19,7 @@ from tfswap.plan.schedule import RUN, Step
 from tfswap.planner.planner import Planner
 from tfswap.simulator import simulate
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import NOTHING_KNOWN, Judge, Resident
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Judge
 
 CPU = DeviceModel()
 
@@ -125,7 +125,7 @@ def test_orders_are_ranked_once_whatever_is_in_the_arena(monkeypatch):
     optimizer = Optimizer(training_step([Layer("dense", 0), Layer("relu", 0)], 64, 64), CPU)
     floor = optimizer.floor_bytes()
     flows = len(ranked)
-    optimizer.suppose(Resident(total_bytes=2 * floor))
+    optimizer.assume_arena(ArenaSnapshot(total_bytes=2 * floor))
     assert optimizer.floor_bytes() > floor
     assert len(ranked) == flows == len({id(flow) for flow in ranked})
 

@@ -91,7 +91,7 @@ class Passage:
                 return False
         return True
 
-    def remade(self, tensor: Output, kept: Collection[Output]) -> list[Node] | None:
+    def recomputed(self, tensor: Output, kept: Collection[Output]) -> list[Node] | None:
         """The kernels that make a tensor of the forward body from what is there going back, in order.
 
         None where it can't be made.
@@ -165,7 +165,7 @@ def _changed(place: Place, result: Output) -> int | None:
     return position if position is not None and passed_on(body.fetches[position]) == result else None
 
 
-def choose_remade(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) -> dict[str, list[Node]]:
+def choose_recomputed(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) -> dict[str, list[Node]]:
     """Names of what need not be saved, each with the kernels that make it again.
 
     Args:
@@ -175,7 +175,7 @@ def choose_remade(passage: Passage, worth: Callable[[Saved, list[Node]], bool]) 
     made = {s.name: passed_on(s.push.pushed) for s in passage.saved}
     chosen: dict[str, list[Node]] = {}
     for s in sorted(passage.saved, key=lambda s: (place[made[s.name].node], made[s.name].index, s.name)):
-        kernels = passage.remade(made[s.name], {t for name, t in made.items() if name not in (s.name, *chosen)})
+        kernels = passage.recomputed(made[s.name], {t for name, t in made.items() if name not in (s.name, *chosen)})
         if kernels is not None and worth(s, kernels):
             chosen[s.name] = kernels
     return chosen

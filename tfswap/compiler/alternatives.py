@@ -21,7 +21,7 @@ from tfswap.analysis.cost import Costs
 from tfswap.analysis.dataflow import analyse_body
 from tfswap.analysis.encodings import find_encodings
 from tfswap.analysis.integer_ranges import Ranges
-from tfswap.analysis.loop_recompute import Saved, choose_remade, find_passages
+from tfswap.analysis.loop_recompute import Saved, choose_recomputed, find_passages
 from tfswap.analysis.lossless_forms import smaller_form
 from tfswap.analysis.permits import permit_of
 from tfswap.compiler.gains import LEAST_SHARE, STAGES, in_stages, measured_sparse, worth_encoding, worth_packing
@@ -106,7 +106,7 @@ class Alternatives:
         lists = {e.saved.name for e in chosen if e.saved}
         inner = [
             e
-            for e in find_inner_encodings(self._variants.unordered_with(stage.remade), self._device)
+            for e in find_inner_encodings(self._variants.unordered_with(stage.recomputed), self._device)
             if (e.saved.name in lists if e.saved else e.name in encoded.encoded)
         ]
         if not inner:
@@ -180,7 +180,7 @@ class Alternatives:
         looped = looped_pops(self._variants.ordered, self._variants.accumulators.values())
         return {(where[pop.graph], pop.node.name): name for name, pops in looped.items() for pop in pops}
 
-    def remade(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
+    def recomputed(self, smallest_bytes: int, costs: Costs, *, swap: bool) -> list[Rewriting]:
         """What may be chosen among where loops make again what they need not save.
 
         Args:
@@ -200,9 +200,9 @@ class Alternatives:
                 affordable = sum(map(costs.seconds, kernels)) <= price * copies_s
                 return saved.name in largest and affordable and _may_run_again(saved, kernels)
 
-            names = {name for passage in passages for name in choose_remade(passage, worth)}
+            names = {name for passage in passages for name in choose_recomputed(passage, worth)}
             if names:
-                made = self.base._replace(remade=tuple(sorted(names)))
+                made = self.base._replace(recomputed=tuple(sorted(names)))
                 found.append(made)
                 if swap:
                     found.append(made._replace(accumulators=tuple(sorted(swappable.keys() - names))))

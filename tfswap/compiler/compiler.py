@@ -44,7 +44,7 @@ from tfswap.planner.planner import Planner, promised
 from tfswap.planner.validate import require_accumulators, require_fit
 from tfswap.report.report import Report
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
 from tfswap.simulator.unordered import Baseline
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
@@ -59,7 +59,7 @@ class Optimizer:
     Args:
         graph: the step, with every size bound.
         device: where it runs.
-        resident: what is in the arena before the step.
+        snapshot: what is in the arena before the step.
         extra_margin_bytes: kept free besides, since a run has shown the need.
         locate: from a node's name to the user's own line that made it, where that is known.
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
@@ -77,7 +77,7 @@ class Optimizer:
         device: DeviceModel,
         options: Options | None = None,
         *,
-        resident: Resident = NOTHING_KNOWN,
+        snapshot: ArenaSnapshot = NOTHING_KNOWN,
         extra_margin_bytes: int = 0,
         locate: Callable[[str], str | None] = lambda _: None,
         costs: Costs | None = None,
@@ -94,7 +94,7 @@ class Optimizer:
         require_sight(graph, locate)
         settle_recurrent(graph, device)
         require_sizes(graph, locate)
-        require_countable(graph, resident.total_bytes)
+        require_countable(graph, snapshot.total_bytes)
         self.fingerprint = fingerprint(graph, contents(graph))
         settled = graph.copy()
         note_permits(settled, self.options.keep, self.options.policy, locate)
@@ -108,10 +108,10 @@ class Optimizer:
         self.locate = prepared.locate
         self.costs = costs or Costs.of(device, self.options.profile)
         self.search = Search(
-            settled, self._facts, self.target, self.options, self.costs, resident, unrolled=prepared.unrolled
+            settled, self._facts, self.target, self.options, self.costs, snapshot, unrolled=prepared.unrolled
         )
         self._computed_bytes = discarded_constant_bytes(graph.traced or graph, device)
-        self._suppose_bytes(resident)
+        self._predict_unoptimised(snapshot)
         self.unoptimised = UnoptimisedStep(
             graph,
             self.target,
@@ -120,7 +120,7 @@ class Optimizer:
             fingerprint=self.fingerprint,
             others_bytes=beside_bytes,
             known=stored,
-            resident=resident,
+            snapshot=snapshot,
             resident_bytes=self.resident_bytes,
             unrolled=prepared.unrolled,
             overlapping_bytes=prepared.overlapping_bytes,
@@ -135,25 +135,25 @@ class Optimizer:
         return self.unoptimised.baseline
 
     def renew_baseline(self) -> None:
-        """Predict the unoptimised peak from now on for the arena as it is supposed to be."""
-        self.unoptimised.renew(self.search.resident_of(PLAIN))
+        """Predict the unoptimised peak from now on for the arena as it is assumed."""
+        self.unoptimised.renew(self.search.snapshot_of(PLAIN))
 
     def _ordered_seconds(self) -> float:
         """The seconds of the step's kernels one after the other."""
         return sum(s for s, k in zip(self.costs.of_step(self.flow), self.flow.is_kernel, strict=True) if k)
 
-    def suppose(self, resident: Resident) -> None:
+    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
         """Plan from now on for an arena with this content. The unoptimised peak stays what it was."""
-        self.search.suppose(resident)
-        self._suppose_bytes(resident)
+        self.search.assume_arena(snapshot)
+        self._predict_unoptimised(snapshot)
 
-    def suppose_made(self, plan: Plan, resident: Resident) -> None:
-        """Plan from now on for an arena with this content: that of `suppose`, and what `plan` has made there."""
-        self.search.suppose_made(Rewriting.of(plan), resident)
-        self._suppose_bytes(resident)
+    def assume_made(self, plan: Plan, snapshot: ArenaSnapshot) -> None:
+        """Plan from now on for an arena with this content: that of `assume_arena`, and what `plan` has made there."""
+        self.search.assume_made(Rewriting.of(plan), snapshot)
+        self._predict_unoptimised(snapshot)
 
-    def _suppose_bytes(self, resident: Resident) -> None:
-        self.resident_bytes = max(resident.total_bytes, self.flow.persistent_bytes)
+    def _predict_unoptimised(self, snapshot: ArenaSnapshot) -> None:
+        self.resident_bytes = max(snapshot.total_bytes, self.flow.persistent_bytes)
 
     def has_made(self, plan: Plan) -> bool:
         """Whether it is known what the variant of `plan` makes in the arena."""
@@ -176,7 +176,7 @@ class Optimizer:
 
     @property
     def planner(self) -> Planner:
-        """The planner for `settled`, in the arena as it is supposed to be."""
+        """The planner for `settled`, in the arena as it is assumed."""
         return self.search.planner_of(self.variants.plain)
 
     def _facts(self, graph: Graph) -> Dataflow:
@@ -287,18 +287,18 @@ class Optimizer:
         )
 
     def _peak_here(self, plan: Plan) -> int:
-        """The peak to promise for `plan`, in the arena as it is supposed to be."""
+        """The peak to promise for `plan`, in the arena as it is assumed."""
         form = self.form_of(plan)
-        resident = self.search.resident_of(form.variant.rewriting)
-        return promised(form.peak_bytes(resident)) + self.extra_margin_bytes
+        snapshot = self.search.snapshot_of(form.variant.rewriting)
+        return promised(form.peak_bytes(snapshot)) + self.extra_margin_bytes
 
-    def timeline(self, plan: Plan, resident: Resident) -> Timeline:
+    def timeline(self, plan: Plan, snapshot: ArenaSnapshot) -> Timeline:
         """As `timeline_of`."""
-        return timeline_of(self, plan, resident)
+        return timeline_of(self, plan, snapshot)
 
-    def slots(self, resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+    def slots(self, snapshot: ArenaSnapshot, beside: Sequence[int] = ()) -> list[int]:
         """As `reserved_slots`."""
-        return reserved_slots(self.search, resident, beside)
+        return reserved_slots(self.search, snapshot, beside)
 
     @progress.task("looking for the smallest limit")
     @without_collector
@@ -375,13 +375,13 @@ class Optimizer:
             write_limit(made, self.target, plan.limit_bytes, form.requests_of_one())
         return made
 
-    def report(self, plan: Plan, resident: Resident | None = None) -> Report:
+    def report(self, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:
         """What was found and decided.
 
         Args:
-            resident: what is in the arena before the step; by default what is supposed to be.
+            snapshot: what is in the arena before the step; by default what is assumed.
         """
-        made = report_of(self, plan, resident)
+        made = report_of(self, plan, snapshot)
         if self._known.has_recalled(plan):
             made = dataclasses.replace(made, notes=(*made.notes, RECALLED_NOTE))
         return made

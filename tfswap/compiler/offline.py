@@ -24,7 +24,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.memory_reservation import reserve_memory
 from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 ARENA_NOTE = (
     "planned without the arena that the step will run in: variables, arguments and constants are taken to lie side "
@@ -120,13 +120,13 @@ def offline_optimizer(
     there = [t for n in graph if n in graph.feeds or is_const(n.op) for t in n.outputs]
     held = [TensorType(dtype, shape) for dtype, shape in variables]
     sizes = [round_up(t.nbytes) for t in (*there, *held) if t.nbytes]
-    resident = Resident(sum(sizes))
+    snapshot = ArenaSnapshot(sum(sizes))
     made = Optimizer(
-        graph, model, options, resident=resident, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
+        graph, model, options, snapshot=snapshot, costs=costs, keeps_results=keeps_results, plan_cache=plan_cache
     )
     largest = max((t.nbytes or 0 for t in held), default=0)
     slack = min(largest, int(made.search.live_peak_bytes * SLACK_SHARE))
-    made.extra_margin_bytes = max(slack, min(resident.total_bytes, SLACK_BYTES))
+    made.extra_margin_bytes = max(slack, min(snapshot.total_bytes, SLACK_BYTES))
     return made
 
 

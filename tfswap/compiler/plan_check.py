@@ -23,9 +23,9 @@ def require_allowed(plan: Plan, fingerprint: str, options: Options) -> None:
 
 def _require_tactics(plan: Plan, options: Options) -> None:
     parts = (plan, *plan.inside)
-    if (plan.accumulators or any(p.absences for p in parts)) and "swap" not in options.tactics:
+    if (plan.accumulators or any(p.evictions for p in parts)) and "swap" not in options.tactics:
         raise InvalidModel('this plan swaps, and tactics leaves "swap" out: allow it, or plan again')
-    recomputes = plan.remade or any(len(p.order) > len(set(p.order)) for p in parts)
+    recomputes = plan.recomputed or any(len(p.order) > len(set(p.order)) for p in parts)
     if recomputes and "recompute" not in options.tactics:
         raise InvalidModel('this plan recomputes, and tactics leaves "recompute" out: allow it, or plan again')
     own_ops = (
@@ -33,7 +33,7 @@ def _require_tactics(plan: Plan, options: Options) -> None:
         or plan.exact_chunks
         or plan.beside
         or plan.accumulators
-        or plan.remade
+        or plan.recomputed
         or plan.inside
         or plan.reduced
     )
@@ -64,7 +64,7 @@ def _require_room(plan: Plan, options: Options) -> None:
             f"{format_bytes(host)}: allow it more, or plan again"
         )
     disk, spill = plan.disk_bytes, options.spill
-    if spill is None and (disk or any(a.disk for a in plan.absences)):
+    if spill is None and (disk or any(a.disk for a in plan.evictions)):
         raise InvalidModel("this plan puts tensors on disk, and spill_dir is not given: give it, or plan again")
     if spill is not None and spill.limit_bytes is not None and disk > spill.limit_bytes:
         raise InvalidModel(

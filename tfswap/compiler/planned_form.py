@@ -10,7 +10,7 @@ from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Step, planned_schedule
 from tfswap.simulator.record import PlannedRecord, record_planned
 from tfswap.simulator.requests import Requests, record_requests, requests_of_one
-from tfswap.simulator.simulate import Resident, judge_memory
+from tfswap.simulator.simulate import ArenaSnapshot, judge_memory
 
 
 class PlannedForm(NamedTuple):
@@ -26,19 +26,19 @@ class PlannedForm(NamedTuple):
     def schedule(self) -> list[Step]:
         return planned_schedule(self.variant.flow, self.plan)
 
-    def peak_bytes(self, resident: Resident) -> int:
+    def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
         """The simulated peak."""
-        return judge_memory(self.variant.flow, self.schedule, resident).peak_bytes
+        return judge_memory(self.variant.flow, self.schedule, snapshot).peak_bytes
 
-    def requests(self, resident: Resident) -> Requests:
+    def requests(self, snapshot: ArenaSnapshot) -> Requests:
         """The requests of the allocator, for other contents of the arena as well."""
-        return record_requests(self.variant.flow, self.schedule, resident)
+        return record_requests(self.variant.flow, self.schedule, snapshot)
 
     def requests_of_one(self) -> tuple[tuple[int, ...], ...]:
         """The requests as the gate of a saved step has them, which replays them in the arena that it finds."""
         return requests_of_one(self.variant.flow, self.schedule)
 
-    def record(self, costs: Costs, resident: Resident) -> PlannedRecord:
+    def record(self, costs: Costs, snapshot: ArenaSnapshot) -> PlannedRecord:
         """The run under the plan: bytes in the arena over time."""
         flow = self.variant.flow
         return record_planned(
@@ -46,6 +46,6 @@ class PlannedForm(NamedTuple):
             self.schedule,
             costs.of_step(flow),
             costs.rates,
-            resident=resident,
-            disk=frozenset(flow.value_named[a.tensor] for a in self.plan.absences if a.disk),
+            snapshot=snapshot,
+            disk=frozenset(flow.value_named[a.tensor] for a in self.plan.evictions if a.disk),
         )

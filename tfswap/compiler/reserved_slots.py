@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from tfswap.compiler.search import Search
 from tfswap.plan.schedule import build_schedule
 from tfswap.planner.small_slots import choose_slots
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 
-def reserved_slots(search: Search, resident: Resident, others: Sequence[int] = ()) -> list[int]:
+def reserved_slots(search: Search, snapshot: ArenaSnapshot, others: Sequence[int] = ()) -> list[int]:
     """The bytes of each small tensor that the step holds simultaneously with others of its size, in an arena like this;
     none where the arena has less than the step needs at least, wherever that lies.
 
@@ -19,7 +19,7 @@ def reserved_slots(search: Search, resident: Resident, others: Sequence[int] = (
     """
     plain = search.variants.plain
     least_bytes = search.planner_of(search.lowest().variant).live_floor_bytes
-    if resident.limit_bytes is not None and least_bytes > resident.limit_bytes:
+    if snapshot.limit_bytes is not None and least_bytes > snapshot.limit_bytes:
         return []
     order = search.planner_of(plain).problems[0].order
-    return choose_slots(plain.flow, build_schedule(order, ()), resident, others)
+    return choose_slots(plain.flow, build_schedule(order, ()), snapshot, others)

@@ -22,7 +22,7 @@ class Rewriting(NamedTuple):
         accumulators: names of the accumulators whose elements are swapped inside their loops.
         encoded: names of the kernels that take an encoding in place of a tensor; of one in a body, after the body's.
         reduced: what waits for the backward pass in fewer bits.
-        remade: names of the accumulators whose elements are made again in place of being saved.
+        recomputed: names of the accumulators whose elements are made again in place of being saved.
         inside: what is planned inside of bodies.
         packed: what waits in a smaller form that gives back every bit.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
@@ -34,7 +34,7 @@ class Rewriting(NamedTuple):
     accumulators: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     reduced: tuple[Reduction, ...] = ()
-    remade: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
@@ -98,12 +98,12 @@ class Found(NamedTuple):
             solver: who made it.
         """
         choice = self.candidate.choice
-        order, absences = choice.named(self.variant.flow)
+        order, evictions = choice.named(self.variant.flow)
         return Plan(
             fingerprint=fingerprint,
             limit_bytes=limit_bytes,
             order=order,
-            absences=absences,
+            evictions=evictions,
             planned_peak_bytes=self.candidate.peak_bytes + margin_bytes,
             persistent_bytes=persistent_bytes,
             host_bytes=self.candidate.memory.host_peak_bytes,

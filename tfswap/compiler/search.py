@@ -34,7 +34,7 @@ from tfswap.planner.ordering import choose_order, rank_orders
 from tfswap.planner.pairing import runs_beside
 from tfswap.planner.planner import Candidate, Planner
 from tfswap.planner.problem import smallest_bytes
-from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 
 log = logging.getLogger("tfswap")
 
@@ -47,7 +47,7 @@ CONCURRENT_SHARES = (3.0, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.95, 0.
 
 
 class Search:
-    """The plans that one step may have, in the arena as it is supposed to be.
+    """The plans that one step may have, in the arena as it is assumed.
 
     Args:
         graph: the step, with settled variables; it is changed.
@@ -55,7 +55,7 @@ class Search:
         target: what the step runs on, and which ops it may have.
         options: what the user asks for.
         costs: what kernels and copies take.
-        resident: what is in the arena before the step.
+        snapshot: what is in the arena before the step.
         unrolled: whether loops of the step have been unrolled.
 
     Attributes:
@@ -70,7 +70,7 @@ class Search:
         target: Target,
         options: Options,
         costs: Costs,
-        resident: Resident,
+        snapshot: ArenaSnapshot,
         *,
         unrolled: bool = False,
     ):
@@ -85,7 +85,7 @@ class Search:
         self._rungs_found: dict[Rewriting, list[tuple[Rewriting, Rung]]] = {}
         self._rung_of: dict[Rewriting, Rung] = {}
         self._orders: dict[Rewriting, list[list[int]]] = {}
-        self.suppose(resident)
+        self.assume_arena(snapshot)
 
     def _in_precision(self) -> Rewriting:
         """What is reduced as the options ask, whatever the limit: what a step computes must not depend on the arena.
@@ -113,21 +113,21 @@ class Search:
             return PLAIN
         return Rewriting(encoded=exact, reduced=tuple(reductions))
 
-    def suppose(self, resident: Resident) -> None:
+    def assume_arena(self, snapshot: ArenaSnapshot) -> None:
         """Look from now on for plans in an arena with this content."""
-        self._resident = resident
-        self._made: dict[Rewriting, Resident] = {}  # by what makes constants: plans for bodies make none
+        self._snapshot = snapshot
+        self._made: dict[Rewriting, ArenaSnapshot] = {}  # by what makes constants: plans for bodies make none
         self._planners: dict[Rewriting, Planner] = {}
         self._least: Found | None = None
 
-    def suppose_made(self, rewriting: Rewriting, resident: Resident) -> None:
-        """Look from now on for plans in an arena with this content: that of `suppose`, and what this variant has made.
+    def assume_made(self, rewriting: Rewriting, snapshot: ArenaSnapshot) -> None:
+        """Plan from now on for an arena with this content: that of `assume_arena`, and what this variant has made.
 
         Variants have constants of their own: each is planned for with those that it has made, once it has, and no
         other's.
         """
         made = rewriting.outside
-        self._made[made] = resident
+        self._made[made] = snapshot
         self._least = None
         for planned in [r for r in self._planners if r.outside == made]:
             del self._planners[planned]
@@ -136,12 +136,12 @@ class Search:
         """Whether it is known what a variant makes in the arena."""
         return rewriting.outside in self._made
 
-    def resident_of(self, rewriting: Rewriting) -> Resident:
+    def snapshot_of(self, rewriting: Rewriting) -> ArenaSnapshot:
         """What is in the arena before a variant runs."""
-        return self._made.get(rewriting.outside, self._resident)
+        return self._made.get(rewriting.outside, self._snapshot)
 
     def planner_of(self, variant: Variant) -> Planner:
-        """The planner for a variant, in the arena as it is supposed to be."""
+        """The planner for a variant, in the arena as it is assumed."""
         if variant.rewriting not in self._planners:
             rung = self._rung_of.get(variant.rewriting)
             least_s = 0.0 if rung is None else self._least_s(variant.rewriting, rung)
@@ -149,7 +149,7 @@ class Search:
             self._planners[variant.rewriting] = Planner(
                 variant.flow,
                 self._device,
-                resident=self.resident_of(variant.rewriting),
+                snapshot=self.snapshot_of(variant.rewriting),
                 tiers=self._tiers_of(variant),
                 tactics=self._options.tactics,
                 solver=self._options.solver,
@@ -198,7 +198,7 @@ class Search:
         """With kernels in bodies that take encodings, and the most of what loops save moved, or made again."""
         if self._encoded is None or len(self._stages) == 1:
             return []
-        swapped = [stage for stage in self._stages if not stage.remade]
+        swapped = [stage for stage in self._stages if not stage.recomputed]
         found = (self.alternatives.encoded_too(self._encoded, stage) for stage in (swapped[-1], self._stages[-1]))
         return [r for r in dict.fromkeys(found) if r is not None and r != self._encoded]
 
@@ -211,7 +211,7 @@ class Search:
         smallest, swap = smallest_bytes(self.live_peak_bytes), "swap" in tactics
         found = self.alternatives.stages(smallest) if swap else [self.variants.base]
         if "recompute" in tactics:
-            found += self.alternatives.remade(smallest, self._costs, swap=swap)
+            found += self.alternatives.recomputed(smallest, self._costs, swap=swap)
         return found
 
     @functools.cached_property
@@ -327,7 +327,7 @@ class Search:
 
     def _there_bytes(self, variant: Variant) -> int:
         """What is in the arena throughout a variant."""
-        return max(self.resident_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
+        return max(self.snapshot_of(variant.rewriting).total_bytes, variant.flow.persistent_bytes)
 
     def fastest(self, limit_bytes: int | None) -> Found | None:
         """The fastest plan of all variants within the limit, the unmoved step for no limit; None if none fits."""

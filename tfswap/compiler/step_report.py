@@ -11,29 +11,29 @@ from tfswap.plan.plan import Plan
 from tfswap.report.report import Report
 from tfswap.report.reporting import PlannedStep, make_report
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.simulator.working_set import largest_working_set
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
 
 
-def report_of(optimizer: Optimizer, plan: Plan, resident: Resident | None = None) -> Report:
+def report_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot | None = None) -> Report:
     """What was found and decided.
 
     Args:
-        resident: what is in the arena before the step; by default what is supposed to be.
+        snapshot: what is in the arena before the step; by default what is assumed.
     """
     search, variants = optimizer.search, optimizer.variants
     variant = optimizer.variant_of(plan)
-    there = search.resident_of(variant.rewriting) if resident is None else resident
+    there = search.snapshot_of(variant.rewriting) if snapshot is None else snapshot
     step = PlannedStep(
         graph=variant.graph,
         flow=variant.flow,
         planner=search.planner_of(variant),
         plan=plan,
         saved=variants.saved_bytes,
-        recompute_s=variants.remade_s(variant.rewriting, optimizer.costs),
+        recompute_s=variants.recomputing_s(variant.rewriting, optimizer.costs),
         permits=variants.permits,
         encodings=variant.encodings,
         inner=variant.inner,
@@ -44,18 +44,18 @@ def report_of(optimizer: Optimizer, plan: Plan, resident: Resident | None = None
         locate=optimizer.locate,
         timeline=functools.cache(lambda: optimizer.timeline(plan, there)),
         largest=functools.partial(_largest_working_set, search),
-        resident=there,
+        snapshot=there,
     )
     return make_report(step)
 
 
-def timeline_of(optimizer: Optimizer, plan: Plan, resident: Resident) -> Timeline:
+def timeline_of(optimizer: Optimizer, plan: Plan, snapshot: ArenaSnapshot) -> Timeline:
     """The bytes in the arena over the step, without and with `plan`.
 
     Args:
-        resident: the content of the arena before the planned step.
+        snapshot: the content of the arena before the planned step.
     """
-    after = None if plan.changes_nothing else optimizer.form_of(plan).record(optimizer.costs, resident)
+    after = None if plan.changes_nothing else optimizer.form_of(plan).record(optimizer.costs, snapshot)
     unoptimised = optimizer.baseline
     return Timeline(
         optimizer.unoptimised.record(), after, unoptimised.seconds, unoptimised.peak_bytes, plan.planned_peak_bytes

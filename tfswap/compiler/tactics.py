@@ -67,7 +67,7 @@ class ResolvedRewriting:
     @property
     def changes_unordered_bodies(self) -> bool:
         """Whether bodies are changed before they have an order, or have another one than those of the plain step."""
-        return bool(self.rewriting.remade or self.rewriting.grouped or any(map(is_inner, self.rewriting.encoded)))
+        return bool(self.rewriting.recomputed or self.rewriting.grouped or any(map(is_inner, self.rewriting.encoded)))
 
     def order_bodies(self, _: Graph) -> tuple[Any, ...]:
         """The arguments of that pass."""
@@ -122,7 +122,7 @@ class ResolvedRewriting:
 BODIES = (
     PlanRow[ResolvedRewriting](
         recompute_in_loops,
-        lambda asked, _: (asked.rewriting.remade,) if asked.rewriting.remade else None,
+        lambda asked, _: (asked.rewriting.recomputed,) if asked.rewriting.recomputed else None,
         "lists that are not saved are neither encoded nor swapped",
     ),
     PlanRow[ResolvedRewriting](

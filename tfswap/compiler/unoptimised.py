@@ -20,7 +20,7 @@ from tfswap.passes.contract import Target
 from tfswap.passes.prepare.unroll_loops import unroll_loops
 from tfswap.planner.planner import MARGIN_SHARE, promised
 from tfswap.simulator.record import Record
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.simulator.unordered import Baseline, record_baseline, simulate_baseline, simulate_concurrent
 from tfswap.support import progress
 from tfswap.support.gc_pause import without_collector
@@ -45,7 +45,7 @@ class UnoptimisedStep:
         fingerprint: of `graph`.
         others_bytes: bytes that others allocate while the step runs, as a data pipeline does for its batches.
         known: earlier plans and predictions of this step, where there is a cache.
-        resident: the content of the arena before the step.
+        snapshot: the content of the arena before the step.
         resident_bytes: its bytes, and those that persist.
         unrolled: whether loops of it are unrolled.
         overlapping_bytes: the most that concurrent iterations of loops hold.
@@ -61,7 +61,7 @@ class UnoptimisedStep:
         fingerprint: str,
         others_bytes: int,
         known: StepPlans | None,
-        resident: Resident,
+        snapshot: ArenaSnapshot,
         resident_bytes: int,
         unrolled: bool,
         overlapping_bytes: int,
@@ -74,19 +74,19 @@ class UnoptimisedStep:
         self._fingerprint = fingerprint
         self._others_bytes = others_bytes
         self._known = known
-        self._first_resident = self._resident = resident
+        self._first_snapshot = self._snapshot = snapshot
         self._first_bytes = resident_bytes
         self._found_elsewhere = False
         self._unrolled = unrolled
         self._overlapping_bytes = overlapping_bytes
 
-    def renew(self, resident: Resident) -> None:
+    def renew(self, snapshot: ArenaSnapshot) -> None:
         """Predict from now on for an arena with this content.
 
         A prediction of another process is for an arena that holds the step's constants. It stays.
         """
         if not self._found_elsewhere:
-            self._resident = resident
+            self._snapshot = snapshot
             self.__dict__.pop("_alone", None)
 
     @property
@@ -101,7 +101,7 @@ class UnoptimisedStep:
         if self._known is None:
             return self.predict()
         with self._known.predicting():
-            renewed = self._resident is not self._first_resident
+            renewed = self._snapshot is not self._first_snapshot
             found = None if renewed else self._recalled(self._known)
             if found is None:
                 found = self.predict()
@@ -126,7 +126,7 @@ class UnoptimisedStep:
         if len(self._graph) > MOST_NODES:
             del self._executed  # as large as the step's own facts, and soon recomputed, without Grappler
         profile = self._costs.profile
-        peak = simulate_baseline(flow, cost_s, self._device, resident=self._resident)
+        peak = simulate_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
         # With the margin that plans have, so that a share of it can be met where order changes nothing.
         peak = promised(peak)
         if profile is None or profile.unordered is None or profile.fingerprint != self._fingerprint:
@@ -152,7 +152,7 @@ class UnoptimisedStep:
         if not self._unrolled:
             return 0
         flow, cost_s, _ = self._executed
-        return simulate_concurrent(flow, cost_s, self._device, resident=self._resident)
+        return simulate_concurrent(flow, cost_s, self._device, snapshot=self._snapshot)
 
     @property
     def holds_lists(self) -> bool:
@@ -162,7 +162,7 @@ class UnoptimisedStep:
     def record(self) -> Record:
         """One run: its bytes in the arena over time."""
         flow, cost_s, _ = self._executed
-        return record_baseline(flow, cost_s, self._device, resident=self._resident)
+        return record_baseline(flow, cost_s, self._device, snapshot=self._snapshot)
 
     @functools.cached_property
     @without_collector

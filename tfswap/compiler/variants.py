@@ -132,10 +132,10 @@ class Variants:
 
         return find_rungs(self[rewriting].graph, problem, Terms(self._device, self._costs, tactics, tiers, carried_out))
 
-    def unordered_with(self, remade: Collection[str]) -> Graph:
+    def unordered_with(self, recomputed: Collection[str]) -> Graph:
         """A copy of the step with bodies that have no order, in which these lists are not saved."""
         graph = self.unordered.copy()
-        recompute_in_loops(graph, self._target, remade)
+        recompute_in_loops(graph, self._target, recomputed)
         return graph
 
     @functools.cached_property
@@ -154,29 +154,29 @@ class Variants:
         flow = self._made[PLAIN].flow  # of the graph that they are of
         return {name: a.nbytes(flow) for name, a in self.accumulators.items()}
 
-    def remade_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
+    def recomputing_s(self, rewriting: Rewriting, costs: Costs) -> dict[str, float]:
         """By list whose elements are made again, the seconds that it takes in a step."""
         found: dict[str, float] = {}
         flow, graph = self.plain.flow, self.plain.graph
-        for passage, saved, kernels in self._recomputed(rewriting.remade):
+        for passage, saved, kernels in self._recomputed(rewriting.recomputed):
             place = flow.place.get(passage.loop.name)  # None in the body of another loop
             times = 1.0 if place is None else flow.runs[place][graph.bodies[flow.nodes[place]][1]]
             found[saved.name] = times * sum(map(costs.seconds, kernels))
         return found
 
-    def _recomputed(self, remade: Collection[str]) -> Iterator[tuple[Passage, Saved, list[Node]]]:
+    def _recomputed(self, recomputed: Collection[str]) -> Iterator[tuple[Passage, Saved, list[Node]]]:
         """Of lists whose elements are made again, the kernels that do it."""
-        for passage in find_passages(self.unordered, find_accumulators(self.unordered)) if remade else ():
-            kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in remade}
+        for passage in find_passages(self.unordered, find_accumulators(self.unordered)) if recomputed else ():
+            kept = {passed_on(s.push.pushed) for s in passage.saved if s.name not in recomputed}
             for s in passage.saved:
-                if s.name in remade:
-                    yield passage, s, passage.remade(s.push.pushed, kept) or []
+                if s.name in recomputed:
+                    yield passage, s, passage.recomputed(s.push.pushed, kept) or []
 
     def _require_allowed(self, rewriting: Rewriting) -> None:
         """Raise InvalidModel for what the user does not allow; whether kernels may take encodings is checked there."""
         for name in rewriting.accumulators:
             require_allowed(self.permits.get(name, ANYTHING), "swap", f"swaps what loops save in {name!r}")
-        for passage, saved, kernels in self._recomputed(rewriting.remade):
+        for passage, saved, kernels in self._recomputed(rewriting.recomputed):
             for tensor in outputs_of(kernels):
                 does = f"recomputes {tensor.name!r} in place of saving {saved.name!r}"
                 require_allowed(permit_of(passage.forward, tensor), "recompute", does)

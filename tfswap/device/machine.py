@@ -12,7 +12,7 @@ from typing import Any
 from tfswap.device import cudnn
 from tfswap.errors import INSTALL_TENSORFLOW, TfswapError
 from tfswap.kernels.device import DeviceModel
-from tfswap.simulator.simulate import NOTHING_KNOWN, Resident
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot
 
 log = logging.getLogger("tfswap")
 
@@ -134,7 +134,7 @@ def cpu_uses_bfc() -> bool:
     return os.environ.get("TF_CPU_ALLOCATOR_USE_BFC", "").strip().lower() in ("1", "true")
 
 
-def resident(device: str) -> Resident:
+def snapshot(device: str) -> ArenaSnapshot:
     """What is in the device's arena now, chunk by chunk; bytes alone where its allocator is no BFC allocator."""
     info = memory_info(device)
     if info is None:
@@ -142,9 +142,9 @@ def resident(device: str) -> Resident:
     rows, limit, _ = _arena_map(device)
     chunks = tuple((address, size, bool(used)) for address, size, used in sorted(rows.numpy().tolist()))
     if not chunks:
-        return Resident(info.current_bytes)
+        return ArenaSnapshot(info.current_bytes)
     in_use = sum(size for _, size, used in chunks if used)
-    return Resident(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
+    return ArenaSnapshot(in_use, chunks, limit_bytes=int(limit), collects=_collects(device))
 
 
 def allocator(device: str) -> int:

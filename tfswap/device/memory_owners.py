@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 MAPS = 16
 """Of so many layouts of the arena, the latest that were new, it is known what lay where."""
@@ -28,19 +28,19 @@ class MemoryOwners:
     def __init__(self) -> None:
         self._in_use: OrderedDict[int, frozenset[int]] = OrderedDict()
 
-    def remember(self, layout: int, resident: Resident) -> None:
-        """`resident` is what lies in the arena in this layout."""
-        self._in_use[layout] = frozenset(address for address, _, in_use in resident.chunks if in_use)
+    def remember(self, layout: int, snapshot: ArenaSnapshot) -> None:
+        """`snapshot` is what lies in the arena in this layout."""
+        self._in_use[layout] = frozenset(address for address, _, in_use in snapshot.chunks if in_use)
         self._in_use.move_to_end(layout)
         if len(self._in_use) > MAPS:
             self._in_use.popitem(last=False)
 
-    def largest_of_others(self, layout: int, resident: Resident, result: Any) -> str:
+    def largest_of_others(self, layout: int, snapshot: ArenaSnapshot, result: Any) -> str:
         """Ends a sentence about bytes allocated by others: the largest tensor; "" where the layout is not known.
 
         Args:
             layout: the arena's before the step.
-            resident: what is there now.
+            snapshot: what is there now.
             result: of the step: its tensors are new too, and expected.
         """
         import tensorflow as tf
@@ -48,7 +48,7 @@ class MemoryOwners:
         before = self._in_use.get(layout)
         if before is None:
             return ""
-        came = {address: size for address, size, in_use in resident.chunks if in_use and address not in before}
+        came = {address: size for address, size, in_use in snapshot.chunks if in_use and address not in before}
         expected = {_address(tensor) for tensor in tf.nest.flatten(result, expand_composites=True)}
         found: list[tuple[int, str]] = []
         for tensor, called in _known():

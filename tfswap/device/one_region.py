@@ -20,13 +20,13 @@ def make_one_region(device: str, limit_bytes: int) -> None:
     """
     import tensorflow as tf
 
-    resident = machine.resident(device)
-    if not resident.chunks and resident.limit_bytes is None:
+    snapshot = machine.snapshot(device)
+    if not snapshot.chunks and snapshot.limit_bytes is None:
         return
-    wanted = (limit_bytes - resident.total_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    arena_bytes = sum(size for _, size, _ in resident.chunks)
-    largest = max((size for _, size, used in resident.chunks if not used), default=0)
-    if largest >= wanted or resident.limit_bytes is None or wanted > resident.limit_bytes - arena_bytes:
+    wanted = (limit_bytes - snapshot.total_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    arena_bytes = sum(size for _, size, _ in snapshot.chunks)
+    largest = max((size for _, size, used in snapshot.chunks if not used), default=0)
+    if largest >= wanted or snapshot.limit_bytes is None or wanted > snapshot.limit_bytes - arena_bytes:
         return
     with peak_kept(device), tf.init_scope(), tf.device(device), contextlib.suppress(tf.errors.ResourceExhaustedError):
         tf.raw_ops.Empty(shape=[wanted], dtype=tf.uint8)

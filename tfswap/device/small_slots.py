@@ -25,7 +25,7 @@ def make_slots_in_arena(device: str, slots: Sequence[int], limit_bytes: int) -> 
     """
     import tensorflow as tf
 
-    arena = machine.resident(device).arena()
+    arena = machine.snapshot(device).arena()
     requests = cut(slots, arena)
     if arena.peak_bytes > limit_bytes:
         return []

@@ -2,7 +2,7 @@
 
 An update writes in place where nothing else holds the variable's buffer, and otherwise requests another one. A caller
 changes who holds it between steps: a tensor that was read of the variable or assigned to it shares the buffer, and of
-an aligned NumPy array TensorFlow adopts the memory. What is shared is counted by the plan (`Resident.shared`): to copy
+an aligned NumPy array TensorFlow adopts the memory. The plan counts what is shared (`ArenaSnapshot.shared`): to copy
 before the step would take the bytes for all of it. What is not in the arena gets a buffer there before the step, which
 is where the plan has it.
 

@@ -85,7 +85,7 @@ def _figures(name: str, made: Planned) -> list[str]:
         f"  limit          {format_bytes(plan.limit_bytes or 0)}",
         f"  peak before    {format_bytes(made.report.baseline_peak_bytes)} (predicted)",
         f"  peak planned   {format_bytes(plan.planned_peak_bytes)}",
-        f"  swapped        {format_count(len({a.tensor for a in plan.absences}), 'tensor')}",
+        f"  swapped        {format_count(len({a.tensor for a in plan.evictions}), 'tensor')}",
         f"  encoded        for {kernels}, and {packed}",
         f"  host memory    {format_bytes(plan.host_bytes)}",
         f"  disk           {format_bytes(plan.disk_bytes)}",

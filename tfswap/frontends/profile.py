@@ -89,7 +89,7 @@ def profile(
     device, model = machine.current_device()
     concrete = traced.get_concrete_function(*args)
     graph = as_planned(import_function(concrete, stand_ins(traced, concrete, args, {})), concrete, model)
-    optimizer = Optimizer(graph, model, resident=machine.resident(device), keeps_results=True)
+    optimizer = Optimizer(graph, model, snapshot=machine.snapshot(device), keeps_results=True)
     plan = _serial_plan(optimizer, machine.device_limit_bytes(device) if limit is None else limit)
     ordered = OptimizedFunction(traced, Request(None, Options(), plan, "optimize"), "warn")
     with restored(concrete):

@@ -32,7 +32,7 @@ FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Absence:
+class Eviction:
     """One stay of a tensor in host memory. Positions count kernels in `Plan.order`.
 
     Attributes:
@@ -60,7 +60,7 @@ class Split:
     """A request that gets a chunk of its own size where the allocator would give it a larger one.
 
     Attributes:
-        step: number of the step, in the schedule of the plan's order, absences and pairs, that makes the request.
+        step: number of the step, in the schedule of the plan's order, evictions and pairs, that makes the request.
         nbytes: what it asks for.
         at_end: whether that chunk is the end of the largest free one. No other request of the step then has a split.
     """
@@ -76,12 +76,12 @@ class Inside:
 
     Attributes:
         body: the body, as `Graph.named_bodies` calls it.
-        order, absences, splits: as of `Plan`, of the body's own kernels.
+        order, evictions, splits: as of `Plan`, of the body's own kernels.
     """
 
     body: str
     order: tuple[str, ...]
-    absences: tuple[Absence, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
     splits: tuple[Split, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class Inside:
     @property
     def moves(self) -> int:
         """How much it moves and makes again, in tensors and kernels."""
-        return len(self.absences) + len(self.order) - len(set(self.order))
+        return len(self.evictions) + len(self.order) - len(set(self.order))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Plan:
         limit_bytes: the limit that it was made under; None when only measured, not limited.
         order: names of the kernels in the order in which they run, those that run again named again; empty when
             nothing is changed.
-        absences: what is swapped, and when.
+        evictions: what is swapped, and when.
         beside: positions in the order whose kernels run beside the one before them.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
@@ -122,12 +122,12 @@ class Plan:
         solver: who made it.
         accumulators: lists that loops save in whose elements are swapped inside the loops, by name.
         encoded: names of the kernels that take an encoding in place of a tensor, of one in a body after the body's. The
-            order and the absences are of the graph with these encodings in it, and with what is reduced.
+            order and the evictions are of the graph with these encodings in it, and with what is reduced.
         reduced: tensors that wait for the backward pass in fewer bits.
         packed: tensors that wait in a smaller form that gives back every bit.
         disk_bytes: the most that swapped tensors take on disk at once.
         splits: requests that get no larger chunks than they need.
-        remade: lists that loops would save in whose elements are made again instead, by name.
+        recomputed: lists that loops would save in whose elements are made again instead, by name.
         prefetched: of `accumulators` those whose elements come back in the iteration before the one that reads them.
         grouped: whether the kernels of bodies run in groups (planner/groups.py), and not in pairs.
         concurrent: the bytes that kernels of the step which run in groups (planner/concurrent.py) hold while more than
@@ -140,7 +140,7 @@ class Plan:
     fingerprint: str
     limit_bytes: int | None
     order: tuple[str, ...]
-    absences: tuple[Absence, ...]
+    evictions: tuple[Eviction, ...]
     planned_peak_bytes: int
     persistent_bytes: int
     host_bytes: int
@@ -152,7 +152,7 @@ class Plan:
     reduced: tuple[Reduction, ...] = ()
     disk_bytes: int = 0
     splits: tuple[Split, ...] = ()
-    remade: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
     inside: tuple[Inside, ...] = ()
     packed: tuple[Packing, ...] = ()
     prefetched: tuple[str, ...] = ()
@@ -174,17 +174,17 @@ class Plan:
     @property
     def moves(self) -> int:
         """How much it moves and makes again, in tensors and kernels."""
-        inner = len(self.accumulators) + len(self.remade) + sum(inside.moves for inside in self.inside)
-        return len(self.absences) + inner + len(self.order) - len(set(self.order))
+        inner = len(self.accumulators) + len(self.recomputed) + sum(inside.moves for inside in self.inside)
+        return len(self.evictions) + inner + len(self.order) - len(set(self.order))
 
     @property
     def actions(self) -> tuple[object, ...]:
         """What it does: two plans with the same actions make the same function."""
-        lists = self.accumulators, self.prefetched, self.remade
+        lists = self.accumulators, self.prefetched, self.recomputed
         smaller = self.encoded, self.reduced, self.packed
         return (
             self.order,
-            self.absences,
+            self.evictions,
             self.beside,
             self.grouped,
             self.concurrent,
@@ -197,15 +197,15 @@ class Plan:
 
     @property
     def saved_disk_bytes(self) -> int:
-        """Of what loops save, the bytes that host memory has no room for: what is on disk besides absences'."""
+        """Of what loops save, the bytes that host memory has no room for: what is on disk besides evictions'."""
         if not self.accumulators:
             return 0
         stays: dict[str, tuple[int, int, int]] = {}  # by tensor: after which kernel, before which, and its bytes
-        for absence in self.absences:
-            if absence.disk:
-                first = absence.release if absence.out is None else absence.out
-                begin, end, nbytes = stays.get(absence.tensor, (first, absence.use, round_up(absence.nbytes)))
-                stays[absence.tensor] = min(begin, first), max(end, absence.use), nbytes
+        for eviction in self.evictions:
+            if eviction.disk:
+                first = eviction.release if eviction.out is None else eviction.out
+                begin, end, nbytes = stays.get(eviction.tensor, (first, eviction.use, round_up(eviction.nbytes)))
+                stays[eviction.tensor] = min(begin, first), max(end, eviction.use), nbytes
         held = (sum(n for begin, end, n in stays.values() if begin <= at < end) for at, _, _ in stays.values())
         return max(0, self.disk_bytes - max(held, default=0))
 
@@ -271,7 +271,7 @@ def _check_form(plan: Plan) -> None:
         if inside.changes_nothing:
             raise InvalidModel(f"plan.inside[{i}] names no kernels")
         _check_moves(inside, f"plan.inside[{i}]")
-    if (plan.accumulators or plan.remade or plan.inside or plan.grouped) and not plan.order:
+    if (plan.accumulators or plan.recomputed or plan.inside or plan.grouped) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
@@ -284,16 +284,16 @@ def _check_form(plan: Plan) -> None:
 
 
 def _check_moves(plan: Plan | Inside, where: str) -> None:
-    """Refuse absences and splits that no order can have.
+    """Refuse evictions and splits that no order can have.
 
     Args:
         where: what the plan is called in messages.
     """
-    for i, a in enumerate(plan.absences):
+    for i, a in enumerate(plan.evictions):
         out = a.release - 1 if a.out is None else a.out
         if not 0 <= out < a.release <= a.back <= a.use < len(plan.order):
             raise InvalidModel(
-                f"{where}.absences[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use "
+                f"{where}.evictions[{i}] of {a.tensor!r} has out {a.out}, release {a.release}, back {a.back}, use "
                 f"{a.use}: they must rise in this order, and lie among the {len(plan.order)} kernels of {where}.order"
             )
     for before, after in pairwise((Split(0, 1), *plan.splits)):

@@ -53,7 +53,7 @@ class Interval(NamedTuple):
 
     The buffer is released before the kernel at `release` and allocated again before the one at `back`; the
     kernel at `use` is the first to read it again. The copy out starts after the kernel at `out` (only a
-    value's first absence has one; later ones, with `out` None, find their copy in host memory already). The kernel
+    value's first eviction has one; later ones, with `out` None, find their copy in host memory already). The kernel
     that reads it last before may be the one at `release` itself, which then can take the buffer over.
     All stays of a value are in the same tier: host memory or, with `disk`, the disk.
     """
@@ -66,19 +66,19 @@ class Interval(NamedTuple):
     disk: bool = False
 
 
-def on_disk(absences: Iterable[Interval]) -> frozenset[int]:
+def on_disk(evictions: Iterable[Interval]) -> frozenset[int]:
     """The values that go to disk."""
-    return frozenset(a.value for a in absences if a.disk)
+    return frozenset(a.value for a in evictions if a.disk)
 
 
 def build_schedule(
     order: Sequence[int],
-    absences: Sequence[Interval],
+    evictions: Sequence[Interval],
     beside: Collection[int] = frozenset(),
     splits: Sequence[Split] = (),
     exact_chunks: bool = False,
 ) -> list[Step]:
-    """The schedule that runs the kernels in `order` and moves values as `absences` say.
+    """The schedule that runs the kernels in `order` and moves values as `evictions` say.
 
     A kernel that `order` names again runs again. Copies that start at one position start in the order of their
     deadlines.
@@ -96,7 +96,7 @@ def build_schedule(
             position += 1 if kind in (OUT, RELEASE) else -1
         before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
 
-    for a in absences:
+    for a in evictions:
         if a.out is not None:
             put(a.out + 1, 0, a.release, OUT, a.value)
             put(a.release, 1, a.use, RELEASE, a.value)
@@ -150,8 +150,8 @@ def _renumbered(
 def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
     """The schedule of a plan that was made for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
-    absences = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.absences]
-    return build_schedule(order, absences, plan.beside, plan.splits, plan.exact_chunks)
+    evictions = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.evictions]
+    return build_schedule(order, evictions, plan.beside, plan.splits, plan.exact_chunks)
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.plan import Split
 from tfswap.plan.schedule import LEAD, Step
-from tfswap.simulator.simulate import Ledger, Replay, Resident, added_bytes, fill
+from tfswap.simulator.simulate import ArenaSnapshot, Ledger, Replay, added_bytes, fill
 
 LEAST_SHARES = (1 / 64, 1 / 256, 1 / 1024)
 """Of the live peak: for smaller requests it is not worth two more ops. What is best is close to chance."""
@@ -33,7 +33,7 @@ NEAR_PEAK = 0.8
 """Of the live peak: where less is live, what chunks are too large by does not matter."""
 
 
-def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[int, tuple[Split, ...]]:
+def choose_splits(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[int, tuple[Split, ...]]:
     """Splits for a schedule that has none: for the large requests of the steps near whose tensors the peak is, or would
     be if one of them were given more than it needs.
 
@@ -41,7 +41,7 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
 
     Returns the schedule's live peak in bytes, and the splits; not all of them need be used.
     """
-    ledger, replay, during = _replayed(flow, steps, resident)
+    ledger, replay, during = _replayed(flow, steps, snapshot)
     near = [0, *accumulate(nbytes >= NEAR_PEAK * replay.peak for nbytes in during)]
     least = min(LEAST_SHARES) * replay.peak
     large: dict[int, list[int]] = {}  # by step, its requests by number
@@ -62,7 +62,7 @@ def choose_splits(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
 
 
 def choose_ends(
-    flow: Dataflow, steps: Sequence[Step], resident: Resident, splits: Sequence[Split]
+    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, splits: Sequence[Split]
 ) -> Iterator[tuple[Split, ...]]:
     """Of the large requests of a schedule those at a chunk's end that stay, and the splits of the steps that have none:
     for each of LEAST_STAYS.
@@ -70,7 +70,7 @@ def choose_ends(
     Args:
         splits: as of `choose_splits`.
     """
-    ledger, replay, _ = _replayed(flow, steps, resident)
+    ledger, replay, _ = _replayed(flow, steps, snapshot)
     least = min(LEAST_SHARES) * replay.peak
     large: list[tuple[int, int, int]] = []  # for how many steps each stays, in which it is made, and its bytes
     for nbytes, made, gone in zip(ledger.nbytes, ledger.made, ledger.gone, strict=True):
@@ -85,11 +85,11 @@ def choose_ends(
         yield tuple(sorted((*(s for s in splits if s.step not in stays), *ends), key=lambda split: split.step))
 
 
-def _replayed(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> tuple[_Lives, Replay, array[int]]:
+def _replayed(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> tuple[_Lives, Replay, array[int]]:
     """A schedule without chunks: what it asks for, and the most that is live in each step."""
     ledger = _Lives()
-    resident.enter(ledger)
-    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, resident), resident), resident)
+    snapshot.enter(ledger)
+    replay = Replay(flow, steps, ledger, fill(ledger, added_bytes(flow, snapshot), snapshot), snapshot)
     ledger.replay = replay
     during = array("q")
     replay.repeat(array("q"), during)

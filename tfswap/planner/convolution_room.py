@@ -21,7 +21,7 @@ from tfswap.kernels.cudnn_algorithms import Algorithm, algorithms, is_convolutio
 from tfswap.kernels.hardware import Rates
 from tfswap.plan.schedule import Step
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Buffer, Replay, Resident, Timing, filled, simulate_time
+from tfswap.simulator.simulate import ArenaSnapshot, Buffer, Replay, Timing, filled, simulate_time
 
 
 class Room(NamedTuple):
@@ -56,18 +56,18 @@ class Need(NamedTuple):
 Seen = TypeVar("Seen", Room, Need)
 
 
-def rooms(flow: Dataflow, steps: Sequence[Step], resident: Resident, limit_bytes: int) -> list[Room]:
+def rooms(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, limit_bytes: int) -> list[Room]:
     """Of each convolution that `steps` run, in order of their ends."""
     if not has_convolutions(flow):
         return []
-    replay = _Rooms(flow, steps, resident, limit_bytes)
+    replay = _Rooms(flow, steps, snapshot, limit_bytes)
     replay.repeat()
     return replay.found
 
 
-def needs(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> list[Need]:
+def needs(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> list[Need]:
     """Of each convolution that `steps` run, in order of their ends, whatever the limit."""
-    replay = _Needs(flow, steps, resident)
+    replay = _Needs(flow, steps, snapshot)
     replay.repeat()
     return replay.found
 
@@ -85,10 +85,10 @@ class _Watch(Replay, Generic[Seen]):
 
     arena: Arena
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident):
-        arena, addresses = filled(flow, resident)
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot):
+        arena, addresses = filled(flow, snapshot)
         assert isinstance(arena, Arena)
-        super().__init__(flow, steps, arena, addresses, resident)
+        super().__init__(flow, steps, arena, addresses, snapshot)
         self.found: list[Seen] = []
         self._running: dict[int, Seen | None] = {}
 
@@ -112,8 +112,8 @@ class _Watch(Replay, Generic[Seen]):
 
 
 class _Rooms(_Watch[Room]):
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident, limit_bytes: int):
-        super().__init__(flow, steps, resident)
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, limit_bytes: int):
+        super().__init__(flow, steps, snapshot)
         self._limit_bytes = limit_bytes
 
     def look(self, kernel: int, before: Room | None) -> Room:

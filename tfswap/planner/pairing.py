@@ -20,7 +20,7 @@ from tfswap.ir.graph import Graph
 from tfswap.ir.op_traits import depends_on_owners, is_pure, uses_tensor_list
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.plan import Absence
+from tfswap.plan.plan import Eviction
 from tfswap.plan.schedule import LEAD, Interval, build_schedule
 from tfswap.planner.ordering import PEAK_TIE
 from tfswap.planner.problem import Choice
@@ -313,13 +313,13 @@ def side_by_side(
     return tuple(found)
 
 
-def overlaps(flow: Dataflow, order: Sequence[int], absences: Iterable[Interval | Absence]) -> Callable[[int], bool]:
-    """Whether the kernel at a position may run beside the one before it, in this order with these absences.
+def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval | Eviction]) -> Callable[[int], bool]:
+    """Whether the kernel at a position may run beside the one before it, in this order with these evictions.
 
     Both run once, neither needs the other, and nothing is away for no longer than from the one to the other.
     """
     runs = Counter(order)
-    back_at_once = {a.release for a in absences if a.release in (a.back, a.use)}
+    back_at_once = {a.release for a in evictions if a.release in (a.back, a.use)}
 
     def can_overlap(position: int) -> bool:
         first, second = order[position - 1], order[position]

@@ -48,9 +48,9 @@ from tfswap.planner.problem import NEVER, Choice, Problem, Solver, make_problem
 from tfswap.planner.solvers import belady, cheapest_eviction, meng, milp, published
 from tfswap.simulator.simulate import (
     NOTHING_KNOWN,
+    ArenaSnapshot,
     Judge,
     Memory,
-    Resident,
     Timing,
     memory_within,
     simulate_time,
@@ -209,7 +209,7 @@ class Planner:
     Args:
         flow: the step's facts.
         device: where it runs.
-        resident: what is in the arena before the step: variables, arguments and whatever else.
+        snapshot: what is in the arena before the step: variables, arguments and whatever else.
         tactics: what may be used besides an order, of TACTICS. What is encoded has been settled when there is a flow.
         tiers: what there is for swapped tensors.
         solver: one of SOLVERS.
@@ -226,7 +226,7 @@ class Planner:
         flow: Dataflow,
         device: DeviceModel,
         *,
-        resident: Resident = NOTHING_KNOWN,
+        snapshot: ArenaSnapshot = NOTHING_KNOWN,
         tiers: Tiers = ANYTHING,
         tactics: Collection[str] = TACTICS,
         solver: str = "default",
@@ -242,13 +242,13 @@ class Planner:
         self._least_s, self.least_bytes = least_s, least_bytes
         self.flow = flow
         self.device = device
-        self.resident = resident
+        self.snapshot = snapshot
         self.portable = portable
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
         self._runs_beside = runs_beside(device) and not portable
         # Where cuDNN was told what it may have, that counts as part of each convolution.
         self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
-        self.judge = Judge(flow, resident)
+        self.judge = Judge(flow, snapshot)
         # Where the step decides what is asked for, chunks that are larger than that have no other bound.
         self._exact_chunks = flow.is_undecided and not portable
         self.tiers = dataclasses.replace(tiers, inner_bytes=flow.inner_host_bytes)
@@ -257,7 +257,7 @@ class Planner:
         self.cost_s = self.costs.of_step(flow)
         self._gain = gains(flow, self.cost_s, self.rates)
         orders = list(orders or rank_orders(flow, self.cost_s))
-        if not resident.chunks:
+        if not snapshot.chunks:
             # Which plan fragments least in an arena that is not known would be a guess: one order.
             del orders[1:]
         moves = frozenset(tactics) - {"encode"}
@@ -282,7 +282,7 @@ class Planner:
         self.ranked: list[list[int]] = orders
         orders = [*orders, *self._roomy]
         self.problems = [
-            make_problem(flow, order, self.rates, self.cost_s, resident=resident, tiers=self.tiers) for order in orders
+            make_problem(flow, order, self.rates, self.cost_s, snapshot=snapshot, tiers=self.tiers) for order in orders
         ]
         self.unmoved = [self.judged(Choice(p.order, [])) for p in self.problems]
         pairs = list(zip(self.problems, self.unmoved, strict=True))
@@ -462,7 +462,7 @@ class Judged:
         if self._live_above.get(made, -1) >= most_bytes:
             return False
         planner, steps = self._planner, build_schedule(*choice._replace(splits=()))
-        if memory_within(planner.flow, steps, most_bytes, resident=planner.resident, live=True) is not None:
+        if memory_within(planner.flow, steps, most_bytes, snapshot=planner.snapshot, live=True) is not None:
             return True
         self._live_above[made] = most_bytes
         return False
@@ -606,7 +606,7 @@ class Judged:
         although it has as many bytes. Nearly all of the arena is in use on the way.
         """
         planner, choice = self._planner, self._one_by_one
-        most_bytes = planner.resident.limit_bytes
+        most_bytes = planner.snapshot.limit_bytes
         if planner.portable or choice.exact_chunks or most_bytes is None:
             return
         least_bytes = int(ENDS_SHARE * most_bytes)
@@ -616,7 +616,7 @@ class Judged:
             return
         _, splits = self._splits_of(choice)
         steps = build_schedule(*choice)
-        for ends in choose_ends(planner.flow, steps, planner.resident, splits):
+        for ends in choose_ends(planner.flow, steps, planner.snapshot, splits):
             found = self._candidate(choice._replace(splits=ends), self._alone, limit_bytes)
             if found is not None:
                 found = dataclasses.replace(found, peak_bytes=max(found.peak_bytes, least_bytes))
@@ -630,7 +630,7 @@ class Judged:
     def _splits_of(self, choice: Choice) -> tuple[int, tuple[Split, ...]]:
         if choice.beside not in self._splits:
             steps = build_schedule(*choice)
-            self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.resident)
+            self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.snapshot)
         return self._splits[choice.beside]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
@@ -651,7 +651,7 @@ class Judged:
         made = choice.beside, choice.splits
         planner, steps = self._planner, build_schedule(*choice)
         if made not in self._needs:
-            self._needs[made] = needs(planner.flow, steps, planner.resident)
+            self._needs[made] = needs(planner.flow, steps, planner.snapshot)
         return computed(
             planner.flow,
             steps,

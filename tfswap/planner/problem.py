@@ -22,10 +22,10 @@ from tfswap.ir.op_traits import is_view, may_run_again
 from tfswap.ir.types import ELEMENT_BYTES
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
-from tfswap.plan.plan import Absence, Split
+from tfswap.plan.plan import Eviction, Split
 from tfswap.plan.schedule import Interval, build_schedule
 from tfswap.planner.host_tiers import ANYTHING, Tiers
-from tfswap.simulator.simulate import NOTHING_KNOWN, Resident, simulate_memory
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, simulate_memory
 
 
 class Gap(NamedTuple):
@@ -56,11 +56,11 @@ class Choice(NamedTuple):
     splits: tuple[Split, ...] = ()
     exact_chunks: bool = False
 
-    def named(self, flow: Dataflow) -> tuple[tuple[str, ...], tuple[Absence, ...]]:
+    def named(self, flow: Dataflow) -> tuple[tuple[str, ...], tuple[Eviction, ...]]:
         """The order and the intervals as a plan has them, by the names that nodes and tensors have in a step."""
         moved = ((flow.values[a.value], a) for a in self.intervals)
         return tuple(flow.nodes[i].name for i in self.order), tuple(
-            Absence(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk) for value, a in moved
+            Eviction(value.tensor.name, value.nbytes, a.out, a.release, a.back, a.use, a.disk) for value, a in moved
         )
 
 
@@ -155,13 +155,13 @@ def make_problem(
     rates: Rates,
     cost_s: list[float],
     *,
-    resident: Resident = NOTHING_KNOWN,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
     tiers: Tiers = ANYTHING,
 ) -> Problem:
     """Gaps and live bytes of `flow` in `order`.
 
     Args:
-        resident: what is there before the step.
+        snapshot: what is there before the step.
         tiers: what there is for what is swapped.
     """
     refusals = _refusals(flow)
@@ -173,7 +173,7 @@ def make_problem(
         for i, node in enumerate(flow.nodes)
     ]
     order = list(order)
-    memory = simulate_memory(flow, build_schedule(order, ()), resident=resident, live=True)
+    memory = simulate_memory(flow, build_schedule(order, ()), snapshot=snapshot, live=True)
     starts = np.concatenate([[0.0], np.cumsum([cost_s[i] for i in order])])
     before, during = (np.array(b, dtype=np.int64) for b in (memory.before_bytes, memory.during_bytes))
     problem = Problem(flow, order, rates, cost_s, before, during, starts, [], refusals, repeatable, tiers)

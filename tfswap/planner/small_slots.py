@@ -26,13 +26,15 @@ from tfswap.ir.op_traits import is_const
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.plan.schedule import Step
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Ledger, Replay, Resident, added_bytes, fill
+from tfswap.simulator.simulate import ArenaSnapshot, Ledger, Replay, added_bytes, fill
 
 LARGEST_BYTES = 64 << 10
 """Of a slot, but where others' tensors are larger. The step's own are few, and swapped where they are in the way."""
 
 
-def choose_slots(flow: Dataflow, steps: Sequence[Step], resident: Resident, beside: Sequence[int] = ()) -> list[int]:
+def choose_slots(
+    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, beside: Sequence[int] = ()
+) -> list[int]:
     """The bytes of each slot that a schedule has a use for.
 
     Constants that are made with the step take some of them, also those that only make other constants.
@@ -42,9 +44,9 @@ def choose_slots(flow: Dataflow, steps: Sequence[Step], resident: Resident, besi
             places too, or they would take these.
     """
     ledger = _Counts(max((LARGEST_BYTES, *map(round_up, beside))))
-    resident.enter(ledger)
-    there = fill(ledger, added_bytes(flow, resident), resident)
-    Replay(flow, steps, ledger, there, resident).repeat(array("q"), array("q"))
+    snapshot.enter(ledger)
+    there = fill(ledger, added_bytes(flow, snapshot), snapshot)
+    Replay(flow, steps, ledger, there, snapshot).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
     ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
     return sorted(ledger.most.elements())

@@ -12,7 +12,7 @@ from itertools import pairwise
 from tfswap.analysis.dataflow import PERSISTENT, Dataflow
 from tfswap.errors import InvalidModel
 from tfswap.ir.permits import ANYTHING, Permit
-from tfswap.plan.plan import Absence, Inside, Plan
+from tfswap.plan.plan import Eviction, Inside, Plan
 from tfswap.plan.schedule import IN, LEAD, RERUN, RUN, planned_schedule
 from tfswap.planner.pairing import overlaps
 from tfswap.planner.problem import Problem
@@ -45,21 +45,21 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
         return
     flow, pinned = problem.flow, problem.refusals
     order = _require_order(plan, problem)
-    by_value: dict[int, list[Absence]] = {}
-    for absence in plan.absences:
-        v = flow.value_named.get(absence.tensor)
+    by_value: dict[int, list[Eviction]] = {}
+    for eviction in plan.evictions:
+        v = flow.value_named.get(eviction.tensor)
         if v is None:
-            raise InvalidModel(f"this plan moves {absence.tensor!r}, which this graph does not have. {REMEDY}")
+            raise InvalidModel(f"this plan moves {eviction.tensor!r}, which this graph does not have. {REMEDY}")
         if v in pinned or flow.values[v].producer == PERSISTENT:
             why = pinned.get(v, "there before the step")
-            raise InvalidModel(f"this plan moves {absence.tensor!r}, which must stay ({why}). {REMEDY}")
-        require_allowed(flow.permits.get(v, ANYTHING), "swap", f"swaps {absence.tensor!r}")
-        if absence.nbytes != flow.values[v].nbytes:
+            raise InvalidModel(f"this plan moves {eviction.tensor!r}, which must stay ({why}). {REMEDY}")
+        require_allowed(flow.permits.get(v, ANYTHING), "swap", f"swaps {eviction.tensor!r}")
+        if eviction.nbytes != flow.values[v].nbytes:
             raise InvalidModel(
-                f"this plan takes {absence.tensor!r} to have {absence.nbytes} bytes, and it has "
+                f"this plan takes {eviction.tensor!r} to have {eviction.nbytes} bytes, and it has "
                 f"{flow.values[v].nbytes}. {REMEDY}"
             )
-        by_value.setdefault(v, []).append(absence)
+        by_value.setdefault(v, []).append(eviction)
     uses: dict[int, list[list[int]]] = {v: [] for v in by_value}  # by value, of each buffer of it
     for position, i in enumerate(order):
         for v in set(flow.reads[i]) & uses.keys():
@@ -67,8 +67,8 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
         for _, v in flow.makes[i]:
             if v in uses:
                 uses[v].append([position])
-    for v, absences in by_value.items():
-        _require_gaps(absences, uses[v])
+    for v, evictions in by_value.items():
+        _require_gaps(evictions, uses[v])
     _require_beside(plan, problem, order)
     _require_splits(plan, problem.flow)
 
@@ -118,7 +118,7 @@ def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> 
     """Kernels run side by side where nothing comes between them, and neither needs the other; and none are oneDNN's."""
     if plan.beside and problem.rates.onednn:
         raise InvalidModel(f"this plan runs kernels side by side, which oneDNN's can't. {REMEDY}")
-    can_overlap = overlaps(problem.flow, order, plan.absences)
+    can_overlap = overlaps(problem.flow, order, plan.evictions)
     for position in plan.beside:
         if not can_overlap(position):
             raise InvalidModel(
@@ -146,11 +146,11 @@ def _require_splits(plan: Plan | Inside, flow: Dataflow) -> None:
             )
 
 
-def _require_gaps(absences: list[Absence], buffers: list[list[int]]) -> None:
+def _require_gaps(evictions: list[Eviction], buffers: list[list[int]]) -> None:
     """Each stay lies between two uses of one buffer that follow each other, and the buffer's first copies it out."""
     gaps = {gap for uses in buffers for gap in pairwise(uses)}
     copied: set[int] = set()  # buffers, by where they are made
-    for a in sorted(absences, key=lambda a: a.use):
+    for a in sorted(evictions, key=lambda a: a.use):
         uses = next((b for b in reversed(buffers) if b[0] < a.release), buffers[0])
         before = max((p for p in uses if p < a.back), default=-1)
         if (before, a.use) not in gaps:

@@ -21,7 +21,7 @@ from tfswap.report.explain import Explanation, explain, why_unused
 from tfswap.report.report import ConvolutionRow, Report
 from tfswap.report.rows import Moves, Smaller, TensorRow, inner_row, saved_rows, tensor_rows
 from tfswap.report.timeline import Timeline
-from tfswap.simulator.simulate import Resident, simulate_memory, widest_bytes
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory, widest_bytes
 from tfswap.simulator.unordered import Baseline
 from tfswap.simulator.working_set import Reuse, find_reuse
 
@@ -45,7 +45,7 @@ class PlannedStep:
         locate: gives the user's line of the node of a name.
         timeline: gives the simulated step.
         largest: gives the kernel with the largest working set, and its bytes.
-        resident: the arena before the step.
+        snapshot: the arena before the step.
     """
 
     graph: Graph
@@ -64,7 +64,7 @@ class PlannedStep:
     locate: Callable[[str], str | None]
     timeline: Callable[[], Timeline]
     largest: Callable[[], tuple[str, int]]
-    resident: Resident
+    snapshot: ArenaSnapshot
 
 
 def make_report(step: PlannedStep) -> Report:
@@ -97,7 +97,7 @@ def make_report(step: PlannedStep) -> Report:
         _largest=step.largest,
         _others=lambda: tables.rows(rest=True),
         _reuse=lambda: Reuse(0, 0, 0) if plan.changes_nothing else find_reuse(flow, planned_schedule(flow, plan)),
-        _rooms=lambda: _convolutions(flow, plan, step.resident),
+        _rooms=lambda: _convolutions(flow, plan, step.snapshot),
     )
 
 
@@ -142,7 +142,7 @@ def _more_bytes(flow: Dataflow, planner: Planner, plan: Plan) -> int | None:
     """What courses and sizes that were not tried can take in addition to the planned peak; None where all were."""
     if not flow.is_undecided or plan.changes_nothing or (plan.exact_chunks and flow.covered):
         return None
-    most = widest_bytes(flow, planned_schedule(flow, plan), planner.resident)
+    most = widest_bytes(flow, planned_schedule(flow, plan), planner.snapshot)
     return max(0, most - plan.planned_peak_bytes)
 
 
@@ -166,12 +166,12 @@ def _named(flow: Dataflow, node: Node, more_bytes: int | None) -> str:
     return f"{node.name} ({node.op}{bound})"
 
 
-def _convolutions(flow: Dataflow, plan: Plan, resident: Resident) -> tuple[ConvolutionRow, ...]:
-    limit = resident.limit_bytes if plan.limit_bytes is None else plan.limit_bytes
+def _convolutions(flow: Dataflow, plan: Plan, snapshot: ArenaSnapshot) -> tuple[ConvolutionRow, ...]:
+    limit = snapshot.limit_bytes if plan.limit_bytes is None else plan.limit_bytes
     if limit is None or plan.changes_nothing:
         return ()
     free: dict[int, int] = {}
-    for room in rooms(flow, planned_schedule(flow, plan), resident, simulated_limit(limit)):
+    for room in rooms(flow, planned_schedule(flow, plan), snapshot, simulated_limit(limit)):
         free[room.kernel] = min(room.free_bytes, free.get(room.kernel, room.free_bytes))
     rows = (ConvolutionRow(flow.nodes[i].name, flow.nodes[i].op, nbytes) for i, nbytes in free.items())
     return tuple(sorted(rows, key=lambda row: (row.free_bytes, row.name)))
@@ -196,7 +196,7 @@ def _explained(
 
 def _alive_at_peak(flow: Dataflow, planner: Planner, plan: Plan) -> tuple[tuple[str, int], ...]:
     steps = planned_schedule(flow, plan) or build_schedule(planner.problems[0].order, ())
-    memory = simulate_memory(flow, steps, resident=planner.resident, detail=True)
+    memory = simulate_memory(flow, steps, snapshot=planner.snapshot, detail=True)
     return tuple(
         (flow.values[v].tensor.name, flow.values[v].nbytes) for v in memory.alive_at_peak if flow.values[v].nbytes
     )

@@ -13,7 +13,7 @@ from tfswap.analysis.lossless_forms import Packing, no_codec, packed_bytes
 from tfswap.analysis.reduced_precision import FORMATS, Reduction
 from tfswap.ir.permits import ANYTHING, Permit
 from tfswap.ir.types import TensorType
-from tfswap.plan.plan import Absence, Inside, Plan
+from tfswap.plan.plan import Eviction, Inside, Plan
 from tfswap.planner.problem import MIN_SWAP_BYTES, Problem
 from tfswap.report.explain import why_kept, why_unused
 from tfswap.report.markup import format_seconds
@@ -61,7 +61,7 @@ class Moves:
     """Evictions and recomputed kernels of a step, or of a body each time that it runs.
 
     Attributes:
-        absences: by value.
+        evictions: by value.
         again: by kernel, the positions at which it is recomputed.
         starts_s: by position, the predicted time at which its kernel starts, copies aside; last, the end.
         within: the prefix of tensor names.
@@ -69,7 +69,7 @@ class Moves:
     """
 
     problem: Problem
-    absences: Mapping[int, Sequence[Absence]]
+    evictions: Mapping[int, Sequence[Eviction]]
     again: Mapping[int, Sequence[int]]
     starts_s: Sequence[float]
     within: str
@@ -78,9 +78,9 @@ class Moves:
     @classmethod
     def of(cls, problem: Problem, plan: Plan | Inside, within: str = "", times: float = 1.0) -> Moves:
         flow = problem.flow
-        absences: dict[int, list[Absence]] = {}
-        for absence in plan.absences:
-            absences.setdefault(flow.value_named[absence.tensor], []).append(absence)
+        evictions: dict[int, list[Eviction]] = {}
+        for eviction in plan.evictions:
+            evictions.setdefault(flow.value_named[eviction.tensor], []).append(eviction)
         again: dict[int, list[int]] = {}
         ran: set[int] = set()
         kernels = [flow.place[name] for name in plan.order]
@@ -89,11 +89,11 @@ class Moves:
                 again.setdefault(kernel, []).append(position)
             ran.add(kernel)
         starts_s = list(accumulate((problem.cost_s[kernel] for kernel in kernels), initial=0.0))
-        return cls(problem, absences, again, starts_s, within, times)
+        return cls(problem, evictions, again, starts_s, within, times)
 
-    def duration(self, absences: Sequence[Absence]) -> str:
+    def duration(self, evictions: Sequence[Eviction]) -> str:
         """How long a tensor is away, for people."""
-        away_s = sum(self.starts_s[absence.use] - self.starts_s[absence.release] for absence in absences)
+        away_s = sum(self.starts_s[eviction.use] - self.starts_s[eviction.release] for eviction in evictions)
         return f"{format_seconds(away_s)}, {self._share(away_s)}"
 
     def moments(self, positions: Sequence[int]) -> str:
@@ -166,7 +166,7 @@ def tensor_rows(
     for v, value in enumerate(problem.flow.values):
         least = problem.smallest_bytes if moves.again.get(value.producer) else MIN_SWAP_BYTES
         matters = value.producer != PERSISTENT and value.nbytes >= least
-        used = v in smaller or v in moves.absences
+        used = v in smaller or v in moves.evictions
         if rest != (matters or used) and (value.nbytes or v in smaller):
             rows.append(_tensor_row(moves, smaller, unused, locate, v, gaps.get(v)))
     return rows
@@ -183,7 +183,7 @@ def _tensor_row(
     """The row of a value. `gap` is its longest wait between two uses."""
     problem, value = moves.problem, moves.problem.flow.values[v]
     of = f", each time that {moves.within[:-1]} runs" if moves.within else ""
-    away, made = moves.absences.get(v, ()), moves.again.get(value.producer, ())
+    away, made = moves.evictions.get(v, ()), moves.again.get(value.producer, ())
     encoded_bytes, reasons = smaller.reasons(v, value.tensor.type, of)
     if away:
         where = "on disk" if away[0].disk else "in host memory"

@@ -12,7 +12,7 @@ from tfswap.device import machine
 from tfswap.device.live import LiveDevice
 from tfswap.device.variable_buffers import WrittenVariables
 from tfswap.runtime.captures import without_asking
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 if TYPE_CHECKING:
     from tfswap.native.load import CLook
@@ -35,13 +35,13 @@ class ArenaView:
         self.shared = frozenset() if self._variables is None else self._variables.shared()
         return self._device.look(before=True)
 
-    def resident(self, *, instantiated: bool = False) -> Resident:
+    def snapshot(self, *, instantiated: bool = False) -> ArenaSnapshot:
         """What is in the arena now.
 
         Args:
             instantiated: whether the step's constants are.
         """
-        found = machine.resident(self._device.name)
+        found = machine.snapshot(self._device.name)
         return dataclasses.replace(found, instantiated=instantiated, shared=self.shared)
 
     def copied_bytes(self, optimizer: Optimizer) -> int:

@@ -27,7 +27,7 @@ from tfswap.runtime.limit import StepLimit
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.requests import Requests
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 if TYPE_CHECKING:
     from tfswap.compiler.compiler import Optimizer
@@ -92,7 +92,7 @@ class ArenaWatch:
         """Watch another plan from now on."""
         self._optimizer = planned.optimizer
         self.report = report
-        self.live, self.resident_bytes = planned.live, planned.resident.total_bytes
+        self.live, self.resident_bytes = planned.live, planned.snapshot.total_bytes
         self._plan, self._gate = planned.plan, planned.gate
         self._requests = {} if planned.requests is None else {self._arena.shared: planned.requests}
         self._peaks, self._expected_bytes = {}, planned.peak_bytes
@@ -101,7 +101,7 @@ class ArenaWatch:
         """Note that the plan fits the arena as it is."""
         if layout := self._arena.look_before().layout:
             self._peaks[layout, self._arena.shared] = self._expected_bytes
-            self._owners.remember(layout, self._arena.resident())
+            self._owners.remember(layout, self._arena.snapshot())
 
     def drop_requests(self) -> None:
         """Note that the plan is carried out no more."""
@@ -123,7 +123,7 @@ class ArenaWatch:
             self._note_layout_change()
         elif self._requests:
             # What is in the arena now is no surprise any more: room is left for the rest.
-            known = max(self._expected_bytes, self._peak_in(self._arena.resident(instantiated=True)))
+            known = max(self._expected_bytes, self._peak_in(self._arena.snapshot(instantiated=True)))
             if self._measured_bytes - known > margins[0]:
                 margins.insert(0, self._measured_bytes - known)
         self._measured_bytes = 0
@@ -149,7 +149,7 @@ class ArenaWatch:
     def _note_layout_change(self) -> None:
         limit_bytes = self._limit.bytes
         if self.live and self._requests and limit_bytes is not None and self._margins.layout_changes():
-            peak = self._peak_in(self._arena.resident(instantiated=True))
+            peak = self._peak_in(self._arena.snapshot(instantiated=True))
             lacking = self._limit.lacking_bytes(peak, self._margins.others_bytes)
             self._margins.add_for_layouts(lacking, limit_bytes)
 
@@ -169,7 +169,7 @@ class ArenaWatch:
             return True
         if self._unsatisfiable_bytes is not None and now.current_bytes >= self._unsatisfiable_bytes:
             if self._requests:
-                self._expected_bytes = self._peak_in(self._arena.resident(instantiated=True))
+                self._expected_bytes = self._peak_in(self._arena.snapshot(instantiated=True))
             return True
         if not self.live or self._measured_bytes:
             return False
@@ -177,9 +177,9 @@ class ArenaWatch:
             grown = now.current_bytes - self.resident_bytes + self._arena.copied_bytes(self._optimizer)
             return self._optimizer.unoptimised.likely_bound_bytes + grown <= limit_bytes
         if found not in self._peaks:
-            resident = self._arena.resident(instantiated=True)
-            self._owners.remember(found[0], resident)
-            peak = self._peak_in(resident)
+            snapshot = self._arena.snapshot(instantiated=True)
+            self._owners.remember(found[0], snapshot)
+            peak = self._peak_in(snapshot)
             if not self._limit.has_room(peak, self._margins.others_bytes):
                 return False
             if len(self._peaks) >= MAX_LAYOUTS:
@@ -188,13 +188,13 @@ class ArenaWatch:
         self._expected_bytes = self._peaks[found]
         return True
 
-    def _peak_in(self, resident: Resident) -> int:
+    def _peak_in(self, snapshot: ArenaSnapshot) -> int:
         """The plan's peak where this is in the arena, its constants among it."""
-        if resident.shared not in self._requests:
+        if snapshot.shared not in self._requests:
             if len(self._requests) >= MAX_LAYOUTS:
                 self._requests.clear()
-            self._requests[resident.shared] = self._optimizer.form_of(self._plan).requests(resident)
-        return self._requests[resident.shared].peak_bytes(resident)
+            self._requests[snapshot.shared] = self._optimizer.form_of(self._plan).requests(snapshot)
+        return self._requests[snapshot.shared].peak_bytes(snapshot)
 
     def _notice_unseen_part(self, now: CLook) -> None:
         """Notice what TensorFlow's own backward pass took: its peak is seen when the step comes again."""
@@ -233,7 +233,7 @@ class ArenaWatch:
         if nbytes <= promised(0):
             return ""
         return messages.allocated_by_others(
-            nbytes, self._owners.largest_of_others(before.layout, self._arena.resident(), result)
+            nbytes, self._owners.largest_of_others(before.layout, self._arena.snapshot(), result)
         )
 
     def _exceeded(self, peak_bytes: int, limit_bytes: int, others: str, *, alone: bool, known: bool) -> None:

@@ -9,7 +9,7 @@ from tfswap.planner.planner import promised
 from tfswap.runtime import messages
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.bfc_allocator import regions_of
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 from tfswap.support.sizes import is_share, parse_limit
 
 _reported_floors: dict[str, int] = {}  # by fingerprint
@@ -45,7 +45,7 @@ class StepLimit:
         self.bytes: int | None = None
         self.is_final = False
 
-    def compute(self, optimizer: Optimizer, resident: Resident) -> None:
+    def compute(self, optimizer: Optimizer, snapshot: ArenaSnapshot) -> None:
         """Compute the bytes: a share depends on the unoptimised peak."""
         limit = self._request.limit(self._trace.device.name)
         if limit is not None:
@@ -53,7 +53,7 @@ class StepLimit:
             if is_share(limit):
                 asked = max(asked, self._granted_bytes)
             # More than the arena may have is no limit that can be kept.
-            self.bytes = min(asked, resident.limit_bytes or asked)
+            self.bytes = min(asked, snapshot.limit_bytes or asked)
 
     def has_room(self, peak_bytes: int, margin_bytes: int) -> bool:
         """Whether a step with this peak leaves the margin."""
@@ -73,9 +73,11 @@ class StepLimit:
         is_whole = self.bytes is not None and self.bytes >= optimizer.baseline.peak_bytes
         return limit is not None and is_share(limit) and is_whole and not ordered
 
-    def refusal(self, error: InfeasibleMemoryLimit, optimizer: Optimizer, resident: Resident) -> InfeasibleMemoryLimit:
+    def refusal(
+        self, error: InfeasibleMemoryLimit, optimizer: Optimizer, snapshot: ArenaSnapshot
+    ) -> InfeasibleMemoryLimit:
         """`error`, with what else there is to know where the arena itself may have no more."""
-        arena_bytes = resident.limit_bytes
+        arena_bytes = snapshot.limit_bytes
         asked = self._request.limit(self._trace.device.name)
         assert asked is not None, "a plan for no limit is never refused"
         asked_bytes = parse_limit(asked, lambda: optimizer.baseline.peak_bytes)
@@ -83,7 +85,7 @@ class StepLimit:
             return error
         return InfeasibleMemoryLimit(
             messages.refused_by_the_arena(
-                error, self._trace.device.name, arena_bytes, len(regions_of(resident.chunks))
+                error, self._trace.device.name, arena_bytes, len(regions_of(snapshot.chunks))
             ),
             floor_bytes=error.floor_bytes,
             limit_bytes=asked_bytes,

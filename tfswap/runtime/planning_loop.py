@@ -37,7 +37,7 @@ from tfswap.runtime.margins import Margins
 from tfswap.runtime.step_compiler import StepCompiler
 from tfswap.runtime.trace import Trace
 from tfswap.simulator.requests import Requests
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 PLANNING_TRIES = 4 + MOST_VARIANTS
 """Each variant may have to be made once, to know its constants."""
@@ -65,7 +65,7 @@ class Planned:
         function: what runs it; the trace itself where nothing is changed.
         gate: the number of its gate; None where nothing is changed.
         live: whether it was made for the arena as it is.
-        resident: what is in the arena before the step.
+        snapshot: what is in the arena before the step.
         requests: of the allocator; None where nothing is changed.
         peak_bytes: the simulated peak; 0 where it was not simulated.
     """
@@ -75,7 +75,7 @@ class Planned:
     function: Any
     gate: int | None
     live: bool
-    resident: Resident
+    snapshot: ArenaSnapshot
     requests: Requests | None
     peak_bytes: int
 
@@ -105,7 +105,7 @@ class PlanningLoop:
 
     def run(self) -> Planned:
         """The plan, carried out. Raises InfeasibleMemoryLimit and UnsupportedGraph."""
-        self._optimizer, self._resident = self.compiler.for_arena(self.inputs, live=self.live, first=self.first)
+        self._optimizer, self._snapshot = self.compiler.for_arena(self.inputs, live=self.live, first=self.first)
         self.maker.making_bytes = 0
         self._plan: Plan | None = None
         self._function: Any = None
@@ -130,13 +130,13 @@ class PlanningLoop:
             self._function,
             self._gate,
             self.live,
-            self._resident,
+            self._snapshot,
             self._requests,
             self._peak_bytes,
         )
 
     def _try(self) -> Outcome:
-        instantiated = self._resident.instantiated
+        instantiated = self._snapshot.instantiated
         fits = True
         try:
             self._plan = self.given or self.compiler.choose(
@@ -156,14 +156,14 @@ class PlanningLoop:
 
     def _make_slots(self, error: InfeasibleMemoryLimit) -> bool:
         """Reserve slots where a refusal may be for want of room in one piece alone; whether the arena has some now."""
-        arena_bytes = self._resident.limit_bytes
+        arena_bytes = self._snapshot.limit_bytes
         if not self.live or self.compiler.slots or arena_bytes is None or error.floor_bytes <= arena_bytes:
             return False
         self._drop_function()
         if not self.compiler.make_slots(self._optimizer):
             return False
-        self._resident = self.arena.resident()
-        self._optimizer.suppose(self._resident)
+        self._snapshot = self.arena.snapshot()
+        self._optimizer.assume_arena(self._snapshot)
         return True
 
     def _lowest(self, error: InfeasibleMemoryLimit) -> Plan:
@@ -180,7 +180,7 @@ class PlanningLoop:
             return optimizer.unchanged(self.limit.bytes)
         report_floor(optimizer.fingerprint, error.floor_bytes)
         self._function = None  # whoever holds the refusal holds this loop, and with it constants in the arena
-        raise self.limit.refusal(error, optimizer, self._resident) from None
+        raise self.limit.refusal(error, optimizer, self._snapshot) from None
 
     def _make(self, plan: Plan) -> None:
         """Make the function of `plan`, if it is not the one that there is."""
@@ -193,7 +193,7 @@ class PlanningLoop:
         self._actions = plan.actions
         if self.live:
             self.maker.instantiate(self._function, self.inputs)
-            self._resident = self.arena.resident(instantiated=True)
+            self._snapshot = self.arena.snapshot(instantiated=True)
 
     def _judge(self, plan: Plan, *, fits: bool, instantiated: bool) -> Outcome:
         """Simulate `plan` in the arena with its function in it.
@@ -202,21 +202,21 @@ class PlanningLoop:
             fits: whether it was found for the limit.
             instantiated: whether it was chosen for an arena with the step's constants.
         """
-        optimizer, resident = self._optimizer, self._resident
-        self._requests = optimizer.form_of(plan).requests(resident)
-        self._peak_bytes = peak = self._requests.peak_bytes(resident)
+        optimizer, snapshot = self._optimizer, self._snapshot
+        self._requests = optimizer.form_of(plan).requests(snapshot)
+        self._peak_bytes = peak = self._requests.peak_bytes(snapshot)
         margin = min(optimizer.extra_margin_bytes, self.margins.others_bytes)
         if self.given or self.request.plan or (fits and self.limit.has_room(promised(peak), margin)):
-            there = max(plan.persistent_bytes, resident.total_bytes)
+            there = max(plan.persistent_bytes, snapshot.total_bytes)
             self._plan = dataclasses.replace(plan, planned_peak_bytes=peak, persistent_bytes=there)
             return Outcome.PLANNED
         if instantiated:  # what others have there comes and goes
             lacking = self.limit.lacking_bytes(peak, self.margins.others_bytes)
             self._lacking_bytes = max(self._lacking_bytes, lacking)
-        optimizer.suppose_made(plan, resident)  # planned again for that arena
+        optimizer.assume_made(plan, snapshot)  # planned again for that arena
         if not self.limit.is_final:
             optimizer.renew_baseline()
-            self.limit.compute(optimizer, resident)
+            self.limit.compute(optimizer, snapshot)
         return Outcome.ARENA_CHANGED
 
     def _drop_function(self) -> None:

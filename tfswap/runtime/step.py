@@ -173,7 +173,7 @@ class Step:
         peak = None if info is None else info.peak_bytes
         hits = 0
         if self.instead_of is not None:
-            hits = len({a.tensor for a in self.instead_of.plan.absences} - {a.tensor for a in self.plan.absences})
+            hits = len({a.tensor for a in self.instead_of.plan.evictions} - {a.tensor for a in self.plan.evictions})
         if self._request.changes_nothing or self.plan.changes_nothing:
             return StepStats(device_peak_bytes=peak, cache_hits=hits)
         return step_stats(self._program.owner, peak, hits)
@@ -313,14 +313,14 @@ class Step:
             optimizer.extra_margin_bytes = self._margins.others_bytes
             if (complaint := self._request.complaint(self.name, plan)) is not None:
                 self._watch.complain(complaint)
-            report = optimizer.report(plan, planned.resident)
+            report = optimizer.report(plan, planned.snapshot)
             self._watch.renew(planned, dataclasses.replace(report, step=self.name, _floor=self._floor_bytes))
             self.plan, self.function, self._gate = plan, planned.function, planned.gate
             self._calls_steps = self._gate is None and calls_steps(self._trace.concrete)
             self.planned = True
             self._limit_cudnn()
             if live and self._gate is not None:
-                optimizer.suppose_made(plan, planned.resident)  # the floor that the report names is one in this arena
+                optimizer.assume_made(plan, planned.snapshot)  # the floor that the report names is one in this arena
                 self._watch.remember_arena()
             log.info("tfswap: %s: %s", self.name, self.report.headline())
             limit_bytes, making_bytes = self.limit_bytes, self._maker.making_bytes

@@ -24,7 +24,7 @@ from tfswap.runtime.dynamic_sizes import ToldSizes
 from tfswap.runtime.limit import StepLimit, report_floor, reported_floor
 from tfswap.runtime.margins import Margins
 from tfswap.runtime.trace import Trace
-from tfswap.simulator.simulate import Resident
+from tfswap.simulator.simulate import ArenaSnapshot
 
 log = logging.getLogger("tfswap")
 
@@ -69,7 +69,7 @@ class StepCompiler:
         self.waits = False
         self.slots: list[Any] = []
 
-    def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, Resident]:
+    def for_arena(self, inputs: Sequence[Any], *, live: bool, first: bool) -> tuple[Optimizer, ArenaSnapshot]:
         """The optimizer, for the arena as it is or may be when the step runs, and the content of that.
 
         Args:
@@ -85,11 +85,11 @@ class StepCompiler:
             largest = self.make_slots(optimizer, 2 * batches)  # and as many that wait
             if largest >= max(batches):
                 self._margins.batches_have_slots()
-        resident = self._arena.resident()
+        snapshot = self._arena.snapshot()
         if not live:
-            resident = resident.unseen().beside(self._made_around(inputs))
-        optimizer.suppose(resident)
-        return optimizer, resident
+            snapshot = snapshot.unseen().beside(self._made_around(inputs))
+        optimizer.assume_arena(snapshot)
+        return optimizer, snapshot
 
     def choose(self, optimizer: Optimizer, *, ordered: bool, first: bool, lacking_bytes: int = 0) -> Plan:
         """The plan for the limit, with the largest margins that there is one for.
@@ -140,9 +140,9 @@ class StepCompiler:
         """
         limit_bytes = self._limit.bytes
         assert limit_bytes is not None, "without one no slot is missed"
-        resident = self._arena.resident()
-        slots = optimizer.slots(resident, others)
-        if resident.limit_bytes is not None and sum(slots) > resident.limit_bytes - limit_bytes:
+        snapshot = self._arena.snapshot()
+        slots = optimizer.slots(snapshot, others)
+        if snapshot.limit_bytes is not None and sum(slots) > snapshot.limit_bytes - limit_bytes:
             slots = [size for size in slots if size <= LARGEST_BYTES]  # the large ones would lie in the step's way
         self.slots = make_slots_in_arena(self._trace.device.name, slots, limit_bytes)
         return max(slots) if self.slots else 0
@@ -176,20 +176,20 @@ class StepCompiler:
         self._margins.others_bytes += imported.margin_bytes
         others_bytes = self._margins.add_batches(graph, inputs, self._batches_beside)
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
-        resident = self._arena.resident().beside(self._made_around(inputs))
+        snapshot = self._arena.snapshot().beside(self._made_around(inputs))
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(
             graph,
             self._trace.device.model,
             self._request.options,
-            resident=resident,
+            snapshot=snapshot,
             locate=SourceLines(self._trace.concrete),
             keeps_results=True,
             held=imported.held,
             beside_bytes=others_bytes,
             plan_cache=PlanCache.of_environment(),
         )
-        self._limit.compute(made, resident)
+        self._limit.compute(made, snapshot)
         return made
 
     def _made_around(self, inputs: Sequence[Any]) -> list[int]:

@@ -21,9 +21,9 @@ from tfswap.plan.schedule import AWAIT, KERNELS, RELEASE, Step, at_extremes
 from tfswap.simulator.simulate import (
     MAX_REPEATS,
     Allocator,
+    ArenaSnapshot,
     Buffer,
     Replay,
-    Resident,
     Span,
     Timing,
     filled,
@@ -197,9 +197,9 @@ class Watched(Replay):
         now_s: the time, where there is no schedule to tell it.
     """
 
-    def __init__(self, flow: Dataflow, steps: Sequence[Step], resident: Resident, spans: Sequence[Span] = ()):
-        self._inner, addresses = filled(flow, resident)
-        super().__init__(flow, steps, self._inner, addresses, resident)
+    def __init__(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, spans: Sequence[Span] = ()):
+        self._inner, addresses = filled(flow, snapshot)
+        super().__init__(flow, steps, self._inner, addresses, snapshot)
         self.now_s = 0.0
         self._spans = spans
         self._ending = False
@@ -244,7 +244,7 @@ def record_planned(
     cost_s: Sequence[float],
     rates: Rates,
     *,
-    resident: Resident,
+    snapshot: ArenaSnapshot,
     disk: Collection[int] = (),
 ) -> PlannedRecord:
     """The run of `steps` that `judge_memory` judges them by: at the worse extreme, and in the highest repeat."""
@@ -253,7 +253,7 @@ def record_planned(
     on_lane = _on_compute_lane(steps, spans)
     best: tuple[Dataflow, Sequence[Step], Recorder] | None = None
     for extreme, its in at_extremes(flow, steps):
-        replay = Watched(extreme, its, resident, on_lane)
+        replay = Watched(extreme, its, snapshot, on_lane)
         for _ in range(MAX_REPEATS):
             replay.repeat()
             if best is None or max(replay.notes.used) > max(best[2].used):

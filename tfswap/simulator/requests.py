@@ -14,7 +14,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, round_up
 from tfswap.plan.schedule import Step, at_extremes
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Replay, Resident, added_bytes, fill, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, Replay, added_bytes, fill, simulate_memory
 
 FREE_REST: Final = 0
 SPLIT_ABOVE: Final = 1 << 52
@@ -43,10 +43,10 @@ class Requests:
     extremes: tuple[tuple[int, ...], ...]
     resident_bytes: int
 
-    def peak_bytes(self, resident: Resident) -> int:
+    def peak_bytes(self, snapshot: ArenaSnapshot) -> int:
         """The step's peak in an arena with this content; its constants are taken to be there."""
-        more_bytes = 0 if resident.chunks else resident.total_bytes - self.resident_bytes
-        return more_bytes + max(_replay(events, resident.arena()) for events in self.extremes)
+        more_bytes = 0 if snapshot.chunks else snapshot.total_bytes - self.resident_bytes
+        return more_bytes + max(_replay(events, snapshot.arena()) for events in self.extremes)
 
 
 def _replay(events: Sequence[int], arena: Arena) -> int:
@@ -102,18 +102,18 @@ class _Recorder:
             self.events.append(FREE_REST)
 
 
-def record_requests(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Requests:
-    """What `steps` ask for, as often as `simulate_memory` repeats them, with `resident` there before."""
-    there_bytes = resident.total_bytes if resident.chunks else 0
+def record_requests(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Requests:
+    """What `steps` ask for, as often as `simulate_memory` repeats them, with `snapshot` there before."""
+    there_bytes = snapshot.total_bytes if snapshot.chunks else 0
     recorded: list[_Recorder] = []
     for extreme, its in at_extremes(flow, steps):
         recorder = _Recorder(there_bytes)
-        simulate_memory(extreme, its, resident=resident, arena=recorder)
+        simulate_memory(extreme, its, snapshot=snapshot, arena=recorder)
         recorded.append(recorder)
-    return Requests(tuple(tuple(r.events) for r in recorded), resident.total_bytes - there_bytes)
+    return Requests(tuple(tuple(r.events) for r in recorded), snapshot.total_bytes - there_bytes)
 
 
-IN_PLACE: Final = Resident(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
+IN_PLACE: Final = ArenaSnapshot(ALIGNMENT_BYTES, ((0, ALIGNMENT_BYTES, True),), instantiated=True)
 """Stands for any arena that has all of a step's variables, arguments and constants in it."""
 
 

@@ -129,7 +129,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Resident:
+class ArenaSnapshot:
     """What is in the arena before the step.
 
     Attributes:
@@ -150,7 +150,7 @@ class Resident:
     collects: bool = False
     shared: frozenset[str] = frozenset()
 
-    def unseen(self) -> Resident:
+    def unseen(self) -> ArenaSnapshot:
         """What may be there by the time that a step runs which is planned now.
 
         Small tensors have come meanwhile. What hangs most on where chunks lie are holes that several tensors just fit
@@ -169,7 +169,7 @@ class Resident:
             chunks.append((address, size, in_use))
         return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks))
 
-    def beside(self, sizes: Sequence[int]) -> Resident:
+    def beside(self, sizes: Sequence[int]) -> ArenaSnapshot:
         """This content and tensors of so many bytes."""
         if not self.chunks or not sizes:
             return self
@@ -194,7 +194,7 @@ class Resident:
             ledger.allocate(self.total_bytes)
 
 
-NOTHING_KNOWN = Resident()
+NOTHING_KNOWN = ArenaSnapshot()
 
 
 class Buffer:
@@ -208,8 +208,8 @@ class Buffer:
         self.pins = pins
 
 
-def fill(arena: Allocator, sizes: Sequence[int], resident: Resident) -> list[int]:
-    """Put what is there before a step into an arena that has `resident`'s chunks, as far as they are known.
+def fill(arena: Allocator, sizes: Sequence[int], snapshot: ArenaSnapshot) -> list[int]:
+    """Put what is there before a step into an arena that has `snapshot`'s chunks, as far as they are known.
 
     Args:
         sizes: as of `added_bytes`.
@@ -217,15 +217,15 @@ def fill(arena: Allocator, sizes: Sequence[int], resident: Resident) -> list[int
     Returns the addresses of the persistent values; -1 where they are among the chunks.
     """
     addresses = [arena.allocate(size) for size in sizes]
-    arena.allocate(resident.total_bytes - arena.in_use_bytes)
+    arena.allocate(snapshot.total_bytes - arena.in_use_bytes)
     return addresses
 
 
-def added_bytes(flow: Dataflow, resident: Resident) -> tuple[int, ...]:
-    """Per persistent value the bytes that it takes besides `resident`'s chunks."""
-    if not resident.chunks:
+def added_bytes(flow: Dataflow, snapshot: ArenaSnapshot) -> tuple[int, ...]:
+    """Per persistent value the bytes that it takes besides `snapshot`'s chunks."""
+    if not snapshot.chunks:
         return tuple([flow.values[v].nbytes for v in flow.persistent])
-    if resident.instantiated:
+    if snapshot.instantiated:
         return (0,) * len(flow.persistent)
     values = [flow.values[v] for v in flow.persistent]
     made = flow.made_with_step
@@ -233,15 +233,15 @@ def added_bytes(flow: Dataflow, resident: Resident) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _filled(resident: Resident, sizes: tuple[int, ...], live: bool) -> tuple[Arena | Ledger, list[int]]:
+def _filled(snapshot: ArenaSnapshot, sizes: tuple[int, ...], live: bool) -> tuple[Arena | Ledger, list[int]]:
     """Plans are judged by the dozen in one arena, and graphs have thousands of constants."""
-    arena = resident.ledger() if live else resident.arena()
-    return arena, fill(arena, sizes, resident)
+    arena = snapshot.ledger() if live else snapshot.arena()
+    return arena, fill(arena, sizes, snapshot)
 
 
-def filled(flow: Dataflow, resident: Resident, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
+def filled(flow: Dataflow, snapshot: ArenaSnapshot, live: bool = False) -> tuple[Arena | Ledger, list[int]]:
     """An arena of one's own, or a ledger, with what is there before the step; the addresses as of `fill`."""
-    arena, addresses = _filled(resident, added_bytes(flow, resident), live)
+    arena, addresses = _filled(snapshot, added_bytes(flow, snapshot), live)
     return arena.copy(), addresses
 
 
@@ -251,18 +251,18 @@ class Replay:
     Args:
         arena: with what is there before the step, as `fill` does it.
         addresses: of the persistent values, in order.
-        resident: what that is.
+        snapshot: what that is.
     """
 
     def __init__(
-        self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int], resident: Resident
+        self, flow: Dataflow, steps: Sequence[Step], arena: Allocator, addresses: Sequence[int], snapshot: ArenaSnapshot
     ):
         self.flow = flow
         self.steps = steps
         self.arena = arena
         self._count_reads()
         self.persistent = {v: Buffer(address, 0, 1) for v, address in zip(flow.persistent, addresses, strict=True)}
-        for v in flow.first_versions(resident.shared):
+        for v in flow.first_versions(snapshot.shared):
             self.persistent[v].pins += 1
         self.forwarded: list[tuple[int, int]] | None = None  # a list to get what takes over what
         self.step = -1  # number of the one that runs
@@ -505,7 +505,7 @@ def simulate_memory(
     flow: Dataflow,
     steps: Sequence[Step],
     *,
-    resident: Resident = NOTHING_KNOWN,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
     live: bool = False,
     detail: bool = False,
     arena: Allocator | None = None,
@@ -514,13 +514,13 @@ def simulate_memory(
     """Replay `steps` through the allocator.
 
     Args:
-        resident: what is there before the step.
+        snapshot: what is there before the step.
         live: count live bytes only, as if memory never fragmented.
         detail: also list what is alive at the peak, and what takes over what.
-        arena: replay in this one, which has `resident`'s chunks.
+        arena: replay in this one, which has `snapshot`'s chunks.
         disk: values that go to disk.
     """
-    memory = memory_within(flow, steps, math.inf, resident=resident, live=live, detail=detail, arena=arena, disk=disk)
+    memory = memory_within(flow, steps, math.inf, snapshot=snapshot, live=live, detail=detail, arena=arena, disk=disk)
     assert memory is not None, "any peak is within that"
     return memory
 
@@ -530,7 +530,7 @@ def memory_within(
     steps: Sequence[Step],
     most_bytes: float,
     *,
-    resident: Resident = NOTHING_KNOWN,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
     live: bool = False,
     detail: bool = False,
     arena: Allocator | None = None,
@@ -538,9 +538,9 @@ def memory_within(
 ) -> Memory | None:
     """As `simulate_memory`; None where the peak is above `most_bytes`, which takes no longer than to get there."""
     if arena is None:
-        replay = Replay(flow, steps, *filled(flow, resident, live), resident)
+        replay = Replay(flow, steps, *filled(flow, snapshot, live), snapshot)
     else:
-        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, resident), resident), resident)
+        replay = Replay(flow, steps, arena, fill(arena, added_bytes(flow, snapshot), snapshot), snapshot)
     forwarded: list[tuple[int, int]] = []
     replay.forwarded = forwarded if detail else None
     before, during = array("q"), array("q")
@@ -548,7 +548,7 @@ def memory_within(
     replay.forwarded = None
     peak = replay.peak
     # Where buffers are shared the first step leaves another arena, which is looked at before the next one.
-    for _ in range(0 if resident.shared else MAX_REPEATS - 1):
+    for _ in range(0 if snapshot.shared else MAX_REPEATS - 1):
         if not replay.changed or peak > most_bytes:
             break
         step = replay.repeat(most_bytes=most_bytes)
@@ -561,24 +561,24 @@ def memory_within(
     return Memory(peak, peak_step, before, during, host_peak, out_bytes, in_bytes, alive, forwarded, disk_peak)
 
 
-def widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN) -> int:
+def widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN) -> int:
     """What any course of the step, and any sizes that its values decide, take at most wherever chunks lie.
 
     At each point some of the facts hold no less than the step can (`Dataflow.covered`). A chunk is smaller than twice
     the request that it serves, or it would be split. While a request is given the end of a chunk, all of the arena may
     be in use.
     """
-    most = max(_widest_bytes(*extreme, resident) for extreme in at_extremes(flow, steps))
+    most = max(_widest_bytes(*extreme, snapshot) for extreme in at_extremes(flow, steps))
     if any(kind == SPLIT and nbytes < 0 for kind, nbytes in steps):
-        most = max(most, resident.limit_bytes or 0)
+        most = max(most, snapshot.limit_bytes or 0)
     return most
 
 
-def _widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> int:
-    ledger, addresses = filled(flow, resident, live=True)
+def _widest_bytes(flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> int:
+    ledger, addresses = filled(flow, snapshot, live=True)
     assert isinstance(ledger, Ledger)
     ledger.widest = not is_exact(steps)
-    replay = Replay(flow, steps, ledger, addresses, resident)
+    replay = Replay(flow, steps, ledger, addresses, snapshot)
     most = 0
     for _ in range(MAX_REPEATS):
         replay.repeat()
@@ -587,10 +587,10 @@ def _widest_bytes(flow: Dataflow, steps: Sequence[Step], resident: Resident) -> 
 
 
 def judge_memory(
-    flow: Dataflow, steps: Sequence[Step], resident: Resident = NOTHING_KNOWN, disk: Collection[int] = ()
+    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot = NOTHING_KNOWN, disk: Collection[int] = ()
 ) -> Memory:
     """What `steps` do to memory at worst, of the extremes of what is known only by a bound."""
-    memory = Judge(flow, resident).memory(steps, disk)
+    memory = Judge(flow, snapshot).memory(steps, disk)
     assert memory is not None, "any peak is within that"
     return memory
 
@@ -601,9 +601,9 @@ class Judge:
     A schedule that is refused needs one extreme that refuses it: that which refused the last is tried first.
     """
 
-    def __init__(self, flow: Dataflow, resident: Resident):
+    def __init__(self, flow: Dataflow, snapshot: ArenaSnapshot):
         self._flow = flow
-        self._resident = resident
+        self._snapshot = snapshot
         self._strictest = 0
 
     def memory(self, steps: Sequence[Step], disk: Collection[int] = (), most_bytes: float = math.inf) -> Memory | None:
@@ -611,11 +611,11 @@ class Judge:
         first = self._strictest
         if most_bytes < math.inf and first:
             extreme = next(itertools.islice(at_extremes(self._flow, steps), first, None))
-            if memory_within(*extreme, most_bytes, resident=self._resident, disk=disk) is None:
+            if memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk) is None:
                 return None
         memories: list[Memory] = []
         for number, extreme in enumerate(at_extremes(self._flow, steps)):
-            memory = memory_within(*extreme, most_bytes, resident=self._resident, disk=disk)
+            memory = memory_within(*extreme, most_bytes, snapshot=self._snapshot, disk=disk)
             if memory is None:
                 self._strictest = number
                 return None

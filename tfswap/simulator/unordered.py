@@ -26,7 +26,7 @@ from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.plan.schedule import RUN, Step
 from tfswap.simulator.record import Record, Recorder, Watched
-from tfswap.simulator.simulate import NOTHING_KNOWN, Buffer, Replay, Resident, filled
+from tfswap.simulator.simulate import NOTHING_KNOWN, ArenaSnapshot, Buffer, Replay, filled
 from tfswap.support import progress
 
 MOST_RUNS = 25
@@ -56,18 +56,18 @@ def simulate_baseline(
     cost_s: Sequence[float],
     device: DeviceModel,
     *,
-    resident: Resident = NOTHING_KNOWN,
+    snapshot: ArenaSnapshot = NOTHING_KNOWN,
 ) -> int:
     """Peak bytes that a run of the unordered step on `device` is likely to have.
 
     Args:
         cost_s: seconds that each node's kernel takes.
     """
-    return median_low(_peaks(_Program(flow, cost_s, device), resident))
+    return median_low(_peaks(_Program(flow, cost_s, device), snapshot))
 
 
 def simulate_concurrent(
-    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident = NOTHING_KNOWN
+    flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot = NOTHING_KNOWN
 ) -> int:
     """Peak bytes of a run of the unordered step in which a thread is free for each kernel that can run.
 
@@ -76,20 +76,20 @@ def simulate_concurrent(
     """
     most = sum(flow.is_kernel)
     program = _Program(flow, cost_s, device._replace(inter_op_threads=max(1, min(most, MOST_THREADS))))
-    return _Run(program, resident, random.Random(0)).peak_bytes()
+    return _Run(program, snapshot, random.Random(0)).peak_bytes()
 
 
-def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, resident: Resident) -> Record:
+def record_baseline(flow: Dataflow, cost_s: Sequence[float], device: DeviceModel, *, snapshot: ArenaSnapshot) -> Record:
     """The run whose peak `simulate_baseline` predicts: of its steps the one that peaks, whatever its kernels cost."""
     program = _Program(flow, cost_s, device)
-    peaks = _peaks(program, resident)
-    return _RecordedRun(program, resident, random.Random(peaks.index(median_low(peaks)))).record()
+    peaks = _peaks(program, snapshot)
+    return _RecordedRun(program, snapshot, random.Random(peaks.index(median_low(peaks)))).record()
 
 
-def _peaks(program: _Program, resident: Resident) -> list[int]:
+def _peaks(program: _Program, snapshot: ArenaSnapshot) -> list[int]:
     """Of each run, by the seed of its chances."""
     seeds = progress.over("simulating runs", range(_runs_of(program.flow, STEPS)))
-    return [_Run(program, resident, random.Random(seed)).peak_bytes() for seed in seeds]
+    return [_Run(program, snapshot, random.Random(seed)).peak_bytes() for seed in seeds]
 
 
 def _runs_of(flow: Dataflow, steps: int) -> int:
@@ -111,17 +111,17 @@ class _Program(Program):
 class _Run(Executor):
     """One process: an arena, a thread pool, and steps one after another."""
 
-    def __init__(self, program: _Program, resident: Resident, chance: random.Random):
+    def __init__(self, program: _Program, snapshot: ArenaSnapshot, chance: random.Random):
         super().__init__(program, chance)
         flow = program.flow
         self.flow = flow
         steps = [Step(RUN, i) for i, kernel in enumerate(flow.is_kernel) if kernel]
-        self.replay = self._replay(flow, steps, resident)
-        _locate(self.replay, resident)
+        self.replay = self._replay(flow, steps, snapshot)
+        _locate(self.replay, snapshot)
         self.buffers: dict[int, Buffer] = {}
 
-    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
-        return Replay(flow, steps, *filled(flow, resident), resident)
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Replay:
+        return Replay(flow, steps, *filled(flow, snapshot), snapshot)
 
     def peak_bytes(self) -> int:
         for _ in range(STEPS):
@@ -144,8 +144,8 @@ class _Run(Executor):
 class _RecordedRun(_Run):
     """A run of which notes are taken."""
 
-    def _replay(self, flow: Dataflow, steps: Sequence[Step], resident: Resident) -> Replay:
-        self._watched = Watched(flow, steps, resident)
+    def _replay(self, flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot) -> Replay:
+        self._watched = Watched(flow, steps, snapshot)
         self._stamped = 0
         return self._watched
 
@@ -172,12 +172,12 @@ class _RecordedRun(_Run):
         return started
 
 
-def _locate(replay: Replay, resident: Resident) -> None:
+def _locate(replay: Replay, snapshot: ArenaSnapshot) -> None:
     """Give the values that are there before the step a chunk each: one of their size, in order of address.
 
     A variable whose buffer is replaced frees the old one. Which of several chunks of one size is whose matters little.
     """
-    used = sorted((size, address) for address, size, in_use in resident.chunks if in_use)
+    used = sorted((size, address) for address, size, in_use in snapshot.chunks if in_use)
     sizes = {v: round_up(replay.flow.values[v].nbytes) for v in replay.persistent}
     for v in sorted(sizes, key=lambda v: (-sizes[v], v)):
         at = bisect_left(used, (sizes[v], 0))

@@ -73,7 +73,7 @@ class _Rewrite:
                 self._there[passed_on(s.push.pushed)] = s.pop.popped
         kept = set(self._there)
         for s in dropped:
-            kernels = passage.remade(s.push.pushed, kept)
+            kernels = passage.recomputed(s.push.pushed, kept)
             if kernels is None:
                 raise _impossible(s.name)
             for node in kernels:

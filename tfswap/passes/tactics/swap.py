@@ -172,7 +172,7 @@ def insert_schedule(graph: Graph, target: Target, flow: Dataflow, plan: Plan | I
     Args:
         flow: the facts of the graph as it is before.
     """
-    writer = _Writer(graph, target, flow, {a.tensor for a in plan.absences if a.disk})
+    writer = _Writer(graph, target, flow, {a.tensor for a in plan.evictions if a.disk})
     schedule = planned_schedule(flow, plan)
     for kind, subject in schedule:
         writer.write(kind, subject)

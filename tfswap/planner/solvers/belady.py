@@ -119,7 +119,7 @@ def _intervals(placed: list[tuple[Gap, int, int]], release: dict[Gap, int], disk
     for gap, gone, back in sorted(placed, key=lambda p: (p[0].end, p[0].value)):
         out = None
         if (gap.value, gap.made) not in copied:
-            # Where a buffer's first absence fell away (it could stay after all), the copy comes with the next.
+            # Where a buffer's first eviction fell away (it could stay after all), the copy comes with the next.
             out = gap.made if gap in release else gone - 1
         copied.add((gap.value, gap.made))
         result.append(Interval(gap.value, out, gone, back, gap.end, gap.value in disk))

@@ -44,7 +44,7 @@ def sqrt(problem: Problem, target_bytes: int) -> Choice | None:
     def choices() -> Iterator[Choice]:
         for count in counts:
             bounds = _boundaries(maps, max(1, int(root * 2.0**count)))
-            yield _remade(problem, _segments(maps, bounds), kept=_crossing(problem, bounds))
+            yield _recomputed(problem, _segments(maps, bounds), kept=_crossing(problem, bounds))
 
     return _first_that_fits(problem, target_bytes, choices())
 
@@ -64,7 +64,7 @@ def superneurons(problem: Problem, target_bytes: int) -> Choice | None:
         for threshold in (math.inf, most, -1):
             at_once = [gaps for gaps in segments.values() if _segment_bytes(problem, gaps) <= threshold]
             singly = [[gap] for gaps in segments.values() if _segment_bytes(problem, gaps) > threshold for gap in gaps]
-            yield _remade(problem, at_once, singly, kept=kept)
+            yield _recomputed(problem, at_once, singly, kept=kept)
 
     return _first_that_fits(problem, target_bytes, choices())
 
@@ -156,7 +156,7 @@ def _crossing(problem: Problem, bounds: list[int]) -> set[int]:
     }
 
 
-def _remade(
+def _recomputed(
     problem: Problem, at_once: Collection[list[Gap]], singly: Collection[list[Gap]] = (), *, kept: Collection[int]
 ) -> Choice:
     """The order in which what these groups of gaps drop is made again: a group when the first of it is needed.

@@ -9,7 +9,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.plan.schedule import Step, build_schedule
 from tfswap.planner.small_slots import choose_slots, cut
 from tfswap.simulator.bfc_allocator import Arena
-from tfswap.simulator.simulate import Resident, simulate_memory
+from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
 
 KIB = 1024
 MAP, LARGE, SPARE = 256 * KIB, 512 * KIB, 64 * KIB
@@ -36,7 +36,7 @@ def schedule() -> tuple[Dataflow, list[Step]]:
     return flow, build_schedule(named(flow, "a first b second c large d end"), ())
 
 
-def arena(slots: list[int]) -> Resident:
+def arena(slots: list[int]) -> ArenaSnapshot:
     """One region with room for a map, the large tensor, and little more."""
     limit = MAP + LARGE + SPARE
     chunks, end = [], 0
@@ -45,19 +45,20 @@ def arena(slots: list[int]) -> Resident:
         end += size + 256
     chunks += [(end, MAP, True), (end + MAP, limit - end - MAP, False)]
     used = sum(size for _, size, in_use in chunks if in_use)
-    return Resident(used, tuple(chunks), instantiated=True, limit_bytes=limit)
+    return ArenaSnapshot(used, tuple(chunks), instantiated=True, limit_bytes=limit)
 
 
 def test_there_are_as_many_as_there_are_small_tensors_at_once():
     flow, steps = schedule()
     # first and second, then d and end beside them; c; and one constant.
-    assert choose_slots(flow, steps, Resident()) == [256] * 5 + [4096]
+    assert choose_slots(flow, steps, ArenaSnapshot()) == [256] * 5 + [4096]
 
 
 def test_small_tensors_in_slots_do_not_part_large_ones():
     flow, steps = schedule()
     parted, whole = (
-        simulate_memory(flow, steps, resident=arena(slots)) for slots in ([], choose_slots(flow, steps, Resident()))
+        simulate_memory(flow, steps, snapshot=arena(slots))
+        for slots in ([], choose_slots(flow, steps, ArenaSnapshot()))
     )
     limit = MAP + LARGE + SPARE
     assert parted.peak_bytes > limit, "a request was not met"
@@ -137,7 +138,7 @@ def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
 from tfswap.compiler.compiler import Optimizer
-Optimizer.slots = lambda optimizer, resident, beside: [64 << 10] * 1000
+Optimizer.slots = lambda optimizer, snapshot, beside: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:
     run(28 * MIB)

@@ -1,4 +1,4 @@
-"""What a call of an optimized function costs beside that of a concrete function, and of a `tf.function`.
+"""What a call of an optimized function costs, compared with that of a concrete function, and of a `tf.function`.
 
     TF_CPU_ALLOCATOR_USE_BFC=1 TF_CPU_BFC_MEM_LIMIT_IN_MB=256 python benchmarks/call_overhead.py [CALLS]
 

@@ -1,4 +1,4 @@
-"""Measure how fast the codec ops run on this machine's CPU, beside TensorFlow's kernels that they stand in for.
+"""Measure how fast the codec ops run on this machine's CPU, compared with TensorFlow's kernels that they stand in for.
 
     python benchmarks/codec_rate.py [--mib N] [--rounds N] [--threads N]
     python benchmarks/codec_rate.py --shares        # one core's rates over memcpy's, from 64 KiB to 256 MiB
@@ -158,7 +158,7 @@ def best_seconds(row: Row, rounds: int) -> float:
 
 
 def compared(size_bytes: int) -> list[Row]:
-    """The ops whose rates are set beside memcpy's."""
+    """The ops whose rates are compared with memcpy's."""
     x = tf.random.stateless_normal([size_bytes // 4], seed=(1, 2))
     mask = codecs.encode_mask(x, "positive")
     bools = tf.tile(tf.random.stateless_uniform([65536], seed=(3, 4)) < 0.5, [size_bytes // 65536])
@@ -216,12 +216,12 @@ def best_of(rounds: int, works: list[Callable[[], Any]]) -> list[float]:
     return best
 
 
-class Beside(NamedTuple):
+class CallAndMemcpy(NamedTuple):
     call_s: float
     memcpy_s: float
 
 
-def beside_memcpy(row: Row, rounds: int) -> Beside:
+def call_and_memcpy(row: Row, rounds: int) -> CallAndMemcpy:
     """One call, and one memcpy of as many bytes, each by what some calls more take.
 
     A round is of 256 MiB, in several goes where that is more calls than a function should hold.
@@ -238,25 +238,25 @@ def beside_memcpy(row: Row, rounds: int) -> Beside:
         copies(*pointers, size, calls),
     ]
     one_s, more_s, nothing_s, copied_s = best_of(rounds * goes, works)
-    return Beside((more_s - one_s) / calls, (copied_s - nothing_s) / calls)
+    return CallAndMemcpy((more_s - one_s) / calls, (copied_s - nothing_s) / calls)
 
 
 def print_shares(sizes: list[int], rounds: int) -> None:
     """Each op's rate as a share of memcpy's, of the same bytes."""
     least = Row("encode mask", lambda x: codecs.encode_mask(x, "positive"), (tf.zeros([8]),), 32)
-    print(f"encoding a mask of 8 values takes {beside_memcpy(least, rounds).call_s * 1e6:.1f} us")
+    print(f"encoding a mask of 8 values takes {call_and_memcpy(least, rounds).call_s * 1e6:.1f} us")
     names: list[str] = []
-    measured: list[list[Beside]] = []
+    measured: list[list[CallAndMemcpy]] = []
     for size in sizes:
         compared_rows = compared(size)
         names = [row.name for row in compared_rows]
-        measured.append([beside_memcpy(row, rounds) for row in compared_rows])
-    copy_seconds = [statistics.median(beside.memcpy_s for beside in column) for column in measured]
+        measured.append([call_and_memcpy(row, rounds) for row in compared_rows])
+    copy_seconds = [statistics.median(both.memcpy_s for both in column) for column in measured]
     print_row("", [f"{size // 1024} KiB" for size in sizes])
     print_row("memcpy, us", [f"{copy_s * 1e6:.1f}" for copy_s in copy_seconds])
     print_row("memcpy, GB/s", [f"{size / copy_s / 1e9:.1f}" for size, copy_s in zip(sizes, copy_seconds, strict=True)])
     for name, row in zip(names, zip(*measured, strict=True), strict=True):
-        print_row(name, [f"{beside.memcpy_s / beside.call_s:.2f}" for beside in row])
+        print_row(name, [f"{both.memcpy_s / both.call_s:.2f}" for both in row])
 
 
 def print_row(name: str, texts: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Measure how fast the swap ops copy on this machine's CPU, beside a plain memcpy.
+"""Measure how fast the swap ops copy on this machine's CPU, compared with a plain memcpy.
 
     python benchmarks/copy_rate.py [--threads N] [--rounds N]
 

@@ -1,4 +1,5 @@
-"""What a first call and its report take where loops are nested: beside TensorFlow's, each in a process of its own.
+"""What a first call and its report take where loops are nested, compared with TensorFlow's, each in a process of its
+own.
 
     python benchmarks/first_calls.py
     python benchmarks/first_calls.py --between 0 --only nms-1 soft-dtw    # at the floor

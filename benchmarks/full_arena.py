@@ -1,4 +1,4 @@
-"""How full an arena may get: the smallest in which a step runs that may have all of it, beside the step's floor.
+"""How full an arena may get: the smallest in which a step runs that may have all of it, compared with the step's floor.
 
     python benchmarks/full_arena.py                      # all nets; ten minutes on two cores
     python benchmarks/full_arena.py LSTMs ResNet --steps 20
@@ -45,7 +45,7 @@ LINE = "{:<24}{:>12}{:>12}{:>12}{:>12}  {}"
 
 
 def measure(net: str, size: dict[str, Any], steps: int, onednn: bool) -> dict[str, Any]:
-    """The floor, each arena that was tried and what came of it, and the peak in the last of them."""
+    """The floor, each arena that was tried and its outcome, and the peak in the last of them."""
     floor = attempt(net, size, Form("floor", limit=1), ROOMY_MIB, 0, onednn=onednn)["floor_bytes"]
     tried: list[tuple[int, str]] = []
     arena_mib, peak = floor // MIB + 1, None
@@ -67,8 +67,8 @@ def main() -> int:
     parser.add_argument("--onednn", action="store_true", help="with TensorFlow's default kernels on x86")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    if strange := set(args.nets) - set(NETS):
-        parser.error(f"no net is named {sorted(strange)[0]!r}; there are {', '.join(NETS)}")
+    if unknown := set(args.nets) - set(NETS):
+        parser.error(f"no net is named {sorted(unknown)[0]!r}; there are {', '.join(NETS)}")
     found: dict[str, Any] = {}
     print(LINE.format("net", "floor, MiB", "arena, MiB", "over it", "peak, MiB", "smaller ones"))
     for name in progress.over("nets", args.nets or NETS):

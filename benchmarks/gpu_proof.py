@@ -1,16 +1,17 @@
 """Does tfswap keep its promise on the GPU of this machine, and what does that cost? One command, one page.
 
-    python benchmarks/gpu_proof.py --json proof.json     # all parts, 20 minutes on an H100; writes proof.md beside it
+    python benchmarks/gpu_proof.py --json proof.json     # all parts, 20 minutes on an H100; writes proof.md next to it
     python benchmarks/gpu_proof.py nets:resnet50 codecs --json proof.json   # these parts; what else the file has stays
     python benchmarks/gpu_proof.py --page                # docs/gpu_figures.md, from benchmarks/results/gpu.json
 
     environment   the GPU, its driver, its link, and all versions
     pinned        kernels that read and write a variable whose buffer is pinned host memory: values, and bandwidth
     tests         the tests marked "gpu"
-    copies        rates of the swap ops, beside those of TensorFlow's own copies from and to pageable memory
-    codecs        rates of the codecs, beside the device memory's
+    copies        rates of the swap ops, compared with those of TensorFlow's own copies from and to pageable memory
+    codecs        rates of the codecs, compared with the device memory's
     nets          by net: peak under the limit, values, planned against measured, time against the unoptimised step,
-                  the copies' time that passes beside kernels; recompute_grad and XLA, and tfswap at their peaks
+                  the copies' time that passes concurrent with kernels; recompute_grad and XLA, and tfswap at their
+                  peaks
     batch         the largest batch of ResNet-50 and of a transformer in 8 GiB, unoptimised and with tfswap
 
 GPU_PROOF_EMULATED=1 tries the command itself on the emulated GPUs of the tests, with small nets (GPU_PROOF_SMALL=1).

@@ -6,7 +6,7 @@
     python benchmarks/headlines.py --quick                            # ratios of small nets, within bounds? seconds
     python benchmarks/headlines.py --pages                            # docs/comparisons, from benchmarks/results
 
-    offloading     VGG19's memory against time beside checkpoints (CPU offloading)
+    offloading     VGG19's memory against time, compared with checkpoints (CPU offloading)
     batch          the largest batch under a fixed cap (Meng et al., TFLMS)
     layrub         the memory of AlexNet, VGG, Inception and ResNets of 50 to 1,517 layers (Layrub)
     solvers        published policies under the same cap, in tfswap's own engine
@@ -14,7 +14,7 @@
     ablation       what each tactic adds, and what each part of swapping is good for
     peers          what else makes a step smaller in TensorFlow, at the same measured peaks (benchmarks/peers.py)
     pytorch        checkpoint, save_on_cpu and torch.compile on the same architectures (needs the extra "peers")
-    superneurons   depth under a fixed cap, and the peak beside the largest kernel's (benchmarks/depth.py)
+    superneurons   depth under a fixed cap, and the peak compared with the largest kernel's (benchmarks/depth.py)
     gist           encodings as the only tactic (benchmarks/gist.py)
     scale          a step's time against what is swapped in it, and against the link's rate
 

@@ -1,10 +1,10 @@
-"""What `configure(disk_compression=True)` does to feature maps: bytes, and rates beside a disk's.
+"""What `configure(disk_compression=True)` does to feature maps: bytes, and rates compared with a disk's.
 
     python benchmarks/host_codec.py                 # needs scikit-learn; half a minute on one core
 
 Each map is cut into planes (the first bytes of all values, then the second ones, ...) in pieces of 256 KiB, as
 csrc/core/byte_planes.h does, and compressed by zstd, which TensorFlow exports: with next to no search for matches and
-all of its Huffman stage, which is what is built, and at level 1. Beside it each plane's entropy as single bytes, the
+all of its Huffman stage, which is what is built, and at level 1. Next to it each plane's entropy as single bytes, the
 least that an entropy stage by itself can reach. Rates are of one core, of all of the map's bytes, with the planes
 already cut.
 "Disk" is the rate of the disk to which, written and read again, as many bytes as the codec saves would go in the same

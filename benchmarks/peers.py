@@ -1,4 +1,4 @@
-"""What else makes a step smaller, and what does it cost? tfswap beside it, at the same measured peak.
+"""What else makes a step smaller, and what does it cost? tfswap compared with it, at the same measured peak.
 
     python benchmarks/peers.py                                   # two transformers and two ResNets, half an hour
     python benchmarks/peers.py transformer --rounds 30 --json peers.json

@@ -5,7 +5,7 @@
     python benchmarks/planning_time.py --profile 20       # where the time of the last graph goes
 
 Each graph is traced once, then imported, given to Grappler, analysed, planned for a limit between its floor and its
-peak, rewritten and exported as `tfswap.optimize` does it; nothing runs. Two stand beside the total: Grappler, which
+peak, rewritten and exported as `tfswap.optimize` does it; nothing runs. Two stand next to the total: Grappler, which
 TensorFlow otherwise runs at a function's first call and then no longer does, and what the unoptimised peak takes, which
 a report asks for and a limit in bytes does not. The slope is that of log(time) over log(nodes) between the smallest and
 the largest ResNet: 1.0 is linear. Times are wall clock, the best of `--repeats`.
@@ -141,8 +141,8 @@ def measure(name: str, made: tuple[Any, tuple[Any, ...]], args: argparse.Namespa
     best, nodes = min(runs, key=lambda run: sum(run[0][stage] for stage in STAGES))
     total_s = sum(best[stage] for stage in STAGES)
     stages = "".join(f"{best[stage]:>17.2f}" for stage in STAGES)
-    beside = "".join(f"{best[stage]:>13.2f}" for stage in (GRAPPLER, REPORT))
-    print(f"{name:<16}{nodes:>8}{tracing_s:>10.2f}{stages}{total_s:>10.2f}{beside}", flush=True)
+    others = "".join(f"{best[stage]:>13.2f}" for stage in (GRAPPLER, REPORT))
+    print(f"{name:<16}{nodes:>8}{tracing_s:>10.2f}{stages}{total_s:>10.2f}{others}", flush=True)
     return {"name": name, "nodes": nodes, "tracing_s": tracing_s, "stages_s": best, "total_s": total_s}
 
 

@@ -1,4 +1,4 @@
-"""What prefetching saves a loop that goes back: a step that swaps what its loop saves, with each element's copy back
+"""What prefetching saves a backward loop: a step that swaps what its loop saves, with each element's copy back
 started in the iteration before, and without.
 
     python benchmarks/prefetch.py                # a while_loop and an LSTM layer, each in a process of its own
@@ -6,7 +6,7 @@ started in the iteration before, and without.
 
 Both steps have one plan but for that and take turns in one process, over links of several rates: a throttled copy takes
 as long as the link, and no more of the cores than any other. Medians of the rounds; `ratio` is the median of their
-ratios, `stalled_s` what kernels wait for copies. Each step's peak is planned and measured beside the other's constants.
+ratios, `stalled_s` what kernels wait for copies. Each step's peak is planned and measured with the other's constants.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The table: bottleneck ResNets on small images (`planning_time.deep_resnet`, thre
 a process of its own, then imported, analysed, planned for `--limit`, rewritten and exported as `tfswap.optimize` does
 it; nothing runs. Times are CPU seconds of the whole process, TensorFlow's tracing included: all of these run on one
 core, and other work on the machine changes CPU seconds little. Grappler, whose work TensorFlow otherwise does at the
-first call, stands beside the total. "MiB more" is how far the process's peak of physical memory grew past what it held
+first call, stands next to the total. "MiB more" is how far the process's peak of physical memory grew past what it held
 after tracing, which "traced" gives; with Grappler's copies of the graph. Checked: for the largest, the plan takes under
 `--plan_s`, planning and rewriting together less than tracing, and `--more_gib` at most; from each size to the next the
 total grows no faster than n log n, with a fifth for noise. Exit status 1 where that does not hold.

@@ -1,4 +1,4 @@
-"""How far the default solver is from the optimum, and published policies beside both.
+"""How far the default solver is from the optimum, and published policies compared with both.
 
     python benchmarks/solver_gap.py                       # 30 random steps, and 5 real ones of few layers
     python benchmarks/solver_gap.py --random 100 --real --limit-s 60 --json gaps.json

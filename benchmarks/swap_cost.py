@@ -1,4 +1,4 @@
-"""What swapping adds to a step, beside what one core's memcpy of the same bytes would take.
+"""What swapping adds to a step, compared with what one core's memcpy of the same bytes would take.
 
     python benchmarks/swap_cost.py                 # three models, each in a process of its own
     python benchmarks/swap_cost.py mlp --rounds 60

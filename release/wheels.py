@@ -60,7 +60,7 @@ def main() -> int:
 
 def build_pure(work: Path) -> Path:
     """The wheel that the project's files make."""
-    source = work / "source"  # a copy, since building leaves files beside the sources, and takes up those it finds
+    source = work / "source"  # a copy, since building leaves files next to the sources, and takes up those it finds
     shutil.copytree(ROOT / "tfswap", source / "tfswap", ignore=shutil.ignore_patterns("__pycache__", "prebuilt"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

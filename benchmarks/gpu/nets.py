@@ -181,7 +181,7 @@ def streams(steps: Steps) -> dict[str, Any]:
         "out_s": total_s(found.out),
         "in_s": total_s(found.back),
         "copies_s": total_s(copies),
-        "beside_kernels_s": overlap_s(copies, found.kernels),
+        "concurrent_s": overlap_s(copies, found.kernels),
     }
 
 

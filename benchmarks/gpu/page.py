@@ -16,7 +16,7 @@ Figures = dict[str, Any]
 
 def page(results: Figures) -> str:
     """The whole page, in Markdown."""
-    parts = [_head(results.get("environment", {})), _nets(results), _copies_beside(results), _batches(results)]
+    parts = [_head(results.get("environment", {})), _nets(results), _concurrent_copies(results), _batches(results)]
     parts += [_rates(results, "copies", "Copies, GB/s"), _rates(results, "codecs", "Codecs, GB/s of the tensor")]
     parts += [_pinned(results.get("pinned", {})), _tests(results.get("tests", {})), _missing(results)]
     return "\n".join(part for part in parts if part)
@@ -64,16 +64,16 @@ def _nets(results: Figures) -> str:
     return "\n".join(["## Peaks, values and times\n", told, "", _table(columns, rows), *notes, ""])
 
 
-def _copies_beside(results: Figures) -> str:
+def _concurrent_copies(results: Figures) -> str:
     rows = []
     for key, row in results.items():
         of = row.get("streams", {}) if key.startswith("nets:") else {}
         if of.get("copies_s", 0) > 1e-3 and "limit_bytes" in row:
             times = (row["median_s"], of["kernels_s"], of["copies_s"])
             shown = [f"{1e3 * each:.1f}" for each in times]
-            rows.append((key[5:].replace(":", ", "), *shown, f"{of['beside_kernels_s'] / of['copies_s']:.0%}"))
+            rows.append((key[5:].replace(":", ", "), *shown, f"{of['concurrent_s'] / of['copies_s']:.0%}"))
     columns = ("net", "step, ms", "kernels, ms", "copies, ms", "of these concurrent with kernels")
-    return f"## Copies beside kernels\n\n{_table(columns, rows)}" if rows else ""
+    return f"## Copies concurrent with kernels\n\n{_table(columns, rows)}" if rows else ""
 
 
 def _batches(results: Figures) -> str:

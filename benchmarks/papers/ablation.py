@@ -215,8 +215,8 @@ def present(found: dict[str, Any]) -> Section:
         "Ablation",
         "none of the papers switches all of these off",
         f"step time, by the clock, over that of the same swaps as planned: {'; '.join(words)}; {OVERLAP}",
-        "a CPU with plain kernels, whose copies share the cores with them and are short beside them: overlap wins less "
-        f"than on a GPU, but for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
+        "a CPU with plain kernels, whose copies share the cores with them and are short compared with them: overlap "
+        f"wins less than on a GPU, but for copies that are throttled to {LINK / 1e9:.0f} GB/s each way",
         tables,
         notes=[
             "Back-pressure can't be switched off: a buffer would be let go while it is copied. What steps wait for by "

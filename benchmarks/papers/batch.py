@@ -1,8 +1,9 @@
 """The largest batch under a fixed cap (Meng et al. 2017, TFLMS): TensorFlow as it is, and with tfswap.
 
 The arena is TensorFlow's own and hard limited to the cap, so that what does not fit ends in ResourceExhaustedError.
-What a step takes grows in proportion to its batch, beside its variables: so two runs tell the next batch to try, and a
-few more find the largest one that was seen to run; the smallest that was seen to fail stands beside it. What the floor
+What a step takes grows in proportion to its batch, in addition to its variables: so two runs tell the next batch to
+try, and a few more find the largest one that was seen to run; the smallest that was seen to fail stands next to it.
+What the floor
 allows: no plan can do without the variables and the largest kernel's own needs, while kernels stay whole; the batch at
 which these two alone fill the cap follows from the two largest batches that ran.
 
@@ -307,7 +308,7 @@ def present(found: dict[str, Any]) -> Section:
             *(f"{name}: {_share(share)} of the batch that the floor allows." for name, share in floors.items()),
             *_long(ratios),
             *_bound_by_host(found),
-            *_beside_the_paper(papers),
+            *_at_the_papers_multiple(papers),
         ],
         brief="; ".join(brief),
         comparisons=_compared(ratios, found),
@@ -335,7 +336,7 @@ def _tactics(row: dict[str, Any]) -> str:
     return SWAPPING if row["tactics"] == ["swap"] else ALL
 
 
-def _beside_the_paper(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _at_the_papers_multiple(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What time the paper's multiple is published at, and what is predicted here."""
     if not rows:
         return []

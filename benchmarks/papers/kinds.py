@@ -1,8 +1,8 @@
 """Each model's peak by kind of tensor, and ResNet-50's memory over a step: Meng et al.'s first figure.
 
 Kinds are the simulator's, as reports show them (tfswap/report/timeline.py): of the run of the unoptimised step that its
-predicted peak is of, and of the plan. Beside them is what the allocator told of both, of two steps each; each net has a
-process of its own.
+predicted peak is of, and of the plan. Next to them is what the allocator told of both, of two steps each; each net has
+a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU offloading of a CNN's training (Hascoet et al. 2019): VGG19's memory against time, beside checkpoints."""
+"""CPU offloading of a CNN's training (Hascoet et al. 2019): VGG19's memory against time, compared with checkpoints."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _short(line: dict[str, Any] | None, base: int, lowest: int) -> str:
 
 
 def _swapping(name: str, swap: dict[str, Any], base: int) -> str:
-    """Swapping alone beside the published offloading, which is swapping too."""
+    """Swapping alone compared with the published offloading, which is swapping too."""
     saved = cut(swap["peak_bytes"], base)
     points = 100 * (saved - PUBLISHED_CUT)
     return (

@@ -1,4 +1,4 @@
-"""What else makes a step smaller in TensorFlow, beside tfswap at the same measured peaks: benchmarks/peers.py."""
+"""What else makes a step smaller in TensorFlow, and tfswap at the same measured peaks: benchmarks/peers.py."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def present(found: dict[str, list[dict[str, Any]]]) -> Section:
         title = name.replace("_", " ")
         tables.append(Table(f"{title}, {len(rows[0]['took_s'])} rounds:", COLUMNS, _lines(rows)))
         plots.append(_plot(name, title, rows))
-        beside = pairs_of(rows)
-        pairs += beside
+        compared = pairs_of(rows)
+        pairs += compared
         comparisons += [
             as_comparison(f"{title}, time by the clock at the peak of {pair.label}", pair.over(0), reached=pair.reached)
-            for pair in beside
+            for pair in compared
         ]
         for n, kinds in enumerate(by_clock):
-            kinds.append(f"{title}: {counted([pair.standing(n) for pair in beside])}")
-        notes += _faster_peers(title, beside)
+            kinds.append(f"{title}: {counted([pair.standing(n) for pair in compared])}")
+        notes += _faster_peers(title, compared)
     leaner = f"the process holds less in all with the peer in {sum(map(_is_leaner, pairs))} of {len(pairs)} pairs"
     return Section(
         "Peers in TensorFlow",
@@ -161,10 +161,10 @@ def _first_calls(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def _faster_peers(title: str, beside: Sequence[Pair]) -> list[str]:
+def _faster_peers(title: str, compared: Sequence[Pair]) -> list[str]:
     """Peers that take less time than tfswap at their peaks by either measure, those that are level apart."""
     notes = []
-    reached = [pair for pair in beside if pair.reached]
+    reached = [pair for pair in compared if pair.reached]
     clear = [pair for pair in reached if SLOWER in (pair.standing(0), pair.standing(1))]
     ahead = [pair for pair in reached if pair not in clear and max(pair.over(0).ratio, pair.over(1).ratio) > 1]
     for which, verb in ((clear, "faster than tfswap at their peaks"), (ahead, f"{EVEN}, with a median that is faster")):
@@ -176,7 +176,7 @@ def _faster_peers(title: str, beside: Sequence[Pair]) -> list[str]:
             f"{title}: micro-batches are faster at four parts, the most that were tried: more parts would go further "
             "down."
         )
-    if below := [pair.label for pair in beside if pair not in reached]:
+    if below := [pair.label for pair in compared if pair not in reached]:
         notes.append(f"{title}: peak below tfswap's floor: {', '.join(below)}.")
     return notes
 
@@ -213,14 +213,14 @@ def _lines(rows: list[dict[str, Any]]) -> list[list[str]]:
 def _line(row: dict[str, Any], base: dict[str, Any], pair: Pair | None) -> list[str]:
     times = [ratio(ratios_of(row["took_s"], base["took_s"]), clock) for clock in CLOCKS]
     share = "" if row is base else f"{-100 * cut(row['peak_bytes'], base['peak_bytes']):+.1f}%"
-    beside = ["", ""] if pair is None else [pair.over(n).told for n in range(len(CLOCKS))]
+    compared = ["", ""] if pair is None else [pair.over(n).told for n in range(len(CLOCKS))]
     first = f"{row['first_s']:.1f}" if "first_s" in row else ""
     same = [name for name, off in row["differs"].items() if not off]
     values = f"as {' and '.join(same)}" if same else f"off by {min(row['differs'].values()):.0e}"
     if not row.get("limit_kept", True):
         values += "; **limit broken**"
     whole = mib(row["resident_bytes"])
-    return [row["label"], mib(row["peak_bytes"]), share, whole, first, *times, *beside, "" if row is base else values]
+    return [row["label"], mib(row["peak_bytes"]), share, whole, first, *times, *compared, "" if row is base else values]
 
 
 def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

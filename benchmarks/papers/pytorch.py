@@ -169,13 +169,13 @@ def _notes(name: str, net: dict[str, Any], verdicts: dict[str, list[str]]) -> li
     """How the frameworks' own steps compare, and who is faster with what."""
     across, (theirs, ours) = net["across"], (mib(net[of][0]["peak_bytes"]) for of in ("pytorch", "tensorflow"))
     told = [f"{verb} {', '.join(verdicts[who])}" for who, verb in VERBS.items() if who in verdicts]
-    beside = list(zip(net["pytorch"][1:], net["tensorflow"][len(REFERENCES) :], strict=True))
-    leaner = sum(form["peak_bytes"] < own["peak_bytes"] for form, own in beside)
+    both = list(zip(net["pytorch"][1:], net["tensorflow"][len(REFERENCES) :], strict=True))
+    leaner = sum(form["peak_bytes"] < own["peak_bytes"] for form, own in both)
     return [
         f"{name}, unoptimised: PyTorch's step peaks at {theirs} MiB, TensorFlow's at {ours}. PyTorch's step takes "
         f"{across['clock_ratio']:.2f} of TensorFlow's by the clock, {across['cpu_ratio']:.2f} by CPU time.",
         f"{name}, by CPU time, each over its own framework's unoptimised step: {'; '.join(told)}.",
-        f"{name}: in bytes, not shares, PyTorch's form peaks below tfswap's counterpart in {leaner} of {len(beside)} "
+        f"{name}: in bytes, not shares, PyTorch's form peaks below tfswap's counterpart in {leaner} of {len(both)} "
         "pairs.",
     ]
 

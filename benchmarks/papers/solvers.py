@@ -1,4 +1,4 @@
-"""Published policies as solvers in tfswap's own engine, beside tfswap's own curve of memory and time.
+"""Published policies as solvers in tfswap's own engine, compared with tfswap's own curve of memory and time.
 
 The policies choose what is swapped or made again (planner/solvers/published.py, planner/solvers/meng.py); orders, the
 allocator's simulation, the rewriting and the runtime are tfswap's. Each runs at the smallest cap that it reaches, and
@@ -46,7 +46,7 @@ def measure(part: str) -> dict[str, Any]:
     peers += [Form(label, tactics=tactics, solver=policy) for policy, (label, tactics) in POLICIES.items()]
     forms = [UNOPTIMISED, REFERENCE, *peers]
     forms += [Form(f"tfswap, {share:.0%}", limit=share) for share in SHARES]
-    forms += [Form(f"tfswap as {peer.label}", beside=peer.label) for peer in peers]
+    forms += [Form(f"tfswap as {peer.label}", peak_of=peer.label) for peer in peers]
     forms.append(Form("tfswap, its floor"))
     return {"rounds": ROUNDS, "lines": compare(net, size, forms, rounds=ROUNDS, arena_mib=2000, onednn=True)}
 
@@ -60,8 +60,8 @@ def present(found: dict[str, Any]) -> Section:
         tables.append(Table(f"{name}, {net['rounds']} rounds:", FORM_COLUMNS, form_lines(lines)))
         plots.append(memory_time(f"solvers_{name.lower()}", f"{name}: published policies and tfswap", lines))
         by_label = {line["label"]: line for line in lines}
-        pairs = [(by_label[line["beside"]], line) for line in lines if line["beside"]]
-        tables.append(Table(f"{name}: tfswap at each one's peak:", BESIDE, [_beside(*pair) for pair in pairs]))
+        pairs = [(by_label[line["peak_of"]], line) for line in lines if line["peak_of"]]
+        tables.append(Table(f"{name}: tfswap at each one's peak:", COMPARED, [_compared(*pair) for pair in pairs]))
         lowest = mib(by_label["tfswap, its floor"]["peak_bytes"])
         least = mib(min(line["peak_bytes"] for line, _ in pairs if line["fits"]))
         found_at = [[_standing(*pair, clock) for pair in pairs] for clock in CLOCKS]
@@ -97,7 +97,7 @@ def present(found: dict[str, Any]) -> Section:
 
 
 WORDS = "the clock", "CPU"
-BESIDE = (
+COMPARED = (
     "policy",
     "its peak, MiB",
     "time, clock",
@@ -112,7 +112,7 @@ BESIDE = (
 )
 
 
-def _beside(policy: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+def _compared(policy: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """A policy, and tfswap under its peak."""
     line = [policy["label"], *_figures(policy), *_figures(ours)]
     if not ours["fits"]:

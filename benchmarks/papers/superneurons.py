@@ -1,4 +1,4 @@
-"""SuperNeurons (Wang et al., PPoPP 2018): depth under a fixed cap, and peaks beside their largest kernel's need.
+"""SuperNeurons (Wang et al., PPoPP 2018): depth under a fixed cap, and peaks compared with their largest kernel's need.
 
 Depths are benchmarks/depth.py's, with hard-limited arenas.
 """
@@ -55,7 +55,7 @@ def present(found: dict[str, Any]) -> Section:
     if near:
         over = ", ".join(f"{line[0].partition(',')[0]} {line[-1]}" for line in near)
         words.append(f"at the floor, the peak over what is always there and the largest kernel's need together: {over}")
-        tables.append(Table("The peak at the floor beside what no plan can do without, in MiB:", NEAR, near))
+        tables.append(Table("The peak at the floor, compared with what no plan can do without, in MiB:", NEAR, near))
     return Section(
         "SuperNeurons: depth under a cap",
         "3.24 times deeper at least; 10^4 basic layers in 12 GB; the peak down to the largest layer's need (2018)",
@@ -64,7 +64,7 @@ def present(found: dict[str, Any]) -> Section:
         tables,
         plots,
         notes=[
-            "A multiple of depth hangs on the cap: a single block takes most of this one, and tfswap's peak grows far "
+            "A multiple of depth depends on the cap: a single block takes most of this one, and tfswap's peak grows "
             "less with each block than the unoptimised one's. A second cap was not tried.",
         ]
         * (DEPTH in found),

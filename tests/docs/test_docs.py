@@ -46,7 +46,7 @@ saved = Saved()
 tf.saved_model.save(saved, "SAVED_MODEL_DIR", signatures=saved.train_step)
 """
 """The model and the data that the README's examples leave to the reader."""
-BESIDE_TEXT = {"", "text"}
+NOT_RUN = {"", "text"}
 NAMED_FILE = re.compile(r"`([\w/]+\.py|[\w/]+/\w+\.(?:cc|h|json|toml))`")
 NAMED = re.compile(r"`(?:\w+\.)*([A-Za-z_]\w*)`")
 
@@ -81,7 +81,7 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_has_a_language_that_is_run(page: str) -> None:
     for language, code in blocks(page):
-        assert language in {"python", "sh"} | BESIDE_TEXT
+        assert language in {"python", "sh"} | NOT_RUN
         if language == "python":
             compile(textwrap.dedent(code), page, "exec")
 
@@ -169,6 +169,7 @@ def test_the_reference_has_what_pages_call_of_the_ops() -> None:
 # --- words ----------------------------------------------------------------------------------------------------
 
 RETIRED = {
+    r"[Bb]eside(?!s)|BESIDE(?!S)": "concurrent, paired, in addition, next to",
     r"\bniches?\b": "reserved slot",
     r"\bhangs on\b": "depends on",
     r"\bfor who asks\b": "opt-in",
@@ -186,8 +187,13 @@ RETIRED = {
 
 def test_retired_words_stay_retired() -> None:
     pages = [path for path in DOCS.rglob("*.md") if "comparisons" not in path.parts]
-    sources = [*(ROOT / "tfswap").rglob("*.py"), *pages, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    for path in sources:
+    code = [
+        path
+        for folder in ("tfswap", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in {".py", ".cc", ".h", ".cu"} and path.name != "test_docs.py"
+    ]
+    for path in (*code, *pages, *ROOT.glob("*.md")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for word, better in RETIRED.items():
                 assert not re.search(word, line), f"{path.relative_to(ROOT)}:{number}: say {better}: {line.strip()}"

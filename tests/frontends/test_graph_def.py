@@ -203,7 +203,7 @@ def before(node: Any) -> set[Any]:
 
 
 @pytest.mark.parametrize("reference_variables", [True, False])
-def test_an_initializer_beside_the_step_is_ordered_and_planned(reference_variables: bool) -> None:
+def test_an_initializer_next_to_the_step_is_ordered_and_planned(reference_variables: bool) -> None:
     """TensorFlow leaves to chance whether what it sets is read, and whether it or the update is last."""
     from tfswap.compiler.tf1_variables import order_writes
     from tfswap.importers.graph_def import import_graph_def
@@ -331,11 +331,11 @@ def test_a_damaged_graph_is_refused(graph_def: Any) -> None:
         optimize(broken)
 
 
-def test_a_graph_that_is_damaged_beside_the_step_is_refused(graph_def: Any) -> None:
+def test_a_graph_that_is_damaged_next_to_the_step_is_refused(graph_def: Any) -> None:
     broken = type(graph_def)()
     broken.CopyFrom(graph_def)
-    broken.node.add(name="beside", op="NoOp").input.append("^nowhere")
-    with pytest.raises(InvalidModel, match="'beside' reads 'nowhere'"):
+    broken.node.add(name="extra", op="NoOp").input.append("^nowhere")
+    with pytest.raises(InvalidModel, match="'extra' reads 'nowhere'"):
         optimize(broken)
 
 
@@ -347,8 +347,8 @@ def test_a_graph_with_a_node_twice_is_damaged(graph_def: Any) -> None:
         optimize(broken)
 
 
-def test_nothing_lies_beside_what_has_moved_into_the_step() -> None:
-    """Gradients lie beside what they are of; those that no update needs stay outside, alone."""
+def test_nothing_is_colocated_with_what_has_moved_into_the_step() -> None:
+    """Gradients are colocated with what they are of; those that no update needs stay outside, alone."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -364,9 +364,9 @@ def test_nothing_lies_beside_what_has_moved_into_the_step() -> None:
     made = optimize(graph.as_graph_def(), feeds=["x"]).graph_def
     inside = next(f for f in made.library.function if f.signature.name == "tfswap_step")
     for nodes in (made.node, inside.node_def):
-        beside = {s.decode() for n in nodes if "_class" in n.attr for s in n.attr["_class"].list.s}
-        assert "loc:@w0" in beside, "what is left lies where it lay"
-        assert beside <= {f"loc:@{n.name}" for n in nodes}
+        colocated = {s.decode() for n in nodes if "_class" in n.attr for s in n.attr["_class"].list.s}
+        assert "loc:@w0" in colocated, "what is left lies where it lay"
+        assert colocated <= {f"loc:@{n.name}" for n in nodes}
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(made, name="")
 

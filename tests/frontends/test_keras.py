@@ -18,7 +18,7 @@ from keras_programs import dense, dense_data, fit_dense  # noqa: E402
 import tfswap  # noqa: E402 needs TensorFlow to be worth it
 
 # What an LSTM of this size holds in its loops is too little to be moved; the VAE's floor is 72%, and the third's 71%,
-# of which a fifth is room for batches that are made beside its tiny step.
+# of which a fifth is room for batches that are made during its tiny step.
 LIMITS = {"lstm": "100%", "told_much": "75%", "vae": "75%"}
 PROGRAMS = (
     *(pytest.param(program, marks=pytest.mark.slow) for program in ("mobilenet", "vae", "convnet", "gan")),
@@ -56,7 +56,7 @@ def test_the_last_batch_needs_no_plan_of_its_own(program):
 
 
 def test_an_epoch_whose_pipeline_holds_more_batches_needs_no_new_plan():
-    assert run("told_much")["plannings"] == 1  # its batches are large beside its step
+    assert run("told_much")["plannings"] == 1  # its batches are large compared with its step
 
 
 def test_one_plan_serves_fit_and_batches_of_any_smaller_size():

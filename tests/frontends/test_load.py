@@ -58,7 +58,7 @@ def test_loaded_steps_keep_the_files_limit(
     smaller = models[f"{name}_smaller"]
     found = called("load_and_train", str(smaller), BATCH, others_mib, one_region)
     plan = tfswap.Plan.load(smaller / "tfswap_plan.json")
-    for made in found:  # the second is loaded beside the first one's variables and constants
+    for made in found:  # the second is loaded with the first one's still there, its variables and constants
         assert made["bits"] == expected["bits"]
         assert made["whole"] <= made["limit"] == plan.limit_bytes < expected["peak"] + others_mib * 2**20
         assert made["copies"] > 0

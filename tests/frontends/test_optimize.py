@@ -485,7 +485,7 @@ class CustomNet(Net):
 
 @pytest.mark.parametrize("step_of", [lambda net: net.step, lambda net: net.step_by_symbols])
 def test_a_custom_gradient_is_swapped_and_changes_no_bit(step_of):
-    """Symbolic gradients lie beside nodes of the forward pass; the one around a custom gradient is bypassed."""
+    """Symbolic gradients are colocated with nodes of the forward pass; the one around a custom gradient is bypassed."""
     net, twin = CustomNet(), CustomNet()
     step, reference = tfswap.optimize(step_of(net), memory_limit="50%"), tf.function(step_of(twin))
     for seed in range(2):

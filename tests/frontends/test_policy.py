@@ -463,7 +463,7 @@ def test_a_copy_has_it_too() -> None:
 
 
 def test_what_a_loop_is_given_and_saves_is_asked_about_too() -> None:
-    """An iteration's argument, saved for the loop that goes back, is made by nothing in the body."""
+    """An iteration's argument, saved for the backward loop, is made by nothing in the body."""
     weight = tf.Variable(tf.random.stateless_normal([64, 64], seed=(1, 1)) * 0.1)
 
     @tf.function

@@ -260,12 +260,12 @@ def test_labels_hide_nothing_of_a_chart_and_its_lanes(report: Report, tmp_path: 
     script = """
         const place = element => element.getBoundingClientRect();
         const labels = [...document.querySelectorAll(".tick.y")];
-        const beside = labels.map(label => place(label).right <= place(label.parentElement).left);
+        const outside = labels.map(label => place(label).right <= place(label.parentElement).left);
         const inside = labels.map(label => place(label).left >= 0);
-        return {beside, inside, key: document.querySelector(".plot .legend").innerText};
+        return {outside, inside, key: document.querySelector(".plot .legend").innerText};
         """
     told = told_by(saved(report, tmp_path, ".html"), script)
-    assert set(told["beside"]) == set(told["inside"]) == {True}
+    assert set(told["outside"]) == set(told["inside"]) == {True}
     assert told["key"].split("\n") == [BLOCKS[kind] for kind in ("run", "copy")]
 
 

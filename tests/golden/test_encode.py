@@ -296,7 +296,7 @@ def test_a_plan_that_encodes_needs_the_tactic():
     with pytest.raises(InvalidModel, match='tactics leaves "encode" out'):
         optimizer_of(residual(), tactics=("swap", "recompute")).rewrite(plan)
     with pytest.raises(InvalidModel, match="plan.order names no kernels, and a plan that encodes fixes an order"):
-        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), beside=()).to_json())
+        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), paired=()).to_json())
 
 
 def test_the_report_names_what_is_encoded():

@@ -1,4 +1,4 @@
-"""What the loop that goes back makes again of what a loop has saved: found, rewritten, planned and run."""
+"""What the backward loop recomputes of what a loop has saved: found, rewritten, planned and run."""
 
 from __future__ import annotations
 

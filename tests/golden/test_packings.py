@@ -253,7 +253,7 @@ def test_a_saved_plan_says_what_is_packed():
     with pytest.raises(InvalidModel, match="keeps 'at:0' as uint16"):
         optimizer_of(tactics=("encode",)).rewrite(Plan.from_json(json.dumps(content)))
     with pytest.raises(InvalidModel, match="plan.order names no kernels, and a plan that encodes"):
-        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), beside=(), splits=()).to_json())
+        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), paired=(), splits=()).to_json())
 
 
 # --- sparse rows ------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ def test_a_plan_that_rounds_needs_to_be_asked_for():
         with pytest.raises(InvalidModel, match="keeps 'relu1:0' as fp8 .* precision does not ask"):
             optimizer_of(other).rewrite(plan)
     with pytest.raises(InvalidModel, match="plan.order names no kernels"):
-        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), beside=()).to_json())
+        Plan.from_json(dataclasses.replace(plan, order=(), evictions=(), paired=()).to_json())
     content = json.loads(plan.to_json())
     content["reduced"][0]["readers"] = [["loss"]]
     with pytest.raises(InvalidModel, match="lets 'loss' read"):

@@ -590,20 +590,20 @@ def spread_groups(dtype: Any, seed: int) -> np.ndarray:
     return np.clip(x, -largest, largest).astype(dtype.as_numpy_dtype).reshape(-1)
 
 
-@pytest.mark.parametrize("strange", [False, True])
+@pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("width", [4, 8])
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=name_of)
 @random_tensors
 @given(seed=SEEDS)
-def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, strange, seed):
+def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, special, seed):
     said = (
-        "within 1/{} of the range of its 256 neighbours, 1/{} beside infinities and NaNs, "
+        "within 1/{} of the range of its 256 neighbours, 1/{} next to infinities and NaNs, "
         "plus a unit in the last place of the largest and 1.3e-38"
     )
     levels = 2**width - 1, 2**width - 4
     assert reduced_precision.FORMATS[f"int{width}"].error == said.format(*levels)
     x = spread_groups(dtype, seed)
-    if strange:
+    if special:
         random = np.random.default_rng(seed)
         places = random.integers(0, reduced_precision.GROUP, (len(x) // reduced_precision.GROUP, 3))
         values = random.choice([np.inf, -np.inf, np.nan], places.shape).astype(x.dtype)
@@ -611,13 +611,13 @@ def test_no_value_of_a_group_is_further_off_than_the_report_says(dtype, width, s
     back = codecs.decode_groups(codecs.encode_groups(x, seed, width), x.shape, dtype, width)
     kept, back = (np.asarray(each).astype(np.float64).reshape(-1, reduced_precision.GROUP) for each in (x, back))
     finite = np.isfinite(kept)
-    assert finite.all() == (not strange)
+    assert finite.all() == (not special)
     np.testing.assert_array_equal(back[~finite], kept[~finite])
     kept, back = np.where(finite, kept, np.nan), np.where(finite, back, np.nan)
     info = ml_dtypes.finfo(dtype.as_numpy_dtype)
     largest = np.maximum(np.nanmax(np.abs(kept), axis=1), float(info.tiny))
     unit = np.exp2(np.floor(np.log2(largest))) * float(info.eps)
-    bound = (np.nanmax(kept, axis=1) - np.nanmin(kept, axis=1)) / levels[strange] + unit + 1.3e-38
+    bound = (np.nanmax(kept, axis=1) - np.nanmin(kept, axis=1)) / levels[special] + unit + 1.3e-38
     assert np.nanmax(np.abs(back - kept) - bound[:, None]) <= 0
 
 
@@ -633,11 +633,11 @@ def test_the_mean_of_many_roundings_is_right():
 
 @pytest.mark.parametrize("width", [4, 8])
 @pytest.mark.parametrize("value", [0.0, 1.0, -5.0, 1e-40, -1e-40, 2.0**-126, 3.4028235e38, -3.4028235e38, np.nan])
-def test_what_is_not_finite_stays_beside_values_that_are_all_the_same(width, value):
+def test_what_is_not_finite_stays_among_values_that_are_all_the_same(width, value):
     for at in (0, 5, 255):
-        for strange in (np.nan, np.inf, -np.inf):
+        for special in (np.nan, np.inf, -np.inf):
             x = np.full(600, value, np.float32)
-            x[at] = strange
+            x[at] = special
             back = np.asarray(codecs.decode_groups(codecs.encode_groups(x, 1, width), x.shape, tf.float32, width))
             np.testing.assert_allclose(back, x, rtol=0, atol=1.3e-38)
 

@@ -105,7 +105,7 @@ def test_copies_take_the_links_time(on_gpus):
 
 
 @pytest.mark.emulated_gpu(kernel_us=20e3)
-def test_kernels_take_their_time_beside_the_host(on_gpus):
+def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
     found = on_gpus(
         """
         import json, time

@@ -44,7 +44,7 @@ def mlp(small: bool) -> Made:
 
 
 def resnet(small: bool) -> Made:
-    """Blocks of two convolutions beside an identity, with normalisation by the batch's own moments."""
+    """Blocks of two convolutions parallel to an identity, with normalisation by the batch's own moments."""
     blocks, width, size, images = (4, 8, 16, 8) if small else (12, 64, 64, 64)
     weights = [
         tf.Variable(tf.random.stateless_normal([3, 3, width, width], seed=(i, 7)) * 0.05) for i in range(2 * blocks)
@@ -122,7 +122,7 @@ def overlap(net: str, device: str, limit: str) -> dict[str, Any]:
         "back": len(streams.back),
         "copies_s": total_s(copies),
         "kernels_s": total_s(streams.kernels),
-        "beside_kernels_s": overlap_s(copies, streams.kernels),
+        "concurrent_s": overlap_s(copies, streams.kernels),
     }
 
 

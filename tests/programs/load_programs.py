@@ -149,7 +149,7 @@ def refused_by_tape(model: Any) -> str:
 
 
 def in_a_session(others_mib: int) -> str:
-    """What a session says of a rewritten GraphDef, beside other tensors; "" where it runs."""
+    """What a session says of a rewritten GraphDef, among other tensors; "" where it runs."""
     import tensorflow as tf
 
     import tfswap
@@ -319,7 +319,7 @@ def save_steps(folder: str) -> None:
 
 
 def run_steps(folder: str, others_mib: int) -> list[dict[str, Any]]:
-    """How these run, as signatures and attributes, where tfswap loads the file beside other tensors."""
+    """How these run, as signatures and attributes, where tfswap loads the file among other tensors."""
     import tensorflow as tf
 
     import tfswap

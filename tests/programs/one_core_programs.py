@@ -1,4 +1,4 @@
-"""Kernels of pairs that stay on one core, each beside the same kernel on all threads."""
+"""Kernels of pairs that stay on one core, each compared with the same kernel on all threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def differing() -> list[str]:
     def compare(kernel: bytes, inputs: list[Any], expected: Any, case: Any) -> None:
         other = tf.ones([64, 64])
         for _ in range(4):
-            made, _ = load().ops.tfswap_beside(
+            made, _ = load().ops.tfswap_pair(
                 inputs=[*inputs, other],
                 Tout=[tf.float32] * 2,
                 kernels=[kernel, serialized("Tanh", 1)],

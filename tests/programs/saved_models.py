@@ -158,7 +158,7 @@ def train(path: str, batch: int, reference: bool) -> dict[str, Any]:
 
 
 def load_and_train(path: str, batch: int, others_mib: int = 0, one_region: bool = True) -> list[dict[str, Any]]:
-    """Load with `tfswap.load` and train, and then do the same beside the first.
+    """Load with `tfswap.load` and train, and then do the same with the first still there.
 
     Args:
         others_mib: bytes of other tensors, which are there before.
@@ -216,7 +216,7 @@ def refused(path: str, batch: int) -> dict[str, Any]:
 
 
 def passes(path: str, batch: int) -> dict[str, Any]:
-    """Whether a rewritten step that TensorFlow has loaded runs, beside 12 MiB of other tensors, and its peak."""
+    """Whether a rewritten step that TensorFlow has loaded runs, with 12 MiB of other tensors, and its peak."""
     import tensorflow as tf
 
     import tfswap.ops.codecs  # noqa: F401 the model's

@@ -247,20 +247,20 @@ def test_names_that_are_not_there_are_refused(feeds, fetches, targets):
         import_graph_def(tf.compat.v1.GraphDef(), feeds, fetches, targets)
 
 
-def test_no_node_asks_to_lie_beside_one_that_is_gone():
+def test_no_node_is_colocated_with_one_that_is_gone():
     from tfswap.exporters.graph_def import export_graph_def
     from tfswap.importers.graph_def import import_graph_def
 
     graph_def = tf.compat.v1.GraphDef()
-    for name, beside in [("there", []), ("gone", []), ("one", ["gone"]), ("both", ["gone", "there"])]:
+    for name, colocated in [("there", []), ("gone", []), ("one", ["gone"]), ("both", ["gone", "there"])]:
         node = graph_def.node.add(name=name, op="NoOp")
-        node.attr["_class"].list.s.extend(f"loc:@{other}".encode() for other in beside or [name])
+        node.attr["_class"].list.s.extend(f"loc:@{other}".encode() for other in colocated or [name])
     graph = import_graph_def(graph_def, [], [], ["there", "one", "both"])
     assert list(export_graph_def(graph).node) == list(graph_def.node)
     graph.prune()
     made = export_graph_def(graph)
-    beside = {n.name: [s.decode() for s in n.attr["_class"].list.s] for n in made.node if "_class" in n.attr}
-    assert beside == {"there": ["loc:@there"], "both": ["loc:@there"]}
+    colocated = {n.name: [s.decode() for s in n.attr["_class"].list.s] for n in made.node if "_class" in n.attr}
+    assert colocated == {"there": ["loc:@there"], "both": ["loc:@there"]}
 
 
 def test_attribute_lists_keep_their_types():

@@ -707,8 +707,8 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-hopeless = [m for m in messages if "will not hold" in m]
-print(json.dumps([[step.plan().planned_peak_bytes <= limit for step in steps], hopeless, failures]))
+refused = [m for m in messages if "will not hold" in m]
+print(json.dumps([[step.plan().planned_peak_bytes <= limit for step in steps], refused, failures]))
 """)
     assert plans == [True, True]
     assert not messages

@@ -9,7 +9,7 @@ from graphs import draw_kernels
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import on_arena
-from test_beside import RATES, TWO_CORES, TWO_THREADS, facts
+from test_pairs import RATES, TWO_CORES, TWO_THREADS, facts
 
 from tfswap.analysis.dataflow import Dataflow, analyse_dataflow
 from tfswap.analysis.groups import Concurrent

@@ -1,4 +1,4 @@
-"""A step on a GPU: under its limit, to the bit, with copies beside kernels; and the codecs' bits there.
+"""A step on a GPU: under its limit, to the bit, with copies concurrent with kernels; and the codecs' bits there.
 
 Tests marked `gpu` need one and skip without. So that they can be trusted where one is at hand, all that they are made
 of runs here too: the same programs on a CPU's arena, and the reading of profiles on made-up ones.
@@ -20,7 +20,7 @@ from processes import last_json, run_python
 tf = pytest.importorskip("tensorflow")
 
 LIMIT = "60%"
-LEAST_BESIDE = 0.5
+LEAST_CONCURRENT = 0.5
 """Of the copies' time, or of the kernels' where that is less, what must pass side by side. Where a step swaps so much,
 memory makes some kernels wait.
 """
@@ -64,11 +64,11 @@ def test_the_same_program_keeps_them_on_a_cpus_arena(net):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("net", NETS)
-def test_copies_run_beside_kernels(gpu, net):
+def test_copies_are_concurrent_with_kernels(gpu, net):
     found = run_program("overlap", net, gpu, LIMIT, **GPU)
     assert found["swapped"]
     assert min(found["out"], found["back"]) >= found["swapped"]
-    assert found["beside_kernels_s"] >= LEAST_BESIDE * min(found["copies_s"], found["kernels_s"])
+    assert found["concurrent_s"] >= LEAST_CONCURRENT * min(found["copies_s"], found["kernels_s"])
 
 
 def test_a_cpus_profile_has_no_streams():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import on_arena
-from test_beside import TWO_THREADS
-from test_inner_beside import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
+from test_body_pairs import ATTENTION, LOOP, PROGRAM, TWO_CORES, body_of
+from test_pairs import TWO_THREADS
 
 from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs
@@ -41,7 +41,7 @@ def test_all_that_need_not_wait_for_what_is_no_kernel_is_one_group() -> None:
     assert [sorted(group) for group in named_groups(body)] == [["a", "b", "next", "sum"]]
     alone = choose_body_orders(parse_graph(LOOP), Target(TWO_CORES._replace(inter_op_threads=1)), grouped=True)
     assert alone
-    assert not body_of(grouped(LOOP.replace("BatchMatMulV2(%w, %h)", "Exp(%a)").replace("%h, %w)", "%h, %h)"))).beside
+    assert not body_of(grouped(LOOP.replace("BatchMatMulV2(%w, %h)", "Exp(%a)").replace("%h, %w)", "%h, %h)"))).paired
 
 
 LISTS = """\
@@ -252,7 +252,7 @@ print(json.dumps({
         run(*fit, x, waits=[1]),
         run(*fit, x, waits=[1, 0]),
         run(*fit, x, waits=[0, 2]),
-        run([b"strange", square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
+        run([b"unknown", square], [0, -1], [0, 1], [256], [1, 0, 0, 0], [0, 1], x),
     ],
     "more": run([neg, square], [0, 0], [0, 0], [4], [1, 0, 0, 0], [1, 1], x),
     "places": run([neg, square], [0, 0], [0, 0], [512], [1, 0, 0, 1, 0, 256], [1, 1], x, waits=[0, 1]),

@@ -162,7 +162,7 @@ def test_columns_keep_the_peak_and_are_bounded() -> None:
         assert len(columns) <= count
         assert [c.column for c in columns] == sorted({c.column for c in columns})
         assert max(run.record.in_use_bytes[c.state] for c in columns) == run.record.peak_bytes
-    wide = run.columns(1000, 2 * run.total_s)  # drawn beside a step that takes twice as long
+    wide = run.columns(1000, 2 * run.total_s)  # drawn next to a step that takes twice as long
     assert wide[-1].column < 500
 
 

@@ -50,7 +50,7 @@ def arena(slots: list[int]) -> ArenaSnapshot:
 
 def test_there_are_as_many_as_there_are_small_tensors_at_once():
     flow, steps = schedule()
-    # first and second, then d and end beside them; c; and one constant.
+    # first and second, then d and end while they are there; c; and one constant.
     assert choose_slots(flow, steps, ArenaSnapshot()) == [256] * 5 + [4096]
 
 
@@ -138,7 +138,7 @@ def test_where_there_is_no_room_for_them_it_is_refused_and_they_are_gone():
     left, limit = on_arena(
         f"""{STEP}
 from tfswap.compiler.compiler import Optimizer
-Optimizer.slots = lambda optimizer, snapshot, beside: [64 << 10] * 1000
+Optimizer.slots = lambda optimizer, snapshot, outside_bytes: [64 << 10] * 1000
 before = tf.config.experimental.get_memory_info("CPU:0")["current"]
 try:
     run(28 * MIB)
@@ -152,7 +152,7 @@ print(json.dumps([tf.config.experimental.get_memory_info("CPU:0")["current"] - b
     assert left < 64 << 10
 
 
-BESIDE = """
+BATCHES = """
 import json, random, threading, time
 import tensorflow as tf
 import tfswap
@@ -174,7 +174,7 @@ def step(batch):
     return loss
 
 planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="45%")
-planned.batches_beside = 2
+planned.batches_ahead = 2
 planned(batch)
 ended, drawn = threading.Event(), random.Random(3)
 
@@ -206,7 +206,7 @@ print(json.dumps([max(peaks), planned.plan().planned_peak_bytes, planned.plan().
 
 
 def test_batches_that_are_made_while_a_step_runs_take_what_they_are_and_no_more():
-    highest, planned, limit = on_arena(BESIDE, 64)
+    highest, planned, limit = on_arena(BATCHES, 64)
     assert planned < highest <= planned + 2 * (16 * KIB + 1024)  # two batches, and what eager code makes with them
     assert highest <= limit
 
@@ -228,7 +228,7 @@ def test_a_share_is_of_the_batches_too_that_the_floor_counts():
             return loss
 
         planned = tfswap.optimize(tf.function(step, autograph=False), memory_limit="100%")
-        planned.batches_beside = 2
+        planned.batches_ahead = 2
         planned(batch)
         report = planned.report()
         print(json.dumps([report.floor_bytes, report.memory_limit_bytes, report.baseline_peak_bytes]))

@@ -218,7 +218,7 @@ def test_sizes_that_were_small_at_first_are_told_once_they_may_be_large() -> Non
     assert step.plans <= 4
 
 
-BESIDE = """
+NEXT_TO_OTHERS = """
 import json
 import tensorflow as tf
 import tfswap
@@ -309,7 +309,7 @@ def test_what_tells_sizes_and_does_not_fit_is_refused_by_its_own_name() -> None:
 
 
 def test_what_tells_sizes_keeps_the_limit_too() -> None:
-    found = on_arena(BESIDE)
+    found = on_arena(NEXT_TO_OTHERS)
     assert found["same"]
     assert found["peak"] <= 10 << 20
     assert 4_000_000 < found["low"] <= found["floor"] < 10 << 20

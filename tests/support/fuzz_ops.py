@@ -130,7 +130,7 @@ def right_calls(draw: random.Random) -> list[Call]:
         (core.tfswap_inside, {"args": [x], "Tout": [dtype], "f": called(dtype), "step": 1}),
         (core.tfswap_hand_over, {"result": x, "elements": rows * columns, "slots": 2}),
         (
-            core.tfswap_beside,
+            core.tfswap_pair,
             {
                 "inputs": [x, x, x],
                 "Tout": [dtype, dtype],

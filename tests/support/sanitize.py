@@ -57,11 +57,11 @@ CHECKED = (
     "runtime/test_control_flow.py::test_loops_with_no_bound_keep_their_plan_however_often_they_run",
     "runtime/test_turns.py::test_what_a_step_calls_does_not_wait_for_it",
     "runtime/test_turns.py::test_a_turn_ends_with_a_call_that_fails",
-    "runtime/test_beside.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
+    "runtime/test_pairs.py::test_a_pair_that_fails_says_why_and_keeps_nothing",
     "runtime/test_concurrent.py::test_micro_batches_have_the_loops_bits_and_the_planned_peak",
-    "runtime/test_inner_beside.py::test_in_loops_the_second_runs_on_another_thread",
-    "runtime/test_inner_beside.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",
-    "runtime/test_inner_beside.py::test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing",
+    "runtime/test_body_pairs.py::test_in_loops_the_second_runs_on_another_thread",
+    "runtime/test_body_pairs.py::test_a_kernel_of_a_pair_that_fails_in_a_loop_is_told_by_name",
+    "runtime/test_body_pairs.py::test_a_step_that_is_cancelled_while_a_pair_runs_in_a_loop_ends_and_keeps_nothing",
 )
 CALLS = 5000
 # It compiles for GPUs, by a library that finds its parts only where AddressSanitizer does not open it.

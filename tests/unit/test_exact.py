@@ -92,7 +92,7 @@ def test_it_copies_what_is_cheaper_to_copy_and_runs_again_what_is_cheaper_to_run
     assert found.bound_s == pytest.approx(5 + extra_s, rel=2 * milp.GAP_SHARE)
 
 
-def test_it_knows_what_copies_take_that_have_no_memory_beside_each_other():
+def test_it_knows_what_copies_take_that_have_no_memory_at_the_same_time():
     """A step that mostly waits for copies, in and out by turns: what is found takes no longer than the bound."""
     layers = [Layer("dense"), Layer("relu"), Layer("relu", 1), Layer("add", 1)]
     planner = Optimizer(training_step(layers, 8192, 128), DeviceModel("gpu")).planner

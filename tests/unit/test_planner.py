@@ -73,11 +73,11 @@ def live_peak(
     flow: Dataflow,
     order: list[int],
     intervals: tuple[Interval, ...] | list[Interval] = (),
-    beside: tuple[int, ...] = (),
+    paired: tuple[int, ...] = (),
     splits: tuple[Split, ...] = (),
     exact_chunks: bool = False,
 ) -> int:
-    steps = build_schedule(order, intervals, beside, splits, exact_chunks)
+    steps = build_schedule(order, intervals, paired, splits, exact_chunks)
     return simulate_memory(flow, steps, live=True).peak_bytes
 
 
@@ -278,7 +278,7 @@ def test_where_a_step_runs_later_holes_that_tensors_just_fit_into_have_something
     assert 0 < taken <= 2 * UNIT // 50
     assert simulate_memory(flow, steps, snapshot=unseen).peak_bytes == 7 * UNIT
     assert ArenaSnapshot(UNIT).unseen() == ArenaSnapshot(UNIT)
-    assert unseen.beside([UNIT]).total_bytes == 5 * UNIT, "likewise"
+    assert unseen.with_allocations([UNIT]).total_bytes == 5 * UNIT, "likewise"
 
 
 def test_a_split_parts_a_chunk_for_the_next_step():

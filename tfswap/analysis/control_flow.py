@@ -603,7 +603,7 @@ class Machine:
         return made.groups[group[0]]
 
     def _run_unordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
-        """As the executor does it: a kernel holds its inputs until it ends, and others run beside it."""
+        """As the executor does it: a kernel holds its inputs until it ends, and others run concurrently."""
         held: dict[Node, list[Buffer]] = {}
         made.schedules = made.schedules or self._schedules(body, made.constants)
         schedule = made.schedules.pop(0)

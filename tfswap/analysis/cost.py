@@ -194,7 +194,7 @@ class Work(NamedTuple):
     Attributes:
         flops: operations of its contraction, if it is one.
         efficiency: share of the machine's rate of contractions that it reaches.
-        steps: element-wise operations, for each element of its largest input or output. As many as fit beside the
+        steps: element-wise operations, for each element of its largest input or output. As many as fit next to the
             memory traffic are not counted: 0 for most.
         passes: bytes that it moves, for each of its inputs and outputs.
         spread: share of the machine's cores that it keeps busy, and one at least: from the times of the kernels of
@@ -539,7 +539,7 @@ def spread_over(node: Node, rates: Rates) -> float:
     return max(1.0, _work(node, rates).spread * rates.cores)
 
 
-def beside_seconds(kernels: Sequence[tuple[Node, float]], rates: Rates) -> float:
+def concurrent_seconds(kernels: Sequence[tuple[Node, float]], rates: Rates) -> float:
     """Seconds of kernels side by side: of their work on all cores, and no less than the longest takes alone.
 
     Args:
@@ -555,7 +555,7 @@ all on one core, and 0.32 shared by two, without what they wait for."""
 
 
 def one_core_seconds(node: Node, seconds: float, rates: Rates) -> float:
-    """Seconds of a kernel that stays on one core, beside others.
+    """Seconds of a kernel that stays on one core, concurrently with others.
 
     Args:
         seconds: that it takes when it may have all cores.

@@ -32,7 +32,7 @@ _GRADIENTS: dict[str, int] = {
     "SoftmaxCrossEntropyWithLogits": 1,
     "SparseSoftmaxCrossEntropyWithLogits": 1,
 }
-"""Losses that make a gradient beside their value, and at which output."""
+"""Losses that make a gradient in addition to their value, and at which output."""
 
 
 def backward_nodes(graph: Graph) -> set[Node]:

@@ -71,7 +71,7 @@ def _grouped(bits: int) -> Format:
     # What is decoded is rounded to the tensor's type, and no larger than the largest. TensorFlow takes what is below
     # 2^-126 for 0: a value, the smallest or largest of the group, or what is decoded.
     error = (
-        f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours, 1/{2**bits - 4} beside infinities and NaNs, "
+        f"within 1/{2**bits - 1} of the range of its {GROUP} neighbours, 1/{2**bits - 4} next to infinities and NaNs, "
         "plus a unit in the last place of the largest and 1.3e-38"
     )
     attrs = {"bits": bits, "group_size": GROUP}

@@ -38,8 +38,8 @@ AFFORDABLE = 4.0
 """To make something again takes at most so many times as long as to swap it: else it is for where nothing else fits."""
 MOST_VARIANTS = 1 + STAGES + 4 + (STAGES + 2) + 3 + 2 * STAGES
 """Of a step: as it is, with what loops save swapped, with what they need not save made again, with what is swapped in
-these prefetched, with kernels that take encodings, also beside the most of these, and with whole tensors in a smaller
-form besides, as sparse rows last."""
+these prefetched, with kernels that take encodings, also in addition to the most of these, and with whole tensors in a
+smaller form besides, as sparse rows last."""
 
 
 class Alternatives:

@@ -65,7 +65,7 @@ class Optimizer:
         costs: what kernels and copies take; by default what the options' profile or the kind of device says.
         keeps_results: whether the caller gets tensors that it may keep, as from a function; a session copies them out.
         held: names of tensors that the unoptimised step holds until its end.
-        beside_bytes: which others allocate while the step runs, unoptimised too, as a data pipeline does its batches.
+        others_bytes: which others allocate while the step runs, unoptimised too, as a data pipeline does its batches.
         plan_cache: where plans that were made before are looked for, and new ones are kept.
     """
 
@@ -83,7 +83,7 @@ class Optimizer:
         costs: Costs | None = None,
         keeps_results: bool = False,
         held: Sequence[str] = (),
-        beside_bytes: int = 0,
+        others_bytes: int = 0,
         plan_cache: PlanCache | None = None,
     ):
         self.options = (options or Options()).on(device)
@@ -118,7 +118,7 @@ class Optimizer:
             self.costs,
             self._ordered_seconds,
             fingerprint=self.fingerprint,
-            others_bytes=beside_bytes,
+            others_bytes=others_bytes,
             known=stored,
             snapshot=snapshot,
             resident_bytes=self.resident_bytes,
@@ -296,9 +296,9 @@ class Optimizer:
         """As `timeline_of`."""
         return timeline_of(self, plan, snapshot)
 
-    def slots(self, snapshot: ArenaSnapshot, beside: Sequence[int] = ()) -> list[int]:
+    def slots(self, snapshot: ArenaSnapshot, outside_bytes: Sequence[int] = ()) -> list[int]:
         """As `reserved_slots`."""
-        return reserved_slots(self.search, snapshot, beside)
+        return reserved_slots(self.search, snapshot, outside_bytes)
 
     @progress.task("looking for the smallest limit")
     @without_collector

@@ -89,7 +89,7 @@ class PlanCache:
 
     @staticmethod
     def of_environment() -> PlanCache | None:
-        """The user's: TFSWAP_PLAN_CACHE, else `plans` beside the ops that tfswap has built; None where it is off."""
+        """The user's: TFSWAP_PLAN_CACHE, else `plans` next to the ops that tfswap has built; None where it is off."""
         given = os.environ.get(FOLDER, "").strip()
         if given.lower() in OFF:
             return None

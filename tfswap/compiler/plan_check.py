@@ -31,7 +31,7 @@ def _require_tactics(plan: Plan, options: Options) -> None:
     own_ops = (
         plan.splits
         or plan.exact_chunks
-        or plan.beside
+        or plan.paired
         or plan.accumulators
         or plan.recomputed
         or plan.inside

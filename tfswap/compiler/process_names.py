@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfswap.importers.library import functions_in
-from tfswap.importers.opaque_calls import functions_beside, functions_of
+from tfswap.importers.opaque_calls import functions_of, library_functions
 from tfswap.ir.graph import Graph
 from tfswap.ir.python_calls import TOKEN
 from tfswap.passes.prepare.split_identity_n import CUSTOM_GRADIENT
@@ -86,7 +86,7 @@ def contents(graph: Graph) -> dict[bytes, bytes]:
     """
     parts = (graph, *graph.all_bodies())
     called = {name for part in parts for node in part if node not in part.bodies for name in functions_of(node)}
-    library = functions_beside(graph) if called else {}
+    library = library_functions(graph) if called else {}
     found: dict[str, str] = {}
 
     def content(name: str) -> str:
@@ -197,11 +197,11 @@ def _rename(
         if "_class" in node.attr:
             wishes = node.attr["_class"].list.s
             wishes[:] = [
-                COLOCATED + nodes[name].encode() if (name := _beside(wish)) in nodes else wish for wish in wishes
+                COLOCATED + nodes[name].encode() if (name := _colocated(wish)) in nodes else wish for wish in wishes
             ]
 
 
-def _beside(wish: bytes) -> str:
+def _colocated(wish: bytes) -> str:
     return wish.removeprefix(COLOCATED).decode()
 
 

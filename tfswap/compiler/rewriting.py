@@ -109,7 +109,7 @@ class Found(NamedTuple):
             host_bytes=self.candidate.memory.host_peak_bytes,
             seconds=self.candidate.timing.total_s,
             solver=solver,
-            beside=choice.beside,
+            paired=choice.paired,
             splits=choice.splits,
             exact_chunks=choice.exact_chunks,
             disk_bytes=self.candidate.memory.disk_peak_bytes,

@@ -31,7 +31,7 @@ from tfswap.plan.schedule import build_schedule
 from tfswap.planner.bodies import Rung, least_around
 from tfswap.planner.host_tiers import Tiers
 from tfswap.planner.ordering import choose_order, rank_orders
-from tfswap.planner.pairing import runs_beside
+from tfswap.planner.pairing import runs_pairs
 from tfswap.planner.planner import Candidate, Planner
 from tfswap.planner.problem import smallest_bytes
 from tfswap.simulator.simulate import ArenaSnapshot, simulate_memory
@@ -223,7 +223,7 @@ class Search:
     def _grouped(self) -> list[Rewriting]:
         """With the kernels of bodies in groups, for limits that have room for these."""
         options, graph = self._options, self.variants.plain.graph
-        if options.solver != "default" or options.portable or not (graph.bodies and runs_beside(self._device)):
+        if options.solver != "default" or options.portable or not (graph.bodies and runs_pairs(self._device)):
             return []
         return [stage._replace(grouped=True) for stage in self._moved_inside]
 
@@ -233,7 +233,7 @@ class Search:
         have kernels enough that need nothing of each other.
         """
         options = self._options
-        if options.solver != "default" or options.portable or not (self._unrolled and runs_beside(self._device)):
+        if options.solver != "default" or options.portable or not (self._unrolled and runs_pairs(self._device)):
             return []
         base = self.variants.base
         return [base._replace(concurrent=int(share * self.live_peak_bytes)) for share in CONCURRENT_SHARES]
@@ -261,7 +261,7 @@ class Search:
         return tiers.host_bytes >= 0 and (everywhere is None or variant.flow.inner_host_bytes <= everywhere)
 
     def _tiers_of(self, variant: Variant) -> Tiers:
-        """What there is for swapped tensors, beside room for maps that are denser than was measured."""
+        """What there is for swapped tensors, in addition to room for maps that are denser than was measured."""
         tiers = self._options.tiers
         if tiers.host_bytes is None:
             return tiers

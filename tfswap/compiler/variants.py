@@ -111,7 +111,7 @@ class Variants:
     def _keep_apart(self, graph: Graph) -> None:
         """Let no kernels run side by side in bodies, in place, that would raise the body's peak so."""
         for body in graph.all_bodies():
-            if body.beside:
+            if body.paired:
                 keep_apart(body, analyse_body(body, self._device))
 
     @property

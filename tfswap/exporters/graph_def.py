@@ -39,7 +39,7 @@ def export_graph_def(graph: Graph, bodies: BodyFunctions | None = None) -> graph
 def encode_nodes(
     graph: Graph, running: Callable[[Node, tuple[Graph, ...]], Mapping[str, Any]]
 ) -> list[node_def_pb2.NodeDef]:
-    """The nodes of `graph` as NodeDefs. Beside a node that a pass has taken out of the graph nothing can lie.
+    """The nodes of `graph` as NodeDefs. Nothing can be colocated with a node that a pass has removed.
 
     Args:
         running: makes the attributes by which a node runs bodies. A gate is told of them.

@@ -203,15 +203,15 @@ class OptimizedFunction(Generic[P, R]):
         return self._request.memory_limit
 
     @property
-    def batches_beside(self) -> int:
+    def batches_ahead(self) -> int:
         """So many batches as a call is given are made in the device's memory while the step runs, by the data pipeline
         that feeds it; plans leave room for them.
         """
-        return self._steps.batches_beside
+        return self._steps.batches_ahead
 
-    @batches_beside.setter
-    def batches_beside(self, count: int) -> None:
-        self._steps.batches_beside = count
+    @batches_ahead.setter
+    def batches_ahead(self, count: int) -> None:
+        self._steps.batches_ahead = count
 
     @property
     def plans(self) -> int:
@@ -278,13 +278,13 @@ class OptimizedFunction(Generic[P, R]):
         """Another function, optimised as this one."""
         return OptimizedFunction(function, self._request, self._on_exceeded)
 
-    def beside(self, function: Any) -> OptimizedFunction:
+    def same_program(self, function: Any) -> OptimizedFunction:
         """Another `tf.function` of the same program, optimised as this one."""
         return OptimizedFunction(function, self._request, self._on_exceeded, self._program)
 
     def _clone(self, python_function: Any) -> OptimizedFunction:
         """As `tf.function`'s: `strategy.run` runs one. What it plans is reported here too."""
-        made = self.beside(self._function._clone(python_function))
+        made = self.same_program(self._function._clone(python_function))
         made._cloned_from = weakref.ref(self)
         return made
 

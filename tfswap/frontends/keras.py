@@ -32,7 +32,7 @@ from tfswap.frontends.function import OptimizedFunction
 from tfswap.frontends.optimize import optimize
 from tfswap.native.forks import refuse_in_late_child
 from tfswap.report.report import Report
-from tfswap.runtime.batches import BATCHES_BESIDE, shared_device
+from tfswap.runtime.batches import BATCHES_AHEAD, shared_device
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -171,9 +171,9 @@ class Training:
         """The step for batches of this spec, traced for the signature, or without one for each batch as it comes."""
         import tensorflow as tf
 
-        another = self._latest.beside if self._latest is not None and self._steps else self._optimize
+        another = self._latest.same_program if self._latest is not None and self._steps else self._optimize
         made = another(tf.function(self._one_step(spec), input_signature=signature))
-        made.batches_beside = 0 if shared_device() is None else BATCHES_BESIDE
+        made.batches_ahead = 0 if shared_device() is None else BATCHES_AHEAD
         return made
 
     def _one_step(self, spec: Any) -> Any:

@@ -125,7 +125,7 @@ def _serial_plan(optimizer: Optimizer, limit: int | str | None) -> Plan:
     if limit is not None and plan.planned_peak_bytes > parse_limit(limit, lambda: optimizer.baseline.peak_bytes):
         limited = optimizer.plan(limit)
         plan = plan if limited.changes_nothing else limited
-    return replace(plan, beside=())
+    return replace(plan, paired=())
 
 
 @contextlib.contextmanager
@@ -325,7 +325,7 @@ def measure_disk(folder: str | os.PathLike[str]) -> float:
 
 
 def _copy_share(tensor: Any) -> float:
-    """How much longer kernels take while copies run beside them, as a share of the copies' time."""
+    """How much longer kernels take while copies run at the same time, as a share of the copies' time."""
     import tensorflow as tf
 
     import tfswap.ops as ops
@@ -339,16 +339,16 @@ def _copy_share(tensor: Any) -> float:
             tf.add(tensor, tensor)
         return time.perf_counter() - started
 
-    alone, beside, busy = [], [], []
+    alone, during, busy = [], [], []
     for _ in range(ROUNDS):
         alone.append(kernels())
         before = ops.stats()
         handles = [ops.swap_out(tensor) for _ in range(COPIES)]
-        beside.append(kernels())
+        during.append(kernels())
         for handle in handles:
             ops.release(handle)
         busy.append(ops.stats().out_busy_s - before.out_busy_s)
-    return min(1.0, max(0.0, (min(beside) - min(alone)) / min(busy)))
+    return min(1.0, max(0.0, (min(during) - min(alone)) / min(busy)))
 
 
 def this_machine() -> Machine:

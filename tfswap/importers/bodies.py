@@ -97,7 +97,7 @@ class _Import:
         ends: Ends,
         told: Mapping[str, TensorType],
     ):
-        # A part of a graph can lie beside the rest of it, a loop's body beside what the loop was given.
+        # A part of a graph can be colocated with the rest of it, a loop's body with what the loop was given.
         drop_lost_colocations(graph_def.node)
         self._graph_def = graph_def
         self._arguments = arguments

@@ -27,9 +27,9 @@ def fill_defaults(nodes: Iterable[Any]) -> None:
 
 
 def drop_lost_colocations(nodes: Collection[Any]) -> None:
-    """Let `nodes`, in place, not ask to lie beside others that are not among them, which TensorFlow refuses.
+    """Let `nodes`, in place, not ask to be colocated with others that are not among them, which TensorFlow refuses.
 
-    Where that node was put by name nothing is lost: TensorFlow has given its device to those beside it.
+    Where that node was put by name nothing is lost: TensorFlow has given its device to those colocated with it.
     """
     there = {f"loc:@{node.name}".encode() for node in nodes}
     for node in nodes:

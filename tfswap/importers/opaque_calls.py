@@ -31,7 +31,7 @@ def _is_on_host(node: Node) -> bool:
     return makes_pipeline(node.op) and node.attrs.get("use_default_device", True) is True
 
 
-def functions_beside(graph: Graph) -> Mapping[str, Any]:
+def library_functions(graph: Graph) -> Mapping[str, Any]:
     """The FunctionDefs that come with a graph, by name."""
     from tensorflow.core.framework import graph_pb2
 

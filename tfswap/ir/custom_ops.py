@@ -40,7 +40,7 @@ ALL: Final = frozenset(
 
 # (what the first reads..., what the second reads...) -> (what both make...); attrs Tin, Tout: their types, kernels: the
 # two nodes, allocations: int (how many the first makes). Runs two of TensorFlow's kernels.
-BESIDE: Final = "Tfswap>Beside"
+PAIR: Final = "Tfswap>Pair"
 
 # (what the kernels read of others...) -> (what they make...); attrs Tin, Tout: their types, kernels: the nodes, and
 # lists of integers. sources: of each input where it comes from; overwrites: whether it is written over; chunks: bytes;

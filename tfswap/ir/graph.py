@@ -104,7 +104,7 @@ class Graph:
         bodies: what loops and conditionals run, in the order in which the node's op names its functions. A body's
             feeds are the function's arguments, its fetches the results.
         order: in a body, names of the kernels in the order in which they were chained.
-        beside: in a body, kernels that run as a group with the next one of its order, with that one.
+        paired: in a body, kernels that run as a group with the next one of its order, with that one.
         permits: what the user allows to be done to tensors, of those to which not everything may be.
         traced: the graph that the user traced, where this one is what TensorFlow's optimizers have made of it.
         executed: names of the nodes in the order in which TensorFlow's executor gets them; empty where it is this one.
@@ -121,7 +121,7 @@ class Graph:
         self.small_constants: dict[Node, tuple[int, ...]] = {}
         self.bodies: dict[Node, tuple[Graph, ...]] = {}
         self.order: tuple[str, ...] = ()
-        self.beside: dict[Node, Node] = {}
+        self.paired: dict[Node, Node] = {}
         self.permits: dict[Output, Permit] = {}
         self.traced: Graph | None = None
         self.executed: tuple[str, ...] = ()
@@ -277,7 +277,7 @@ class Graph:
         del self._nodes[node.name]
         self.small_constants.pop(node, None)
         self.bodies.pop(node, None)
-        self.beside.pop(node, None)
+        self.paired.pop(node, None)
         for index in range(len(node.outputs)) if self.permits else ():
             self.permits.pop(node.out(index), None)
 
@@ -301,7 +301,7 @@ class Graph:
         twin.small_constants = {twins[n]: values for n, values in self.small_constants.items()}
         twin.permits = {Output(twins[t.node], t.index): permit for t, permit in self.permits.items()}
         twin.order = self.order
-        twin.beside = {twins[first]: twins[second] for first, second in self.beside.items()}
+        twin.paired = {twins[first]: twins[second] for first, second in self.paired.items()}
         twin.bodies = {twins[n]: tuple(body.copy() for body in bodies) for n, bodies in self.bodies.items()}
         return twin
 
@@ -328,13 +328,13 @@ class Graph:
         return found
 
     def groups(self) -> list[list[Node]]:
-        """The kernels of each group of `beside`, in their order."""
-        later = set(self.beside.values())
+        """The kernels of each group of `paired`, in their order."""
+        later = set(self.paired.values())
         found: list[list[Node]] = []
-        for first in self.beside:
+        for first in self.paired:
             if first not in later:
                 group = [first]
-                while (following := self.beside.get(group[-1])) is not None:
+                while (following := self.paired.get(group[-1])) is not None:
                     group.append(following)
                 found.append(group)
         return found

@@ -12,7 +12,7 @@ latter in an IBM Power AC922 with four cards: three NVLink 2.0 bricks of 25 GB/s
 (half of the sheet's figure, which counts sparsity). RTX 4090: "NVIDIA Ada GPU Architecture", appendix A.
 PCIe x16: 15.75, 31.5 and 63 GB/s each way for generations 3, 4 and 5.
 
-Host memory is what one card of a common server of its day has for itself: 64 GB beside K40c and Titan X, an eighth
+Host memory is what one card of a common server of its day has for itself: 64 GB with K40c and Titan X, an eighth
 of a DGX-1 (512 GB), DGX A100 (1 TB) and DGX H100 or H200 (2 TB), a quarter of an AC922 (1 TB), 64 GB in a desktop.
 """
 

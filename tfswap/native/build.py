@@ -352,7 +352,7 @@ def _compile(
 ) -> Path:
     """Compiles all sources, side by side, and links them. Returns the library's path in `work`.
 
-    The compiler runs in `work`, beside copies of the sources: a path in an `#include` can hold no quote and no newline.
+    The compiler runs in `work`, during copies of the sources: a path in an `#include` can hold no quote and no newline.
     """
     used = [library.sources, *(needed.sources for needed in linked)]
     units = _units(library.sources.folder)

@@ -1,4 +1,4 @@
-"""The nodes inside of joined nodes (BESIDE, GROUP), which TensorFlow's own functions for graphs do not see.
+"""The nodes inside of joined nodes (PAIR, GROUP), which TensorFlow's own functions for graphs do not see.
 
 Both kinds of a node hold their kernels: a Node of the IR as Nodes or as serialized NodeDefs, a NodeDef as the latter.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tfswap.ir.custom_ops import BESIDE, GROUP
+from tfswap.ir.custom_ops import GROUP, PAIR
 from tfswap.ir.graph import Node
 
 
 def parts(node: Any) -> Sequence[Any]:
     """The kernels of a joined node, in order; of any other node, none."""
-    if node.op not in (BESIDE, GROUP):
+    if node.op not in (PAIR, GROUP):
         return ()
     held: Any = node.attrs["kernels"] if isinstance(node, Node) else node.attr["kernels"].list.s
     return [_parsed(kernel) if isinstance(kernel, bytes) else kernel for kernel in held]

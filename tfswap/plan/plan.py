@@ -28,7 +28,7 @@ from tfswap.support.files import read_saved, write_whole
 from tfswap.support.json_fields import decode, parse_json
 from tfswap.support.sizes import MAX_BYTES
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Inside:
     splits: tuple[Split, ...] = ()
 
     @property
-    def beside(self) -> tuple[int, ...]:
+    def paired(self) -> tuple[int, ...]:
         """None: all of a loop runs on one thread."""
         return ()
 
@@ -114,7 +114,7 @@ class Plan:
         order: names of the kernels in the order in which they run, those that run again named again; empty when
             nothing is changed.
         evictions: what is swapped, and when.
-        beside: positions in the order whose kernels run beside the one before them.
+        paired: positions in the order whose kernels run concurrently with the one before them.
         planned_peak_bytes: predicted peak under this plan.
         persistent_bytes: variables, arguments, constants, and what else was in the arena before the step.
         host_bytes: the most host memory that swapped tensors take at once.
@@ -146,7 +146,7 @@ class Plan:
     host_bytes: int
     seconds: float
     solver: str
-    beside: tuple[int, ...] = ()
+    paired: tuple[int, ...] = ()
     accumulators: tuple[str, ...] = ()
     encoded: tuple[str, ...] = ()
     reduced: tuple[Reduction, ...] = ()
@@ -185,7 +185,7 @@ class Plan:
         return (
             self.order,
             self.evictions,
-            self.beside,
+            self.paired,
             self.grouped,
             self.concurrent,
             self.splits,
@@ -275,10 +275,10 @@ def _check_form(plan: Plan) -> None:
         raise InvalidModel("plan.order names no kernels, and a plan that changes loops fixes an order")
     if (plan.encoded or plan.reduced or plan.packed) and not plan.order:
         raise InvalidModel("plan.order names no kernels, and a plan that encodes fixes an order")
-    for before, position in pairwise((-1, *plan.beside)):
+    for before, position in pairwise((-1, *plan.paired)):
         if not max(1, before + 2) <= position < len(plan.order):
             raise InvalidModel(
-                f"plan.beside names the position {position} after {before}: positions must rise, by 2 at least, and "
+                f"plan.paired names the position {position} after {before}: positions must rise, by 2 at least, and "
                 f"lie among the {len(plan.order)} kernels of plan.order, past the first"
             )
 

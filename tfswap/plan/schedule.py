@@ -74,7 +74,7 @@ def on_disk(evictions: Iterable[Interval]) -> frozenset[int]:
 def build_schedule(
     order: Sequence[int],
     evictions: Sequence[Interval],
-    beside: Collection[int] = frozenset(),
+    paired: Collection[int] = frozenset(),
     splits: Sequence[Split] = (),
     exact_chunks: bool = False,
 ) -> list[Step]:
@@ -84,15 +84,15 @@ def build_schedule(
     deadlines.
 
     Args:
-        beside: positions whose kernels run beside the one before them. Nothing happens between the two: what would
-            be released or copied out there is so after both, and what would come back comes back before both.
+        paired: positions whose kernels run concurrently with the one before them. Nothing happens between the two: what
+            would be released or copied out there is so after both, and what would come back comes back before both.
         splits: of steps of the schedule without them, by rising number, in the order of their requests.
         exact_chunks: whether each request gets a chunk of its own size; then there are no splits.
     """
     before: dict[int, list[tuple[int, int, int, Step]]] = {}
 
     def put(position: int, rank: int, deadline: int, kind: str, value: int) -> None:
-        if position in beside:
+        if position in paired:
             position += 1 if kind in (OUT, RELEASE) else -1
         before.setdefault(position, []).append((rank, deadline, value, Step(kind, value)))
 
@@ -105,7 +105,7 @@ def build_schedule(
     steps: list[Step] = []
     done = 0
     runs = _runs(order)
-    for position in beside:
+    for position in paired:
         runs[position - 1] = Step(LEAD, order[position - 1])
     for position in sorted(before):
         steps += runs[done:position]
@@ -151,7 +151,7 @@ def planned_schedule(flow: Dataflow, plan: Plan | Inside) -> list[Step]:
     """The schedule of a plan that was made for the step, or the body, with these facts."""
     order = [flow.place[name] for name in plan.order]
     evictions = [Interval(flow.value_named[a.tensor], a.out, a.release, a.back, a.use, a.disk) for a in plan.evictions]
-    return build_schedule(order, evictions, plan.beside, plan.splits, plan.exact_chunks)
+    return build_schedule(order, evictions, plan.paired, plan.splits, plan.exact_chunks)
 
 
 def _runs(order: Sequence[int]) -> list[Step]:

@@ -11,7 +11,7 @@ from tfswap.analysis.dataflow import Dataflow
 from tfswap.kernels.device import DeviceModel
 from tfswap.planner.groups import find_groups
 from tfswap.planner.ordering import choose_order
-from tfswap.planner.pairing import brought_together, gains, runs_beside, side_by_side
+from tfswap.planner.pairing import brought_together, gains, runs_pairs, side_by_side
 from tfswap.planner.problem import Choice
 
 
@@ -38,7 +38,7 @@ def order_body(
     """
     cost_s = costs.of_step(flow)
     order = choose_order(flow, cost_s)
-    if not runs_beside(device) or not own_ops:
+    if not runs_pairs(device) or not own_ops:
         return BodyOrder(order)
     unnamed = dataclasses.replace(flow, fetched=frozenset())  # results are known by their places
     order = brought_together(unnamed, order, cost_s, costs.rates, whole=flow, looped=True)

@@ -421,7 +421,7 @@ class _Room:
         self._placed: list[_Place] = []
 
     def lowest(self, stay: _Stay) -> int | None:
-        """The lowest offset at which it fits beside all that is in use at the same time."""
+        """The lowest offset at which it fits next to all that is in use at the same time."""
         offset = 0
         for begin, end, other in self._placed:
             if other.begin < stay.end and stay.begin < other.end:

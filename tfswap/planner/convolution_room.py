@@ -77,7 +77,8 @@ def has_convolutions(flow: Dataflow) -> bool:
 
 
 class _Watch(Replay, Generic[Seen]):
-    """Looks at the arena while convolutions run, and at its least free moment where another kernel runs beside one.
+    """Looks at the arena while convolutions run, and at its least free moment where another kernel runs concurrently
+    with one.
 
     Attributes:
         found: what was seen of each.

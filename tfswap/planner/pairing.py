@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
-from tfswap.analysis.cost import LOOPED_S, beside_seconds, spread_over
+from tfswap.analysis.cost import LOOPED_S, concurrent_seconds, spread_over
 from tfswap.analysis.dataflow import Dataflow
 from tfswap.ir.custom_ops import KERNEL
 from tfswap.ir.graph import Graph
@@ -43,7 +43,7 @@ ORDERS_TRIED = 12
 """Of those whose pairs hold more some are taken apart in each."""
 
 
-def runs_beside(device: DeviceModel) -> bool:
+def runs_pairs(device: DeviceModel) -> bool:
     """Whether there are threads for two, and kernels that the node of two can run."""
     return device.inter_op_threads > 1 and not device.onednn
 
@@ -56,19 +56,19 @@ def keep_apart(body: Graph, flow: Dataflow) -> None:
     """
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     nodes = [flow.nodes[i] for i in order]
-    at = tuple(p for p, (first, second) in enumerate(pairwise(nodes), 1) if body.beside.get(first) is second)
+    at = tuple(p for p, (first, second) in enumerate(pairwise(nodes), 1) if body.paired.get(first) is second)
     apart, together = (simulate_memory(flow, build_schedule(order, (), leads), live=True) for leads in ((), at))
-    kept = kept_beside(Choice(order, [], at), together, apart.peak_bytes)
-    body.beside = {nodes[p - 1]: nodes[p] for p in kept}
+    kept = kept_pairs(Choice(order, [], at), together, apart.peak_bytes)
+    body.paired = {nodes[p - 1]: nodes[p] for p in kept}
 
 
-def kept_beside(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
+def kept_pairs(choice: Choice, memory: Memory, most_bytes: float) -> tuple[int, ...]:
     """Those side by side that hold no more than `most_bytes` so.
 
     Args:
         memory: of `choice`.
     """
-    return tuple(p for p, held in zip(choice.beside, _held(choice, memory), strict=True) if held <= most_bytes)
+    return tuple(p for p, held in zip(choice.paired, _held(choice, memory), strict=True) if held <= most_bytes)
 
 
 def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -> list[tuple[int, ...]]:
@@ -81,7 +81,7 @@ def ever_fewer(choice: Choice, memory: Memory, least_bytes: float, count: int) -
     held = _held(choice, memory)
     levels = sorted({h for h in held if h > least_bytes}, reverse=True)[1:]  # up to the highest, all are kept
     levels = [levels[len(levels) * n // count] for n in range(count)] if len(levels) > count else levels
-    return [kept_beside(choice, memory, level) for level in levels]
+    return [kept_pairs(choice, memory, level) for level in levels]
 
 
 def _held(choice: Choice, memory: Memory) -> list[int]:
@@ -92,7 +92,7 @@ def _held(choice: Choice, memory: Memory) -> list[int]:
 def without_last(choice: Choice, step: int, count: int) -> tuple[int, ...]:
     """Those side by side without the last so many that come before a step of the schedule."""
     before = sum(n < step for n in _leads(choice))
-    return (*choice.beside[: max(0, before - count)], *choice.beside[before:]) if before else ()
+    return (*choice.paired[: max(0, before - count)], *choice.paired[before:]) if before else ()
 
 
 def _leads(choice: Choice) -> list[int]:
@@ -294,7 +294,7 @@ def side_by_side(
     *,
     looped: bool = False,
 ) -> tuple[int, ...]:
-    """Positions in the choice's order whose kernels can run beside the one before, and gain by it.
+    """Positions in the choice's order whose kernels can run concurrently with the one before, and gain by it.
 
     Args:
         looped: as of `gains`.
@@ -314,7 +314,7 @@ def side_by_side(
 
 
 def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval | Eviction]) -> Callable[[int], bool]:
-    """Whether the kernel at a position may run beside the one before it, in this order with these evictions.
+    """Whether the kernel at a position may run concurrently with the one before it, in this order with these evictions.
 
     Both run once, neither needs the other, and nothing is away for no longer than from the one to the other.
     """
@@ -324,12 +324,12 @@ def overlaps(flow: Dataflow, order: Sequence[int], evictions: Iterable[Interval 
     def can_overlap(position: int) -> bool:
         first, second = order[position - 1], order[position]
         once = runs[first] == runs[second] == 1
-        return once and position not in back_at_once and can_run_beside(flow, first, second)
+        return once and position not in back_at_once and can_pair(flow, first, second)
 
     return can_overlap
 
 
-def can_run_beside(flow: Dataflow, first: int, second: int) -> bool:
+def can_pair(flow: Dataflow, first: int, second: int) -> bool:
     """Whether one op can run both, the second starting when the first has asked for all of its memory."""
     return (
         first != second
@@ -391,7 +391,7 @@ def gains(
         if first == second or not idle_s:
             return 0.0
         pair = [(flow.nodes[i], cost_s[i]) for i in (first, second)]
-        saved_s = cost_s[first] + cost_s[second] - beside_seconds(pair, rates)
+        saved_s = cost_s[first] + cost_s[second] - concurrent_seconds(pair, rates)
         return saved_s if saved_s > max(LEAST_GAIN_S, share * idle_s) else 0.0
 
     return gain

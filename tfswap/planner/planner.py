@@ -38,9 +38,9 @@ from tfswap.planner.pairing import (
     brought_together,
     ever_fewer,
     gains,
-    kept_beside,
+    kept_pairs,
     orders_with_room,
-    runs_beside,
+    runs_pairs,
     side_by_side,
     without_last,
 )
@@ -116,8 +116,8 @@ TWO_SOLVERS = 50_000
 """Kernels, at most, of steps for which two solvers are asked and orders with room are searched. Of solvers that both
 swap and recompute, the first rarely has the lowest floor. On larger steps planning would take longer than tracing."""
 BISECTIONS = 8
-BESIDE_TRIES = 8
-BESIDE_LEVELS = 6
+PAIR_TRIES = 8
+PAIR_LEVELS = 6
 """Of a choice so many are judged with some of its kernels side by side, between all and those that raise no peak: where
 a limit leaves room for some, the step takes no longer than it must."""
 ENDS_SHARE = 0.75
@@ -245,7 +245,7 @@ class Planner:
         self.snapshot = snapshot
         self.portable = portable
         # oneDNN's graph pass does not see into a node that runs two kernels, and its kernels share among cores anyway.
-        self._runs_beside = runs_beside(device) and not portable
+        self._runs_pairs = runs_pairs(device) and not portable
         # Where cuDNN was told what it may have, that counts as part of each convolution.
         self.takes_workspaces = device.kind == "gpu" and device.workspace_bytes is None and has_convolutions(flow)
         self.judge = Judge(flow, snapshot)
@@ -275,7 +275,7 @@ class Planner:
         self._roomy: list[list[int]] = []
         if outside is not None:
             orders, self._roomy = outside.ranked[: len(orders)], outside._roomy
-        elif self._runs_beside:
+        elif self._runs_pairs:
             if kernels <= TWO_SOLVERS:
                 self._roomy = orders_with_room(flow, orders[0], self.cost_s, self.rates)
             orders = [brought_together(flow, order, self.cost_s, self.rates) for order in orders]
@@ -395,8 +395,8 @@ class Planner:
         Args:
             least_s: what it takes at least, as is known from what it is made from.
         """
-        if self._runs_beside:
-            choice = choice._replace(beside=side_by_side(self.flow, choice, self.cost_s, self._gain))
+        if self._runs_pairs:
+            choice = choice._replace(paired=side_by_side(self.flow, choice, self.cost_s, self._gain))
         return Draft(choice, self.timing(choice).no_less_than(max(self._least_s, least_s)))
 
     def judged(self, choice: Choice, least_s: float = 0.0) -> Judged:
@@ -406,7 +406,7 @@ class Planner:
             least_s: as of `draft`.
         """
         choice = choice._replace(exact_chunks=self._exact_chunks)
-        key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.beside), tuple(choice.splits), least_s)
+        key = (tuple(choice.order), tuple(choice.intervals), tuple(choice.paired), tuple(choice.splits), least_s)
         if key not in self._judged:
             self._judged[key] = Judged(self, choice, least_s)
         return self._judged[key]
@@ -432,13 +432,13 @@ class Judged:
 
     def __init__(self, planner: Planner, choice: Choice, least_s: float):
         self._choice = choice
-        self._one_by_one = choice._replace(beside=())
+        self._one_by_one = choice._replace(paired=())
         self._least_s = least_s
         self._planner = planner
         self._memories: dict[_Besides, Memory] = {}
         self._above: dict[_Besides, float] = {}  # what it peaks above, where no more is known
-        self._live_above: dict[tuple[int, ...], float] = {}  # by what runs beside: more than this is live at once
-        self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by what runs beside
+        self._live_above: dict[tuple[int, ...], float] = {}  # by its pairs: more than this is live at once
+        self._splits: dict[tuple[int, ...], tuple[int, tuple[Split, ...]]] = {}  # and live bytes, by its pairs
         self._needs: dict[_Besides, list[Need]] = {}
 
     @cached_property
@@ -456,7 +456,7 @@ class Judged:
         return self._is_live_within(self._one_by_one, limit_bytes)
 
     def _is_live_within(self, choice: Choice, limit_bytes: float) -> bool:
-        most_bytes, made = _simulated(limit_bytes), choice.beside
+        most_bytes, made = _simulated(limit_bytes), choice.paired
         if made in self._splits:
             return self._splits[made][0] <= most_bytes
         if self._live_above.get(made, -1) >= most_bytes:
@@ -480,10 +480,10 @@ class Judged:
 
     def _fastest_first(self, limit_bytes: float) -> Iterator[Candidate]:
         """Those within a limit."""
-        if self.draft.choice.beside:
+        if self.draft.choice.paired:
             yield from self._as_drafted(self.draft.choice, self.draft.timing, limit_bytes)
         if self._candidate(self._one_by_one, self._alone, limit_bytes) is not None:
-            for choice, timing in self._fewer_beside:
+            for choice, timing in self._fewer_pairs:
                 found = self._candidate(choice, timing, limit_bytes)
                 if found is not None:
                     yield dataclasses.replace(found, peak_bytes=max(found.peak_bytes, self.apart.peak_bytes))
@@ -491,7 +491,7 @@ class Judged:
         for share, choice in self._split(self._one_by_one, limit_bytes):
             apart = self._candidate(choice, self._alone, limit_bytes)
             if apart is not None:
-                yield self._beside(apart, share) or apart
+                yield self._with_pairs(apart, share) or apart
         yield from self._at_ends(limit_bytes)
 
     def _as_drafted(self, choice: Choice, timing: Timing, limit_bytes: float) -> Iterator[Candidate]:
@@ -510,7 +510,7 @@ class Judged:
         if not self.may_fit(below_bytes - 1):
             return None
         made = [(self._one_by_one, self._alone)]
-        made += [(self.draft.choice, self.draft.timing)] if self.draft.choice.beside else []
+        made += [(self.draft.choice, self.draft.timing)] if self.draft.choice.paired else []
         for choice, timing in made:
             for one in itertools.chain((choice,), (split for _, split in self._split(choice, below_bytes - 1))):
                 found = self._candidate(one, timing, below_bytes - 1)
@@ -524,7 +524,7 @@ class Judged:
     @cached_property
     def _alone(self) -> Timing:
         """What that takes."""
-        if not self.draft.choice.beside:
+        if not self.draft.choice.paired:
             return self.draft.timing
         return self._planner.timing(self._one_by_one).no_less_than(self.seconds)
 
@@ -536,16 +536,16 @@ class Judged:
         return found
 
     @cached_property
-    def _fewer_beside(self) -> list[tuple[Choice, Timing]]:
+    def _fewer_pairs(self) -> list[tuple[Choice, Timing]]:
         """With ever fewer side by side of those that raise the peak; each takes no less time than the one before."""
         choice, least_s = self.draft.choice, self.seconds
-        if not choice.beside:
+        if not choice.paired:
             return []
         memory = self._memory(choice, NEVER)
         assert memory is not None, "any peak is within that"
         found: list[tuple[Choice, Timing]] = []
-        for kept in ever_fewer(choice, memory, self.apart.memory.peak_bytes, BESIDE_LEVELS):
-            fewer = choice._replace(beside=kept)
+        for kept in ever_fewer(choice, memory, self.apart.memory.peak_bytes, PAIR_LEVELS):
+            fewer = choice._replace(paired=kept)
             timing = self._planner.timing(fewer).no_less_than(least_s)
             found.append((fewer, timing))
             least_s = timing.total_s
@@ -554,33 +554,33 @@ class Judged:
     @cached_property
     def within(self) -> Candidate:
         """With those side by side that don't raise the peak."""
-        return self._beside(self.apart) or self.apart
+        return self._with_pairs(self.apart) or self.apart
 
-    def _beside(self, apart: Candidate, share: float | None = None) -> Candidate | None:
+    def _with_pairs(self, apart: Candidate, share: float | None = None) -> Candidate | None:
         """The draft with those side by side that don't raise the peak of `apart`; in chunks as they come, or exact ones
         (`share`).
         """
         choice, count, most_bytes = self.draft.choice, 1, apart.memory.peak_bytes
-        for _ in range(BESIDE_TRIES):
-            if not choice.beside:
+        for _ in range(PAIR_TRIES):
+            if not choice.paired:
                 break
             tried = choice if share is None else self._in_exact_chunks(choice, share)
             memory = self._memory(tried, NEVER)
             assert memory is not None, "any peak is within that"
             if memory.peak_bytes <= most_bytes:
-                least_s = self._fewest_beside_s if share is None else self.within.timing.total_s
+                least_s = self._fewest_pairs_s if share is None else self.within.timing.total_s
                 return Candidate(tried, memory, self._planner.timing(choice).no_less_than(least_s), apart.peak_bytes)
-            kept = kept_beside(tried, memory, most_bytes)
-            if len(kept) == len(choice.beside):
+            kept = kept_pairs(tried, memory, most_bytes)
+            if len(kept) == len(choice.paired):
                 # None is at the peak, and earlier kernels left other chunks: without the last of them, then more.
                 kept = without_last(tried, memory.peak_step, count)
                 count *= 2
-            choice = choice._replace(beside=kept)
+            choice = choice._replace(paired=kept)
         return None
 
     @property
-    def _fewest_beside_s(self) -> float:
-        return self._fewer_beside[-1][1].total_s if self._fewer_beside else self.seconds
+    def _fewest_pairs_s(self) -> float:
+        return self._fewer_pairs[-1][1].total_s if self._fewer_pairs else self.seconds
 
     def _candidate(self, choice: Choice, timing: Timing, limit_bytes: float) -> Candidate | None:
         """What the draft is with what `choice` has besides; None where that is not within a limit."""
@@ -628,14 +628,14 @@ class Judged:
         return choice._replace(splits=tuple(split for split in splits if split.nbytes >= share * live_bytes))
 
     def _splits_of(self, choice: Choice) -> tuple[int, tuple[Split, ...]]:
-        if choice.beside not in self._splits:
+        if choice.paired not in self._splits:
             steps = build_schedule(*choice)
-            self._splits[choice.beside] = choose_splits(self._planner.flow, steps, self._planner.snapshot)
-        return self._splits[choice.beside]
+            self._splits[choice.paired] = choose_splits(self._planner.flow, steps, self._planner.snapshot)
+        return self._splits[choice.paired]
 
     def _memory(self, choice: Choice, most_bytes: float) -> Memory | None:
         """What the draft does to memory with what `choice` has besides; None where it peaks above `most_bytes`."""
-        made = choice.beside, choice.splits
+        made = choice.paired, choice.splits
         if made not in self._memories and self._above.get(made, -1) < most_bytes:
             planner = self._planner
             memory = planner.judge.memory(build_schedule(*choice), on_disk(choice.intervals), most_bytes)
@@ -648,7 +648,7 @@ class Judged:
 
     def _computed(self, choice: Choice, limit_bytes: float) -> Computed:
         """How cuDNN computes the draft's convolutions within a limit, with what `choice` has side by side."""
-        made = choice.beside, choice.splits
+        made = choice.paired, choice.splits
         planner, steps = self._planner, build_schedule(*choice)
         if made not in self._needs:
             self._needs[made] = needs(planner.flow, steps, planner.snapshot)

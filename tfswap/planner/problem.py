@@ -45,14 +45,14 @@ class Gap(NamedTuple):
 class Choice(NamedTuple):
     """What is decided: the kernels in order, those that run again named again, and what is swapped when.
 
-    `beside` holds positions in the order whose kernels run beside the one before them, `splits` requests that get no
-    larger chunks than they need, and `exact_chunks` says whether each request gets a chunk of its own size. Solvers
-    leave all three open.
+    `paired` holds positions in the order whose kernels run concurrently with the one before them, `splits` requests
+    that get no larger chunks than they need, and `exact_chunks` says whether each request gets a chunk of its own size.
+    Solvers leave all three open.
     """
 
     order: list[int]
     intervals: list[Interval]
-    beside: tuple[int, ...] = ()
+    paired: tuple[int, ...] = ()
     splits: tuple[Split, ...] = ()
     exact_chunks: bool = False
 

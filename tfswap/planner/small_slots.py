@@ -2,7 +2,7 @@
 
 Where an arena may grow no further than the limit, as a GPU's, what counts is not only how much is free but that it lies
 together. The allocator gives each request the smallest free chunk that it fits: where there is none of about its size,
-the statistics of a batch norm are cut off beside the feature map that has just been made, and lie there until the
+the statistics of a batch norm are cut off next to the feature map that has just been made, and lie there until the
 backward pass, long after that has gone. A few hundred bytes then part what the next map would have needed whole.
 
 A reserved slot is a free chunk of the size of a small tensor between two that are in use. There are as many of each
@@ -33,22 +33,22 @@ LARGEST_BYTES = 64 << 10
 
 
 def choose_slots(
-    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, beside: Sequence[int] = ()
+    flow: Dataflow, steps: Sequence[Step], snapshot: ArenaSnapshot, outside_bytes: Sequence[int] = ()
 ) -> list[int]:
     """The bytes of each slot that a schedule has a use for.
 
     Constants that are made with the step take some of them, also those that only make other constants.
 
     Args:
-        beside: bytes of each tensor that others make while the step runs. Those of the step that are no larger have
-            places too, or they would take these.
+        outside_bytes: bytes of each tensor that others make while the step runs. Those of the step that are no larger
+            have places too, or they would take these.
     """
-    ledger = _Counts(max((LARGEST_BYTES, *map(round_up, beside))))
+    ledger = _Counts(max((LARGEST_BYTES, *map(round_up, outside_bytes))))
     snapshot.enter(ledger)
     there = fill(ledger, added_bytes(flow, snapshot), snapshot)
     Replay(flow, steps, ledger, there, snapshot).repeat(array("q"), array("q"))
     ledger.most[ALIGNMENT_BYTES] += sum(is_const(node.op) for node in flow.nodes)
-    ledger.most.update(round_up(nbytes) for nbytes in beside if nbytes)
+    ledger.most.update(round_up(nbytes) for nbytes in outside_bytes if nbytes)
     return sorted(ledger.most.elements())
 
 
@@ -71,10 +71,10 @@ def cut(slots: Sequence[int], arena: Arena) -> list[tuple[int, bool]]:
     while left:
         room = arena.smallest_bytes
         fitting = bisect_right(left, room) if room else len(left)  # where nothing is free, the arena grows
-        if room and left[fitting - 1] != room:  # one that is as large as the chunk needs nothing beside it
+        if room and left[fitting - 1] != room:  # one that is as large as the chunk needs nothing next to it
             fitting = bisect_right(left, room // 2)  # of less than twice a request, a chunk is handed out whole
         if not fitting:
-            take(room)  # held meanwhile, or requests would get it that are to come from beside a slot
+            take(room)  # held meanwhile, or requests would get it that are to come from the bytes next to a slot
             continue
         size = left.pop(fitting - 1)
         take(size)

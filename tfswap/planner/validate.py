@@ -69,7 +69,7 @@ def require_fit(plan: Plan | Inside, problem: Problem) -> None:
                 uses[v].append([position])
     for v, evictions in by_value.items():
         _require_gaps(evictions, uses[v])
-    _require_beside(plan, problem, order)
+    _require_pairs(plan, problem, order)
     _require_splits(plan, problem.flow)
 
 
@@ -114,16 +114,16 @@ def _require_order(plan: Plan | Inside, problem: Problem) -> list[int]:
     return order
 
 
-def _require_beside(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
+def _require_pairs(plan: Plan | Inside, problem: Problem, order: list[int]) -> None:
     """Kernels run side by side where nothing comes between them, and neither needs the other; and none are oneDNN's."""
-    if plan.beside and problem.rates.onednn:
+    if plan.paired and problem.rates.onednn:
         raise InvalidModel(f"this plan runs kernels side by side, which oneDNN's can't. {REMEDY}")
     can_overlap = overlaps(problem.flow, order, plan.evictions)
-    for position in plan.beside:
+    for position in plan.paired:
         if not can_overlap(position):
             raise InvalidModel(
-                f"this plan runs {plan.order[position]!r} beside {plan.order[position - 1]!r}, and these two can't "
-                f"overlap there. {REMEDY}"
+                f"this plan runs {plan.order[position]!r} concurrently with {plan.order[position - 1]!r}, and these "
+                f"two can't overlap there. {REMEDY}"
             )
 
 

@@ -166,7 +166,7 @@ class Timeline:
 
     @cached_property
     def after(self) -> Run | None:
-        """What kernels lose to copies beside them is spread over the whole step: where it is lost is not simulated."""
+        """What kernels lose to concurrent copies is spread over the whole step: where it is lost is not simulated."""
         if self.planned is None:
             return None
         return _run(self.planned, self.planned.timing.total_s, self.planned_peak_bytes)

@@ -247,7 +247,7 @@ class ArenaWatch:
         again = alone and self._request.plan is None and not known
         if again:
             self._measured_bytes = peak_bytes
-        cause = (others or self._possible_cause()) if alone else messages.BESIDE_OTHERS
+        cause = (others or self._possible_cause()) if alone else messages.CONCURRENT_STEPS
         self.complain(messages.exceeded(self._trace.name, peak_bytes, limit_bytes, cause, again=again))
 
     def _possible_cause(self) -> str:

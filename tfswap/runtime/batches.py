@@ -13,10 +13,10 @@ from typing import Any
 from tfswap.device import machine
 from tfswap.kernels.alignment import round_up
 
-BATCHES_BESIDE = 2
+BATCHES_AHEAD = 2
 """Batches that a pipeline makes while a step runs, once its buffers are full: the next one, and one that is being
 handed over."""
-ELEMENTS_BESIDE = 3
+ELEMENTS_AHEAD = 3
 """The same of a pipeline that the step itself takes batches from: its buffers are empty when the first step begins."""
 
 

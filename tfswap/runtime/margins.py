@@ -15,7 +15,7 @@ from tfswap.analysis.variables import fetched_bytes
 from tfswap.ir.graph import Graph
 from tfswap.kernels.alignment import round_up
 from tfswap.planner.planner import promised
-from tfswap.runtime.batches import ELEMENTS_BESIDE, batch_sizes, room_bytes, shared_device
+from tfswap.runtime.batches import ELEMENTS_AHEAD, batch_sizes, room_bytes, shared_device
 
 TOLERATED_CHANGES = 1
 """The first layout change is treated as one-off. If it happens again, assume the layout changes every step."""
@@ -83,6 +83,6 @@ class Margins:
         """
         spare = fetched_bytes(flow) + self.growth_bytes + self._changes_bytes + lacking_bytes
         # An element may get a free chunk of up to twice its size whole. Where there is no room for all, for some.
-        elements = (2 * ELEMENTS_BESIDE, *range(ELEMENTS_BESIDE, 0, -1)) if self.elements_bytes else ()
+        elements = (2 * ELEMENTS_AHEAD, *range(ELEMENTS_AHEAD, 0, -1)) if self.elements_bytes else ()
         spares = [*(spare + each * self.elements_bytes for each in elements), spare]
         return [self.others_bytes + each for each in spares if each > promised(0)]  # less is in every plan's margin

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tfswap.report.report import ConvolutionRow
 
 
-BESIDE_OTHERS = (
+CONCURRENT_STEPS = (
     "another optimized step ran at the same time, and each is planned as if it were alone: one of them calls Python, "
     "waits for a queue or an iterator, or takes part in a collective, and may have waited for the other. Call them one "
     "after another."

@@ -55,7 +55,7 @@ class Step:
         request: what to do to it.
         on_exceeded: "warn" or "raise".
         program: that it is a part of: all its steps share host memory.
-        batches_beside: as of OptimizedFunction.
+        batches_ahead: as of OptimizedFunction.
         instead_of: a step for larger arguments, which moves more than these need: what this one must keep is the same
             limit, in bytes, and the same order of additions, so that values do not depend on which of the two runs.
         granted_bytes: the most that another trace of the function was granted.
@@ -78,7 +78,7 @@ class Step:
         request: Request,
         on_exceeded: str,
         program: Program,
-        batches_beside: int = 0,
+        batches_ahead: int = 0,
         instead_of: Step | None = None,
         granted_bytes: int = 0,
         first: bool = False,
@@ -102,7 +102,7 @@ class Step:
         self._arena = ArenaView(trace.device)
         self._maker = FunctionMaker(trace, request, program.owner)
         self._compiler = StepCompiler(
-            trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_beside
+            trace, shapes, request, self._limit, self._margins, self._arena, dynamic_sizes, batches_ahead
         )
         self._watch = ArenaWatch(trace, request, self._limit, self._margins, self._arena, self._maker, on_exceeded)
 

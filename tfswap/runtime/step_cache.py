@@ -73,7 +73,7 @@ class StepCache:
             they cover those of the call; None where it is planned for those of the call.
 
     Attributes:
-        batches_beside: as of OptimizedFunction.
+        batches_ahead: as of OptimizedFunction.
         joint_of: by trace, the trace with its gradients, or why there is none.
     """
 
@@ -99,7 +99,7 @@ class StepCache:
         self._steps: dict[Any, list[Step]] = {}
         self._dynamic_sizes: dict[Any, ToldSizes] = {}  # by trace that shapes alone do not give the sizes of
         self._calls: Counter[tuple[Any, Shapes]] = Counter()  # of sizes that a plan for larger ones covers
-        self.batches_beside = 0
+        self.batches_ahead = 0
         self.joint_of: dict[Any, Joint | str] = {}
 
     def __contains__(self, concrete: Any) -> bool:
@@ -257,7 +257,7 @@ class StepCache:
     def _new_step(self, concrete: Any, shapes: Shapes, instead_of: Step | None = None) -> Step:
         granted = self._program.granted_bytes
         first = not any(self._steps.values())
-        given = (self._on_exceeded, self._program, self.batches_beside, instead_of, granted, first)
+        given = (self._on_exceeded, self._program, self.batches_ahead, instead_of, granted, first)
         if isinstance(concrete, Joint):
             return Step(OuterGradientTrace(self._name, concrete, self._lock), shapes, self._request, *given)
         # A share is of what training takes, where that is known: of the forward pass alone it would be far too little.

@@ -38,7 +38,7 @@ class StepCompiler:
         shapes: of the trace's arguments, by position; None where any shape that the trace takes is meant. After them
             the sizes that depend on values.
         dynamic_sizes: gives the types of tensors whose sizes depend on values.
-        batches_beside: so many batches as a call is given are made in the arena while the step runs.
+        batches_ahead: so many batches as a call is given are made in the arena while the step runs.
 
     Attributes:
         optimizer: once the trace has been imported.
@@ -55,7 +55,7 @@ class StepCompiler:
         margins: Margins,
         arena: ArenaView,
         dynamic_sizes: ToldSizes | None,
-        batches_beside: int,
+        batches_ahead: int,
     ):
         self._trace = trace
         self._shapes = shapes
@@ -64,7 +64,7 @@ class StepCompiler:
         self._margins = margins
         self._arena = arena
         self._dynamic_sizes = dynamic_sizes
-        self._batches_beside = batches_beside
+        self._batches_ahead = batches_ahead
         self.optimizer: Optimizer | None = None
         self.waits = False
         self.slots: list[Any] = []
@@ -87,7 +87,7 @@ class StepCompiler:
                 self._margins.batches_have_slots()
         snapshot = self._arena.snapshot()
         if not live:
-            snapshot = snapshot.unseen().beside(self._made_around(inputs))
+            snapshot = snapshot.unseen().with_allocations(self._made_around(inputs))
         optimizer.assume_arena(snapshot)
         return optimizer, snapshot
 
@@ -174,9 +174,9 @@ class StepCompiler:
         imported = self._trace.import_graph(arguments, types, keeps=self._request.options.names)
         graph = imported.graph
         self._margins.others_bytes += imported.margin_bytes
-        others_bytes = self._margins.add_batches(graph, inputs, self._batches_beside)
+        others_bytes = self._margins.add_batches(graph, inputs, self._batches_ahead)
         free_functions()  # what was made to import it, by which a share of the unoptimised peak would be another
-        snapshot = self._arena.snapshot().beside(self._made_around(inputs))
+        snapshot = self._arena.snapshot().with_allocations(self._made_around(inputs))
         self.waits = waits_for_others(graph)
         made = self.optimizer = Optimizer(
             graph,
@@ -186,7 +186,7 @@ class StepCompiler:
             locate=SourceLines(self._trace.concrete),
             keeps_results=True,
             held=imported.held,
-            beside_bytes=others_bytes,
+            others_bytes=others_bytes,
             plan_cache=PlanCache.of_environment(),
         )
         self._limit.compute(made, snapshot)

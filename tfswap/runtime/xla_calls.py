@@ -25,7 +25,7 @@ from tfswap.importers.function import XLA_ATTRIBUTES, compiled_by
 from tfswap.importers.inline import CALLS
 from tfswap.importers.library import reachable
 from tfswap.importers.library_function import import_library_function
-from tfswap.importers.opaque_calls import functions_beside, functions_of
+from tfswap.importers.opaque_calls import functions_of, library_functions
 from tfswap.importers.shapes import HANDLES
 from tfswap.ir.custom_ops import BODY_SECONDS, TEMPORARY_BYTES
 from tfswap.ir.graph import SMALL_INTEGERS, Dtype, Graph, Node, Output
@@ -49,7 +49,7 @@ def measure_compiled(graph: Graph, concrete: Any, given: Sequence[Any], device: 
     """
     if machine.memory_info(device) is None or not any(node.op in CALLS for node in graph):
         return
-    library = functions_beside(graph)
+    library = library_functions(graph)
     handles = zip(graph.feeds, given, strict=True)
     known: dict[Output, Any] = {feed.out(): value for feed, value in handles if _is_handle(feed.out())}
     known |= {node.out(): value for node, value in graph.small_constants.items()}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
-from tfswap.analysis.cost import beside_seconds
+from tfswap.analysis.cost import concurrent_seconds
 from tfswap.analysis.dataflow import Dataflow, Update
 from tfswap.kernels.alignment import ALIGNMENT_BYTES, SPLIT_SLACK_BYTES, round_up
 from tfswap.kernels.hardware import Rates
@@ -169,7 +169,7 @@ class ArenaSnapshot:
             chunks.append((address, size, in_use))
         return dataclasses.replace(self, total_bytes=total_bytes, chunks=tuple(chunks))
 
-    def beside(self, sizes: Sequence[int]) -> ArenaSnapshot:
+    def with_allocations(self, sizes: Sequence[int]) -> ArenaSnapshot:
         """This content and tensors of so many bytes."""
         if not self.chunks or not sizes:
             return self
@@ -705,7 +705,7 @@ class Timing:
         compute_s: the kernels alone, each once.
         rerun_s: the kernels that run again.
         stall_s: time that the compute lane waits for copies.
-        lost_s: time that kernels lose to copies beside them.
+        lost_s: time that kernels lose to concurrent copies.
     """
 
     total_s: float
@@ -742,7 +742,7 @@ def simulate_time(
 
     What goes to disk, the values `disk`, has a lane of its own in each direction.
 
-    Two kernels side by side share the cores. What kernels lose to the copies beside them (`Rates.copy_share`) comes on
+    Two kernels side by side share the cores. What kernels lose to concurrent copies (`Rates.copy_share`) comes on
     top, as a whole.
 
     Args:
@@ -751,7 +751,7 @@ def simulate_time(
     now = compute = rerun = lost = 0.0
     out_bytes_per_s, in_bytes_per_s, share = rates.out_bytes_per_s, rates.in_bytes_per_s, rates.copy_share
     out_free, in_free = [0.0, 0.0], [0.0, 0.0]  # of host memory, of the disk
-    lead, lead_number = -1, -1  # the kernel that runs beside the next, and its step
+    lead, lead_number = -1, -1  # the kernel that runs concurrently with the next, and its step
     out_end: dict[int, float] = {}
     in_end: dict[int, float] = {}
     for number, (kind, subject) in enumerate(steps):
@@ -760,7 +760,7 @@ def simulate_time(
             seconds = cost_s[subject]
             if lead >= 0:
                 pair = [(flow.nodes[i], cost_s[i]) for i in (lead, subject)]
-                seconds = beside_seconds(pair, rates)
+                seconds = concurrent_seconds(pair, rates)
                 lead = -1
             now += seconds
             compute += seconds

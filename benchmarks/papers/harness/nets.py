@@ -23,7 +23,7 @@ def _classifies(model: Any, batch: int, size: int, momentum: float, classes: int
 
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = accuracy.trained(model, loss_fn, keras.optimizers.SGD(1e-3, momentum=momentum))
-    # By one kernel: what others would need beside it leaves a hole in the arena, which no batch from a file does.
+    # By one kernel: what others would need in addition leaves a hole in the arena, which no batch from a file does.
     x = tf.raw_ops.StatelessRandomUniform(shape=[batch, size, size, 3], seed=(1, 2))
     return step, (x, tf.random.stateless_uniform([batch], (3, 4), 0, classes, tf.int32))
 

@@ -43,7 +43,7 @@ class Series(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A plot, saved as NAME.png beside the page."""
+    """A plot, saved as NAME.png next to the page."""
 
     name: str
     title: str
@@ -165,7 +165,7 @@ PEAKS = (
     "how long each takes, which varies with what else the machine does ([Memory model](../memory_model.md)). Cuts "
     "are of the highest peak that was seen, and differ between runs as it does "
     "([by how much](../measurements/variation.md#what-cuts-are-of)). The predicted peak, of a machine with nothing "
-    "else to do, stands beside the measured one on the pages of offloading, Layrub, policies, kinds, ablation and "
+    "else to do, stands next to the measured one on the pages of offloading, Layrub, policies, kinds, ablation and "
     "depth."
 )
 WIDTH = 120

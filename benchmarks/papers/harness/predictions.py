@@ -1,4 +1,4 @@
-"""Unoptimised peaks as they were predicted, beside what the allocator then told: over all rows that have both."""
+"""Unoptimised peaks as they were predicted, and what the allocator then reported: over all rows that have both."""
 
 from __future__ import annotations
 

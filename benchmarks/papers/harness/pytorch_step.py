@@ -5,7 +5,7 @@ checkpoint, save_on_cpu, and torch.compile with `activation_memory_budget`, whic
     python benchmarks/papers/harness/pytorch_step.py transformer checkpoint
 
 is one form of a step, which tells of itself as JSON after a first step, and then takes one for each line of input. A
-step's peak is that of PyTorch's CPU allocator, from the profiler's record of every allocation and release, beside what
+step's peak is that of PyTorch's CPU allocator, from the profiler's record of every allocation and release, next to what
 is there before the step. `save_on_cpu` copies what the backward pass waits for to
 host memory; on a CPU that is the same memory, so these copies are put into numpy's, which PyTorch does not count: the
 peak is then what a device would hold.

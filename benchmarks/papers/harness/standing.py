@@ -35,7 +35,7 @@ class Over(NamedTuple):
 
     @property
     def standing(self) -> str:
-        """What the form is beside the other."""
+        """What the form is compared with the other."""
         return EVEN if self.level else FASTER if self.ratio < 1 else SLOWER
 
     @property

@@ -4,7 +4,7 @@ Every form is a process that keeps running, on TensorFlow's BFC allocator over t
 region as a GPU's does. They take a step each, round by round, so that whatever else the machine does slows all alike: a
 ratio of times is the median over the rounds of two times of the same round, and its spread their quartiles. Peaks are
 the allocator's own (`get_memory_info`), the highest of all steps, the first included, which is where TensorFlow makes
-its kernels; beside it the lowest of any step, since an order that is free has another peak each time.
+its kernels; next to it the lowest of any step, since an order that is free has another peak each time.
 
 Not handled: what lies outside of the arena (host memory of swapped tensors, of which the plan tells).
 """
@@ -46,7 +46,7 @@ class Form(NamedTuple):
         cap: the arena's size over the limit, where it is to be hard limited.
         link: bytes per second of each direction that copies are throttled to, or None.
         profile: the file of measured times that it is planned with, or "".
-        beside: the label of a form before it whose measured peak is the limit, or "".
+        peak_of: the label of a form before it whose measured peak is the limit, or "".
     """
 
     label: str
@@ -58,7 +58,7 @@ class Form(NamedTuple):
     cap: float | None = None
     link: float | None = None
     profile: str = ""
-    beside: str = ""
+    peak_of: str = ""
 
 
 UNOPTIMISED = Form("unoptimised", "unoptimised")
@@ -200,8 +200,8 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         try:
             for form in forms:
-                if form.beside:
-                    form = form._replace(limit=next(one for one in lines if one.form.label == form.beside).peak_bytes)
+                if form.peak_of:
+                    form = form._replace(limit=next(one for one in lines if one.form.label == form.peak_of).peak_bytes)
                 if isinstance(form.limit, float):
                     form = form._replace(limit=int(form.limit * lines[0].peak_bytes))
                 capped = form.cap is not None and isinstance(form.limit, int)
@@ -374,7 +374,7 @@ def settled(net: str, size: dict[str, Any], arena_mib: int) -> tuple[Any, list[A
     slab = tf.raw_ops.Empty(shape=[arena_mib - 2, MIB], dtype=tf.uint8)
     del slab
     made, arguments = NETS[net](**size)
-    # Made anew, they lie beside the variables, as a batch does that comes when the arena is at rest: not behind the
+    # Made anew, they lie next to the variables, as a batch does that comes when the arena is at rest: not behind the
     # hole that what made them has left.
     given = [each.numpy() for each in arguments]
     del arguments

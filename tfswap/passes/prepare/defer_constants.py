@@ -7,7 +7,7 @@ the plan, and where memory is short TensorFlow crashes. A `Defer` before such a 
 that is computed from it, as the plan has it. It passes a buffer on and costs nothing.
 
 A constant that spreads one value is smaller, and TensorFlow keeps it: it is there throughout, and takes whatever place
-is free when the step is made, with up to as much again beside it, so that one limit could be kept in one process and
+is free when the step is made, with up to as much again in addition, so that one limit could be kept in one process and
 not in the next. It too becomes a part of the step, but not of what runs several times in one.
 
 Requires a CPU: on other devices TensorFlow computes constants in host memory, with the CPU's kernels, whose bits the

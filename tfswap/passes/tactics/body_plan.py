@@ -59,7 +59,7 @@ def carry_out_in_body(body: Graph, target: Target, flow: Dataflow, inside: Insid
     chained = set(chain)
     for node in chain:
         node.controls = tuple(c for c in node.controls if c not in chained)
-    body.beside = {first: second for first, second in pairwise(chain) if body.beside.get(first) is second}
+    body.paired = {first: second for first, second in pairwise(chain) if body.paired.get(first) is second}
     # The gate that makes what the body's own loops run stays the first.
     chain_nodes(body, [*(node for node in body if node.op == custom_ops.GATE), *chain])
     body.prune()

@@ -2,7 +2,7 @@
 
 Ensures: the kernels of each body form one chain, as those of the step do (passes/order.py); variables that a body
 assigns keep their buffers. Kernels that would leave cores idle alone are next to each other, and the body says which
-(`Graph.beside`).
+(`Graph.paired`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Chosen = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 @graph_pass(
     requires="bodies without an order",
-    ensures="the kernels of each body form one chain (`Graph.order`), and groups in it are marked (`Graph.beside`)",
+    ensures="the kernels of each body form one chain (`Graph.order`), and groups in it are marked (`Graph.paired`)",
 )
 def order_bodies(graph: Graph, target: Target, choose: Callable[[Dataflow], Chosen]) -> int:
     """Order the bodies of `graph`, in place, and theirs; returns how many there are.
@@ -46,7 +46,7 @@ def order_bodies(graph: Graph, target: Target, choose: Callable[[Dataflow], Chos
         flow = analyse_body(body, target.device)
         order, groups = choose(flow)
         pairs = (pair for group in groups for pair in pairwise(group))
-        body.beside = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
+        body.paired = {flow.nodes[first]: flow.nodes[second] for first, second in pairs}
         chain = [flow.nodes[i] for i in order]
         if body.bodies and target.own_ops:  # a gate, always open, makes them with this body's own kernels
             chain.insert(0, add_gate(body, 0))

@@ -13,7 +13,7 @@ from itertools import pairwise
 from tfswap.analysis.control_flow import group_chunks
 from tfswap.analysis.cost import Costs, makers
 from tfswap.analysis.groups import Chunks, with_views
-from tfswap.ir.custom_ops import BESIDE, GROUP
+from tfswap.ir.custom_ops import GROUP, PAIR
 from tfswap.ir.graph import Dtype, Graph, Node
 from tfswap.ir.op_traits import is_view
 from tfswap.passes.contract import Target, graph_pass
@@ -94,8 +94,8 @@ def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs
 def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
     inputs, outputs = (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)
     return graph.add(
-        BESIDE,
-        graph.unique_name(f"tfswap/beside/{first.name}"),
+        PAIR,
+        graph.unique_name(f"tfswap/pair/{first.name}"),
         inputs,
         controls=dict.fromkeys(c for c in (*first.controls, *second.controls) if c not in (first, second)),
         attrs={
@@ -110,7 +110,8 @@ def _add(graph: Graph, first: Node, second: Node, allocations: int) -> Node:
 
 
 def alone(node: Node) -> Node:
-    """The node as part of another: what it reads it is given in order, whatever that is called, and nothing lies beside
-    it."""
+    """The node as part of another: what it reads it is given in order, whatever that is called, and nothing is
+    colocated with it.
+    """
     attrs = {key: value for key, value in node.attrs.items() if key != "_class"}
     return Node(node.name, node.op, node.inputs, (), attrs, node.outputs, node.device)

@@ -13,7 +13,7 @@ policy does not come to is out of its reach.
   for each reader (memory-centric). Differences: all segments speed-centric come first, where that meets the target,
   and all memory-centric last; checkpoints are not swapped (section 3.3), which `vdnn_conv` stands for.
 - `vdnn_all`, `vdnn_conv`: Rhu et al., "vDNN" (MICRO 2016), section 3. Every feature map, or those that contractions
-  read, is copied out beside its last forward reader, and comes back one layer ahead of its backward reader. A layer
+  read, is copied out during its last forward reader, and comes back one layer ahead of its backward reader. A layer
   here is a kernel that makes something large.
 
 Not handled, as in the papers: a value leaves once, for the wait across the turn; what waits elsewhere stays.
@@ -120,7 +120,7 @@ def _layer_bytes(problem: Problem, kernel: int) -> int:
 
 
 def _segment_bytes(problem: Problem, gaps: list[Gap]) -> int:
-    """What a segment takes when all of it is there, beside the largest of the layers that read it."""
+    """What a segment takes when all of it is present, and the largest of the layers that read it."""
     backward = max((_layer_bytes(problem, problem.order[gap.end]) for gap in gaps), default=0)
     return backward + sum(problem.uses.nbytes[gap.value] for gap in gaps)
 

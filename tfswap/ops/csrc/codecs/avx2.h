@@ -81,7 +81,7 @@ TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
 TFSWAP_VECTOR_INLINE __m256i InOrder(__m256i packed) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
-// codes >> kShift, of seven bits, beside the signs of `signed_bits`.
+// codes >> kShift, of seven bits, next to the signs of `signed_bits`.
 template <int kShift>
 TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const Ints (&signed_bits)[4]) {
   __m256i magnitudes[2], signs[2];
@@ -142,7 +142,7 @@ struct ByHand<codec::EncodeMask<codec::IsTrue, bool, kBytes>> : std::true_type {
   }
 };
 
-// Each byte four times eight times beside itself, of which each copy keeps its bit.
+// Each byte four times eight times in a row, of which each copy keeps its bit.
 template <int kBytes>
 struct ByHand<codec::DecodeMask<kBytes, false>> : std::true_type {
   using Piece = codec::DecodeMask<kBytes, false>;

@@ -77,7 +77,7 @@ TFSWAP_VECTOR_INLINE Floats UpperHalves(Shorts halves) {
   return _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)halves, 1));
 }
 
-// codes >> kShift, of seven bits, beside the signs of `signed_bits`.
+// codes >> kShift, of seven bits, next to the signs of `signed_bits`.
 template <int kShift>
 TFSWAP_VECTOR_INLINE void StoreCodes(uint8_t* to, const Ints (&codes)[4], const Ints (&signed_bits)[4]) {
   for (int k = 0; k < 4; ++k) {

@@ -306,7 +306,7 @@ TFSWAP_HD void ForEachBit(uint32_t bits, int64_t left, Write write) {
   }
 }
 
-// kWide: bytes are spread beside each other, of which compilers make vector code. It is seven times as
+// kWide: bytes are spread next to each other, of which compilers make vector code. It is seven times as
 // fast with AVX-512, which multiplies 64-bit words, and four times as slow with AVX2, which does not.
 template <int kBytes, bool kWide>
 struct DecodeMask {
@@ -701,11 +701,12 @@ struct Philox {
   }
 };
 
-// A group's levels, from its smallest finite value to its largest. In doubles, which hold the range of any two floats and
-// what is left of a float's last place when it is cut into 255: floats hold neither.
+// A group's levels, from its smallest finite value to its largest. In doubles, which hold the range of any two floats
+// and what is left of a float's last place when it is cut into 255: floats hold neither.
 //
-// A group in which all is finite keeps the smallest first and has all codes for levels. One that holds infinities or NaNs
-// keeps the largest first, which tells it apart, and has three codes less for levels: those stand for what is not finite.
+// A group in which all is finite keeps the smallest first and has all codes for levels. One that holds infinities or
+// NaNs keeps the largest first, which tells it apart, and has three codes less for levels: those stand for what is not
+// finite.
 template <int kBits>
 struct Levels {
   static constexpr int kCodes = 1 << kBits;
@@ -754,7 +755,7 @@ struct EncodeGroups {
   float* ranges;  // each group's smallest and largest value
   uint8_t* codes;
 
-  // What the codes of one group follow from, beside its values.
+  // What the codes of one group follow from, in addition to its values.
   struct Rounding {
     Levels<kBits> levels;
     double per_step;

@@ -71,7 +71,7 @@ class Library {
   void* handle_ = nullptr;
 };
 
-// Beside TensorFlow, where pip puts it; there TensorFlow's own libraries look, too.
+// Next to TensorFlow, where pip puts it; there TensorFlow's own libraries look, too.
 std::vector<std::string> NvrtcNames() {
   std::vector<std::string> names = {"libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so"};
   Dl_info info;

@@ -73,7 +73,7 @@ struct ByHand<codec::MultiplyByMask<float, kBytes>> : std::true_type {
 };
 
 // Values from `begin` on by Codec::Vectors, kAtOnce at a time; returns where it could not, or where fewer are left. A
-// function of its own: beside the elements' code constants do not stay in registers.
+// function of its own: next to the elements' code, constants do not stay in registers.
 template <typename Codec, typename From, typename To>
 TFSWAP_VECTOR __attribute__((noinline)) int64_t ByVectors(const From* from, int64_t begin, int64_t stop, To* to) {
   int64_t i = begin;
@@ -212,9 +212,9 @@ struct Decoder<codec::Minifloat<kExponent, kMantissa, kInfinities>> {
   static float Element(uint8_t code) { return Format::Decode(code); }
 };
 
-// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters at once, each in 64 bits of its own, of
-// which a product has the lower half. What counter j gives its k-th number for is the value 4 * j + k, and codes of four
-// neighbours are one integer's bytes.
+// Groups that are whole and finite; ten rounds of Philox for kLanes / 2 counters at once, each in 64 bits of its own,
+// of which a product has the lower half. What counter j gives its k-th number for is the value 4 * j + k, and codes of
+// four neighbours are one integer's bytes.
 template <int kBits>
 struct ByHand<codec::EncodeGroups<float, kBits>> : std::true_type {
   using Piece = codec::EncodeGroups<float, kBits>;

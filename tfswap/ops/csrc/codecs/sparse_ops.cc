@@ -47,7 +47,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kRow = 256;
 constexpr int64_t kCyclesPerRow = 4 * kRow;
-// Rows that one thread compresses beside each other, as many as its stack and its cache have room for.
+// Rows that one thread compresses next to each other, as many as its stack and its cache have room for.
 constexpr int64_t kRowsAtOnce = 8;
 
 // Where things lie in an encoded tensor: for each row the number of values before it (and
@@ -200,7 +200,7 @@ uint32_t CountPresent(const Word* row, int64_t length) {
 
 // The values of a row that are not zero, and their columns; both have room for all of a row.
 template <typename Word>
-void CompressBeside(const Word* row, int64_t length, Word* values, uint8_t* columns) {
+void CompressRow(const Word* row, int64_t length, Word* values, uint8_t* columns) {
 #ifdef __x86_64__
   if constexpr (std::is_same_v<Word, uint32_t>) {
     if (length == kRow && HasAvx2()) return avx2::Compress(row, kRow, values, columns);
@@ -231,13 +231,13 @@ void CompressRows(const Word* from, int64_t count, int64_t row, int64_t end, con
     }
   }
 #endif
-  // First beside each other, without a branch per value: rows are neighbours in the output, and
+  // First next to each other, without a branch per value: rows are neighbours in the output, and
   // another thread may be writing the next ones.
   Word values[kRowsAtOnce * kRow];
   uint8_t columns[kRowsAtOnce * kRow];
   const int64_t begin = begins[row];
   for (; row < end; ++row) {
-    CompressBeside(from + row * kRow, codec::Min(kRow, count - row * kRow), values + (begins[row] - begin),
+    CompressRow(from + row * kRow, codec::Min(kRow, count - row * kRow), values + (begins[row] - begin),
                    columns + (begins[row] - begin));
   }
   entries.ForEachPart(begin, begins[end],

@@ -3,7 +3,7 @@
 //   ArenaMap       tells the layout of the device's arena, so that a plan is made for
 //                  the arena that there is
 //   HandOver       moves a small result out of the way of the next step, whose caller may
-//                  hold it for as long as he likes
+//                  hold it for any time
 //   Defer          keeps TensorFlow from computing, when it makes the step, what is too large
 //                  to be kept, and is computed in each step anyway
 //

@@ -1,16 +1,16 @@
 // Two kernels side by side in a step whose memory is known beforehand.
 //
-// A kernel that one core is enough for leaves the others idle, so a planned order may let a second one run beside it.
-// What the allocator is asked for, and when what it gave comes back, must not depend on which of the two is faster. So
-// one op runs both of TensorFlow's kernels:
+// A kernel that one core is enough for leaves the others idle, so a planned order may let a second one run
+// concurrently. What the allocator is asked for, and when what it gave comes back, must not depend on which of the two
+// is faster. So one op runs both of TensorFlow's kernels:
 //
 //   - the second starts when the first has made all of its allocations, on another thread where one is free by the time
 //     that the first ends;
 //   - what the first lets go of meanwhile, its temporaries, goes back to the allocator when both have ended;
 //   - and what either reads is held until then.
-// Each shares its work with the device's threads, or stays on its core, whichever is faster as the step runs: 64 products
-// of 128 x 128 x 128 take 1.6 ms on one core, and 4.1 ms where each is shared by two threads. Parts, and bits, are the same.
-// In the bodies of loops, more than two run at a time (group_ops.cc).
+// Each shares its work with the device's threads, or stays on its core, whichever is faster as the step runs: 64
+// products of 128 x 128 x 128 take 1.6 ms on one core, and 4.1 ms where each is shared by two threads. Parts, and bits,
+// are the same. In the bodies of loops, more than two run at a time (group_ops.cc).
 
 #include <atomic>
 #include <chrono>
@@ -56,7 +56,7 @@ template <typename Context>
 absl::Status ParseKernels(const Context& ctx, std::vector<std::shared_ptr<const NodeProperties>>* kernels) {
   std::vector<std::string> serialized;
   TF_RETURN_IF_ERROR(ctx.GetAttr("kernels", &serialized));
-  if (serialized.size() != 2) return absl::InvalidArgumentError("Tfswap>Beside: two kernels are needed.");
+  if (serialized.size() != 2) return absl::InvalidArgumentError("Tfswap>Pair: two kernels are needed.");
   kernels->resize(2);
   for (int i = 0; i < 2; ++i) TF_RETURN_IF_ERROR(ParseKernel(serialized[i], &(*kernels)[i]));
   std::vector<tensorflow::DataType> given, taken, made, makes;
@@ -67,7 +67,7 @@ absl::Status ParseKernels(const Context& ctx, std::vector<std::shared_ptr<const 
     makes.insert(makes.end(), kernel->output_types.begin(), kernel->output_types.end());
   }
   if (given != taken || made != makes) {
-    return absl::InvalidArgumentError("Tfswap>Beside: Tin and Tout are not what the two kernels take and make.");
+    return absl::InvalidArgumentError("Tfswap>Pair: Tin and Tout are not what the two kernels take and make.");
   }
   return absl::OkStatus();
 }
@@ -121,7 +121,7 @@ absl::Status InferShapes(InferenceContext* ctx) {
   return absl::OkStatus();
 }
 
-REGISTER_OP("Tfswap>Beside")
+REGISTER_OP("Tfswap>Pair")
     .Input("inputs: Tin")
     .Output("outputs: Tout")
     .Attr("Tin: list(type) >= 2")
@@ -212,7 +212,7 @@ class Deferring : public Allocator {
   std::vector<void*> kept_;
 };
 
-// One run of a kernel that others run beside.
+// One run of a kernel that runs concurrently with others.
 class KernelRun {
  public:
   // Args:
@@ -301,9 +301,9 @@ class Pair : public std::enable_shared_from_this<Pair> {
   AsyncOpKernel::DoneCallback done_;
 };
 
-class BesideOp : public AsyncOpKernel {
+class PairOp : public AsyncOpKernel {
  public:
-  explicit BesideOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), one_core_(*ctx->device()) {
+  explicit PairOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx), one_core_(*ctx->device()) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("allocations", &allocations_));
     std::vector<std::shared_ptr<const NodeProperties>> kernels;
     OP_REQUIRES_OK(ctx, ParseKernels(*ctx, &kernels));
@@ -331,7 +331,7 @@ class BesideOp : public AsyncOpKernel {
 };
 
 // On a CPU alone: a GPU's kernels run one after another on its stream.
-REGISTER_KERNEL_BUILDER(Name("Tfswap>Beside").Device(tensorflow::DEVICE_CPU), BesideOp);
+REGISTER_KERNEL_BUILDER(Name("Tfswap>Pair").Device(tensorflow::DEVICE_CPU), PairOp);
 
 }  // namespace
 }  // namespace tfswap

@@ -146,11 +146,11 @@ CopyLane::Moved SpillSlot::WritePiece(const Piece& piece, size_t begin, size_t b
   stored.compressed_bytes = 0;
   size_t whole = SpillFile::RoundUp(bytes);
   if (SpillFile::compression() && whole > Staging::kAlignment) {
-    planes::Cut(buffers.piece, bytes, width_, buffers.beside);
+    planes::Cut(buffers.piece, bytes, width_, buffers.other);
     // Only what saves a block of the disk's is of use.
     stored.compressed_bytes =
-        planes::Compress(buffers.beside, bytes, buffers.piece, whole - Staging::kAlignment, buffers.codec);
-    if (stored.compressed_bytes == 0) planes::Join(buffers.beside, bytes, width_, buffers.piece);
+        planes::Compress(buffers.other, bytes, buffers.piece, whole - Staging::kAlignment, buffers.codec);
+    if (stored.compressed_bytes == 0) planes::Join(buffers.other, bytes, width_, buffers.piece);
   }
   const size_t taken = stored.compressed_bytes == 0 ? bytes : stored.compressed_bytes;
   whole = SpillFile::RoundUp(taken);
@@ -169,8 +169,8 @@ CopyLane::Moved SpillSlot::ReadPiece(const Piece& piece, size_t begin, size_t by
   if (!error.empty()) return {whole, std::move(error)};
   bool intact = Checksum(buffers.piece, whole) == stored.checksum;
   if (intact && compressed) {
-    intact = planes::Decompress(buffers.piece, stored.compressed_bytes, buffers.beside, bytes, buffers.codec);
-    if (intact) planes::Join(buffers.beside, bytes, width_, buffers.piece);
+    intact = planes::Decompress(buffers.piece, stored.compressed_bytes, buffers.other, bytes, buffers.codec);
+    if (intact) planes::Join(buffers.other, bytes, width_, buffers.piece);
   }
   if (!intact) {
     return {whole, "What was read back from the spill file in " + file_->folder() +

@@ -10,9 +10,9 @@
 // memory that a limit was set for, and what went out is not read soon. Each piece carries a
 // checksum: what comes back is what went out, or an error.
 //
-// Who asks for it has pieces compressed on their way (byte_planes.h), which then take less of a disk's time. Their places
-// are those of whole pieces all the same: how well values compress is known when they are there, and a limit is to
-// hold whatever they are. So a piece that gains nothing is written as it is.
+// Who asks for it has pieces compressed on their way (byte_planes.h), which then take less of a disk's time. Their
+// places are those of whole pieces all the same: how well values compress is known when they are there, and a limit is
+// to hold whatever they are. So a piece that gains nothing is written as it is.
 //
 // Invariant: a slot's bytes are written and read by its own copies alone.
 //
@@ -72,7 +72,7 @@ class FileBlocks : public BlockSource {
   std::atomic<int> failure_{0};
 };
 
-// Buffers that copies go through, aligned as direct I/O wants it, and beside each as large a one and the codec's own
+// Buffers that copies go through, aligned as direct I/O wants it, and next to each as large a one and the codec's own
 // memory. Part of host memory.
 class Staging {
  public:
@@ -89,7 +89,7 @@ class Staging {
   // What one thread has.
   struct Buffers {
     char* piece;
-    char* beside;
+    char* other;
     void* codec;
   };
   Buffers of(Direction direction, int thread) const;

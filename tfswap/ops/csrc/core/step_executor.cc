@@ -1,5 +1,5 @@
-// The executor of planned steps: TensorFlow's own, which runs one of them at a time (turn.h), and which runs nothing on a
-// thread that only instantiates.
+// The executor of planned steps: TensorFlow's own, which runs one of them at a time (turn.h), and which runs nothing on
+// a thread that only instantiates.
 //
 // TensorFlow makes a function's executors, with their kernels and folded constants, when the function is first called,
 // and there is no other way to have them made. A call between tfswap_instantiate_only(true) and (false) ends without an
@@ -128,13 +128,13 @@ TFSWAP_C_API bool tfswap_await_turn(int64_t microseconds) {
   return tfswap::Turn::Get().Wait(tfswap::turns_of_thread.front(), std::chrono::microseconds(microseconds));
 }
 
-// Whether this thread's turn is its own, and not beside another's.
+// Whether this thread's turn is its own, and not concurrent with another's.
 TFSWAP_C_API bool tfswap_has_turn() {
   const auto& turns = tfswap::turns_of_thread;
   return !turns.empty() && tfswap::Turn::Get().HasTurn(turns.front());
 }
 
-// Begins beside who has the turn, if that may wait for others.
+// Begins concurrently with the step that has the turn, if that may wait for others.
 TFSWAP_C_API void tfswap_admit_turn() { tfswap::Turn::Get().Admit(tfswap::turns_of_thread.front()); }
 
 // Ends turns, those that have not begun too, until there are so many.
@@ -147,5 +147,5 @@ TFSWAP_C_API void tfswap_end_turns(uint64_t left) {
   }
 }
 
-// How many turns, of all threads and steps, have begun beside another so far.
+// How many turns, of all threads and steps, have begun concurrently with another so far.
 TFSWAP_C_API uint64_t tfswap_admitted_turns() { return tfswap::Turn::Get().admitted(); }

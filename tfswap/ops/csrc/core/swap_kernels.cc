@@ -9,7 +9,7 @@
 //   SwapIn   allocates the tensor again, and starts the copy back
 //   Await    the copy has ended: the tensor may be read
 //
-// A loop that goes back over what another one has saved pops a handle in each iteration.
+// A backward loop pops a handle in each iteration.
 // There a fifth op does SwapIn's part for the next iteration, while this one runs:
 //
 //   Prefetch  allocates the tensor of the handle that is popped next, and starts the
@@ -156,7 +156,7 @@ ResourceExhausted when host memory is at its limit, and there is no room on disk
 owner: Who swaps, by number. Steps that share limits have the same owner.
 disk: Whether the tensor goes to disk; if there is no room, to host memory. One that does not goes to disk only where
   host memory has no room.
-saved_on_disk: Of what a loop saves for one that goes back over it: how many bytes of what all such nodes save in a
+saved_on_disk: Of what a loop saves for its backward loop: how many bytes of what all such nodes save in a
   step go to disk, the first ones, which are needed last.
 step_bytes: Of one node per step, which claims for all of them when its kernel is made: the host memory that the
   step's tensors take together, and that is reserved then. -1 for all others.

@@ -3,7 +3,7 @@
 // A turn is a thread's, which looks at the arena and then runs a step in it, or a step's, by TensorFlow's number, where
 // no such thread has called it: inside another tf.function. It is handed over in the order in which it was asked for.
 // Who has it may ask again. A step whose kernels may wait for others (`waits`: collectives, Python functions, queues)
-// may wait for just the step that waits for it: who has waited kPatience for such a one goes ahead beside it.
+// may wait for just the step that waits for it: who has waited kPatience for such a one goes ahead concurrently.
 //
 // Knows nothing of TensorFlow.
 
@@ -42,7 +42,7 @@ class Turn {
     // Guarded by Turn::mu_:
     Clock::time_point since;
     bool has_started = false;
-    bool has_turn = false;  // and does not go beside who has it
+    bool has_turn = false;  // and is not concurrent with the owner
   };
   using Waiter = std::shared_ptr<Turner>;
 
@@ -82,7 +82,7 @@ class Turn {
     Notify(starts);
   }
 
-  // Lets it go ahead beside who has the turn, if that one may wait for it.
+  // Lets it go ahead concurrently with the owner of the turn, if that one may wait for it.
   void Admit(const Waiter& waiter) {
     std::vector<Start> starts;
     {
@@ -98,13 +98,13 @@ class Turn {
     return started_.wait_for(lock, time, [&] { return waiter->has_started; });
   }
 
-  // Whether it is its turn, and it has not gone ahead beside another.
+  // Whether it is its turn, and it has not gone ahead concurrently with another.
   bool HasTurn(const Waiter& waiter) {
     std::lock_guard<std::mutex> lock(mu_);
     return waiter->has_turn;
   }
 
-  // How many have gone ahead beside others so far.
+  // How many have gone ahead concurrently with others so far.
   uint64_t admitted() {
     std::lock_guard<std::mutex> lock(mu_);
     return admitted_;
@@ -118,7 +118,7 @@ class Turn {
     waiter.has_started = waiter.has_turn = true;
   }
 
-  // Starts those in the queue that are `chosen`: with the turn, or beside who has it.
+  // Starts those in the queue that are `chosen`: with the turn, or concurrently with its owner.
   template <typename Chosen>
   void StartLocked(Chosen chosen, bool takes, std::vector<Start>* starts) {
     queue_.remove_if([&](const Waiter& each) {

@@ -1,10 +1,10 @@
-"""What a byte that is copied costs the kernels beside it, in the time that one core's memcpy takes for a byte.
+"""What a byte that is copied costs concurrent kernels, in the time that one core's memcpy takes for a byte.
 
-    python benchmarks/copies_beside.py [--windows N]
+    python benchmarks/concurrent_copies.py [--windows N]
 
 swap_cost.py asks what swapping adds to a model's step, which little traffic and long steps hide in noise. Here tensors
 of 64 MiB go out and come back all the time, on the copy lanes, while a kernel of VGG19's or of an MLP's runs again and
-again: so many times alone, and as often beside the copies, in turns. The time that it takes longer, over the bytes that
+again: so many times alone, and as often during the copies, in turns. The time that it takes longer, over the bytes that
 were copied meanwhile, is what a byte costs; memcpy is timed in between, while nothing else runs. Printed are the median
 over all turns, and the interval that it lies in at 95%; and the same of CPU time, the copies' own included, which other
 programs change less. On two cores that kernels keep busy a byte can't cost less than
@@ -103,16 +103,16 @@ def main() -> None:
             plain = memory.copy_seconds([TENSOR_BYTES] * 4)
             with copies:
                 ops.reset_stats()
-                beside = seconds(kernel, times)
+                during = seconds(kernel, times)
                 copied = ops.stats()
             nbytes = copied.out_bytes + copied.in_bytes
             alone.append(without[0])
-            rates.append(nbytes / beside[0])
-            for cost, more, less, memcpy in zip(costs, beside, without, plain, strict=True):
+            rates.append(nbytes / during[0])
+            for cost, more, less, memcpy in zip(costs, during, without, plain, strict=True):
                 cost.append((more - less) / nbytes / (memcpy / (4 * TENSOR_BYTES)))
         time_cost, cpu_cost = map(told, costs)
         print(
-            f"{name:<22} {statistics.median(alone) / times * 1e3:.0f} ms alone; beside copies of "
+            f"{name:<22} {statistics.median(alone) / times * 1e3:.0f} ms alone; during copies of "
             f"{statistics.median(rates) / 1e9:.1f} GB/s a byte costs {time_cost} of memcpy's time, "
             f"{cpu_cost} of its CPU time",
             flush=True,

@@ -26,7 +26,7 @@ from tfswap.passes.tactics.swap import insert_schedule
 from tfswap.passes.verify import verify
 from tfswap.plan.plan import Plan
 from tfswap.plan.schedule import Interval, build_schedule
-from tfswap.planner.pairing import bring_together, can_run_beside, gains, orders_with_room, side_by_side
+from tfswap.planner.pairing import bring_together, can_pair, gains, orders_with_room, side_by_side
 from tfswap.planner.problem import Choice
 from tfswap.simulator.simulate import simulate_memory, simulate_time
 
@@ -68,7 +68,7 @@ def together(flow: Dataflow, order: str) -> str:
     return words(flow, bring_together(flow, named(flow, order), costs(flow), RATES)[0])
 
 
-def beside(flow: Dataflow, order: str, intervals: tuple[Interval, ...] = ()) -> tuple[int, ...]:
+def paired(flow: Dataflow, order: str, intervals: tuple[Interval, ...] = ()) -> tuple[int, ...]:
     return side_by_side(flow, Choice(named(flow, order), list(intervals)), costs(flow), gains(flow, costs(flow), RATES))
 
 
@@ -82,8 +82,8 @@ def peak(flow: Dataflow, order: str, at: tuple[int, ...]) -> int:
 def test_kernels_of_one_core_come_together():
     flow = facts(HEADS)
     assert together(flow, "a q s k t r") == "a q k s t r"
-    assert beside(flow, "a q k s t r") == (2,)
-    assert beside(flow, "a q s k t r") == ()
+    assert paired(flow, "a q k s t r") == (2,)
+    assert paired(flow, "a q s k t r") == ()
 
 
 def test_those_that_are_to_stay_where_they_are_do():
@@ -150,16 +150,16 @@ def test_kernels_that_need_each_other_stay_apart():
     flow = facts(HEADS.replace("BatchMatMulV2(%a, %x)", "BatchMatMulV2(%s, %x)"))
     assert together(flow, "a q s k t r") == "a q s k t r"
     flow = facts(HEADS.replace("BatchMatMulV2(%a, %x)", "BatchMatMulV2(%q, %x)"))
-    assert not can_run_beside(flow, *named(flow, "q k"))
+    assert not can_pair(flow, *named(flow, "q k"))
 
 
 def test_kernels_that_use_all_cores_stay_apart():
     flow = facts(HEADS.replace("BatchMatMulV2", "Cumsum"))
     assert together(flow, "a q s k t r") == "a q s k t r"
-    assert beside(flow, "a q k s t r") == ()
+    assert paired(flow, "a q k s t r") == ()
 
 
-def test_on_one_core_there_is_no_beside():
+def test_on_one_core_there_are_no_pairs():
     flow = facts(HEADS)
     one = default_rates(DeviceModel(intra_op_threads=1))
     order = named(flow, "a q k s t r")
@@ -176,24 +176,24 @@ def test_on_one_core_there_is_no_beside():
 )
 def test_what_is_not_part_of_a_pair(first):
     flow = facts(HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", first))
-    assert not can_run_beside(flow, *named(flow, "q k"))
-    assert not can_run_beside(flow, *named(flow, "k q"))
+    assert not can_pair(flow, *named(flow, "q k"))
+    assert not can_pair(flow, *named(flow, "k q"))
 
 
 def test_a_sum_that_adds_in_one_order_is_part_of_a_pair():
     own = "%q = AddN(%a, %x, %x) {_kernel=b'tfswap'}"
     flow = facts(HEADS.replace("%q = BatchMatMulV2(%a, %a) {adj_x=false, adj_y=false}", own))
-    assert can_run_beside(flow, *named(flow, "q k"))
-    assert can_run_beside(flow, *named(flow, "k q"))
+    assert can_pair(flow, *named(flow, "q k"))
+    assert can_pair(flow, *named(flow, "k q"))
 
 
 def test_what_is_fetched_or_elsewhere_is_not_part_of_a_pair():
     flow = facts(HEADS.replace("fetches %r", "fetches %r, %k"))
-    assert not can_run_beside(flow, *named(flow, "q k"))
+    assert not can_pair(flow, *named(flow, "q k"))
     elsewhere = parse_graph(HEADS)
     elsewhere["k"].device = "/device:CPU:1"
     flow = analyse_dataflow(elsewhere, TWO_CORES)
-    assert not can_run_beside(flow, *named(flow, "q k"))
+    assert not can_pair(flow, *named(flow, "q k"))
 
 
 # A convolution's two gradients, each with temporaries.
@@ -220,18 +220,18 @@ def test_kernels_may_have_temporaries():
     flow = facts(GRADIENTS)
     i, j = named(flow, "i j")
     assert temporary_bytes(flow, i)
-    assert can_run_beside(flow, i, j)
-    assert can_run_beside(flow, j, i)
+    assert can_pair(flow, i, j)
+    assert can_pair(flow, j, i)
     assert flow.allocations(i) == len(flow.events[i]) == 2
     flow = facts(GRADIENTS.replace("%k = Relu(%i)", "%k = Relu(%e)"))
-    assert not can_run_beside(flow, *named(flow, "i k"))  # which may write over e
+    assert not can_pair(flow, *named(flow, "i k"))  # which may write over e
 
 
 def test_an_eviction_between_two_kernels_keeps_them_apart():
     flow = facts(HEADS)
     a = flow.value_of[flow.nodes[flow.place["a"]], 0]
-    assert beside(flow, "a q k s t r", (Interval(a, 0, 2, 2, 2),)) == ()
-    assert beside(flow, "a q k s t r", (Interval(a, 0, 1, 1, 2),)) == (2,)
+    assert paired(flow, "a q k s t r", (Interval(a, 0, 2, 2, 2),)) == ()
+    assert paired(flow, "a q k s t r", (Interval(a, 0, 1, 1, 2),)) == (2,)
 
 
 # --- memory and time ----------------------------------------------------------------------------------------
@@ -325,9 +325,12 @@ def test_temporaries_of_both_are_there_until_both_have_ended():
 def test_a_plan_keeps_apart_what_would_raise_its_peak():
     roomy = HEADS.replace("(%a, %x)", "(%x, %x)")
     tight = "".join(line for line in roomy.splitlines(keepends=True) if "%r" not in line) + "fetches %s, %t\n"
-    for text, count in ((roomy, 1), (tight, 0)):  # r has x and three more beside it; in tight q and k would, a held
+    for text, count in (
+        (roomy, 1),
+        (tight, 0),
+    ):  # r has x and three more at the same time; in tight q and k would, a held
         unmoved = Optimizer(parse_graph(text), TWO_CORES).planner.unmoved
-        assert {len(judged.within.choice.beside) for judged in unmoved} == {count}
+        assert {len(judged.within.choice.paired) for judged in unmoved} == {count}
 
 
 def three_pairs() -> str:
@@ -356,7 +359,7 @@ def test_a_limit_between_is_used_for_the_pairs_that_it_has_room_for():
     room = all_peak_bytes - judged.apart.peak_bytes
     limits = [judged.apart.peak_bytes + room * n // 8 for n in range(9)]
     found = [judged.fitting(limit) for limit in limits]
-    counts = [len(one.choice.beside) for one in found]
+    counts = [len(one.choice.paired) for one in found]
     assert (counts[0], counts[-1]) == (1, 3)
     assert 2 in counts
     assert [one.timing.total_s for one in found] == sorted((one.timing.total_s for one in found), reverse=True)
@@ -380,7 +383,7 @@ def test_one_node_runs_the_two_and_the_rest_waits_for_both():
     graph = rewritten("a q k s t r", (2,))
     assert "q" not in graph
     assert "k" not in graph
-    (both,) = (n for n in graph if n.op == custom_ops.BESIDE)
+    (both,) = (n for n in graph if n.op == custom_ops.PAIR)
     assert both.inputs == tuple(graph.tensor(name) for name in ("a", "a", "a", "x"))
     assert [(kernel.name, kernel.op) for kernel in both.attrs["kernels"]] == [(n, "BatchMatMulV2") for n in "qk"]
     assert both.attrs["allocations"] == 1
@@ -393,8 +396,8 @@ def test_with_onednn_nothing_runs_side_by_side():
     """Its graph pass would not see the two."""
     plain, onednn = (Optimizer(parse_graph(HEADS), device) for device in (TWO_CORES, TWO_CORES._replace(onednn=True)))
     plan = plain.plan(None, ordered=True)
-    assert plan.beside
-    assert not onednn.plan(None, ordered=True).beside
+    assert plan.paired
+    assert not onednn.plan(None, ordered=True).paired
     with pytest.raises(InvalidModel, match="side by side, which oneDNN's can't"):
         onednn.require_fit(plan)
 
@@ -405,15 +408,15 @@ def test_with_onednn_nothing_runs_side_by_side():
         ("a q k s t r", (0,), "names the position 0"),
         ("a q k s t r", (2, 3), "names the position 3 after 2"),
         ("a q k s t r", (6,), "names the position 6"),
-        ("a q s k t r", (2,), "runs 's' beside 'q', and these two can't overlap"),
+        ("a q s k t r", (2,), "runs 's' concurrently with 'q', and these two can't overlap"),
     ],
 )
 def test_a_plan_file_names_only_what_can_run_side_by_side(order, at, message):
     optimizer = Optimizer(parse_graph(HEADS), TWO_CORES)
     plan = optimizer.plan(None, ordered=True)
-    assert plan.beside == (2,)
+    assert plan.paired == (2,)
     optimizer.require_fit(Plan.from_json(plan.to_json()))
-    damaged = dataclasses.replace(plan, order=tuple(order.split()), beside=at)
+    damaged = dataclasses.replace(plan, order=tuple(order.split()), paired=at)
     with pytest.raises(InvalidModel, match=message):
         optimizer.require_fit(Plan.from_json(damaged.to_json()))
 
@@ -457,7 +460,7 @@ for _ in range(6):
 stop.set()
 same = all(np.array_equal(a, b) for a, b in zip(plain.weights, net.weights))
 plan = step.plan()
-print(json.dumps({"beside": len(plan.beside), "planned": plan.planned_peak_bytes, "limit": plan.limit_bytes,
+print(json.dumps({"paired": len(plan.paired), "planned": plan.planned_peak_bytes, "limit": plan.limit_bytes,
                   "measured": measured, "same": same and losses == expected, "evictions": len(plan.evictions)}))
 """
 
@@ -522,7 +525,7 @@ TWO_THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2"}
 def test_the_peak_is_the_planned_one_and_the_values_are_the_same(net, limit, busy):
     code = PROGRAM.replace("NET", net).replace("LIMIT", f'"{limit}"').replace("BUSY", str(busy))
     run = on_arena("import tfswap.exporters.function" + code, 1000, **TWO_THREADS)
-    assert run["beside"]
+    assert run["paired"]
     assert bool(run["evictions"]) == (limit != "100%")
     assert run["same"]
     assert max(run["measured"]) <= run["limit"]
@@ -547,14 +550,14 @@ device, model = machine.current_device()
 graph = as_planned(import_function(concrete, [x]), concrete, model)
 optimizer = Optimizer(graph, model, snapshot=machine.snapshot(device), keeps_results=True)
 plans = [optimizer.plan(int(share * optimizer.floor_bytes())) for share in (1.02, 1.04)]
-print(json.dumps([[len(plan.beside), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
+print(json.dumps([[len(plan.paired), len(plan.splits), plan.planned_peak_bytes <= plan.limit_bytes] for plan in plans]))
 """
 
 
 def test_near_the_floor_those_stay_side_by_side_that_do_not_raise_the_peak():
-    """There requests get chunks of their own size, and what runs beside others at the peak runs alone."""
+    """There requests get chunks of their own size, and what runs in a pair at the peak runs alone."""
     plans = on_arena(NEAR_THE_FLOOR.replace("NET", ATTENTION), 1000, **TWO_THREADS)
-    assert all(beside > 2 and splits and kept for beside, splits, kept in plans), plans
+    assert all(paired > 2 and splits and kept for paired, splits, kept in plans), plans
 
 
 FAILING = """
@@ -572,7 +575,7 @@ def kernel(op, *inputs, name="one", **attrs):
     return made.SerializeToString()
 
 def run(x, y, *kernels, types=[tf.float32] * 2, allocations=1):
-    return ops.tfswap_beside(inputs=[x, x, y, y], Tout=types, kernels=kernels, allocations=allocations)
+    return ops.tfswap_pair(inputs=[x, x, y, y], Tout=types, kernels=kernels, allocations=allocations)
 
 def refused(*args, **kwargs):
     try:

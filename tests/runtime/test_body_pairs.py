@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from processes import on_arena
-from test_beside import TWO_THREADS
+from test_pairs import TWO_THREADS
 
 from tfswap.analysis.control_flow import STEADY_TRIPS, Record, record
-from tfswap.analysis.cost import Costs, beside_seconds
+from tfswap.analysis.cost import Costs, concurrent_seconds
 from tfswap.analysis.dataflow import analyse_dataflow
 from tfswap.compiler.body_orders import choose_body_orders
 from tfswap.ir import custom_ops
@@ -69,7 +69,7 @@ def ordered(text: str = LOOP, device: DeviceModel = TWO_CORES, *, portable: bool
 
 
 def paired(body: Graph) -> dict[str, str]:
-    return {first.name: second.name for first, second in body.beside.items()}
+    return {first.name: second.name for first, second in body.paired.items()}
 
 
 def recorded(graph: Graph) -> Record:
@@ -119,7 +119,7 @@ def test_in_a_pair_of_a_body_no_buffer_is_forwarded():
     body = body_of(graph)
     together = recorded(graph)
     assert paired(body) == {"a": "b"}
-    body.beside.clear()
+    body.paired.clear()
     apart = recorded(graph)
 
     def large(made: Record) -> int:
@@ -138,9 +138,9 @@ def test_what_a_body_returns_may_be_of_a_pair():
 def test_a_copy_of_a_graph_has_its_own_pairs():
     graph = ordered()
     twin = graph.copy()
-    body_of(graph).beside.clear()
+    body_of(graph).paired.clear()
     assert paired(body_of(twin)) == {"a": "b"}
-    assert all(node in set(body_of(twin)) for pair in body_of(twin).beside.items() for node in pair)
+    assert all(node in set(body_of(twin)) for pair in body_of(twin).paired.items() for node in pair)
 
 
 def test_on_paper_both_hold_their_memory_until_both_have_ended():
@@ -148,7 +148,7 @@ def test_on_paper_both_hold_their_memory_until_both_have_ended():
     graph = ordered(LOOP.replace("BatchMatMulV2(%w, %h)", "BatchMatMulV2(%w, %w)"))
     assert paired(body_of(graph)) == {"a": "b"}
     together = recorded(graph)
-    body_of(graph).beside.clear()
+    body_of(graph).paired.clear()
     apart = recorded(graph)
     assert (peak_bytes(together) - peak_bytes(apart)) == MIB
     assert [e for e in together.events if e[0] == "temp"] == [e for e in apart.events if e[0] == "temp"]
@@ -174,12 +174,12 @@ def test_pairs_of_a_body_in_which_chunks_are_split_are_judged_too():
 
 def test_a_pair_takes_as_long_as_cores_take_for_both():
     body, costs = body_of(ordered(LOOP.replace("%b = BatchMatMulV2(%w, %h)", "%b = Exp(%h)"))), Costs.of(TWO_CORES)
-    assert not body.beside
+    assert not body.paired
     apart_s = costs.body_seconds(body)
     pair = body["a"], body["b"]
-    body.beside = dict([pair])
+    body.paired = dict([pair])
     seconds = [(node, costs.seconds(node)) for node in pair]
-    saved_s = sum(s for _, s in seconds) - beside_seconds(seconds, costs.rates)
+    saved_s = sum(s for _, s in seconds) - concurrent_seconds(seconds, costs.rates)
     assert 0 < saved_s < costs.seconds(body["a"]), "else it would do to leave the first out"
     assert apart_s - costs.body_seconds(body) == pytest.approx(saved_s)
 
@@ -194,7 +194,7 @@ def test_one_node_runs_the_two():
     assert both.attrs["chunks"] == (MIB, MIB)
     assert both.attrs["kept"] == (1, 1)
     assert body["sum"].inputs == (both.out(0), both.out(1))
-    assert not body.beside
+    assert not body.paired
 
 
 PROGRAM = """
@@ -291,7 +291,8 @@ def test_an_lstm_peaks_as_planned_and_has_its_values(limit: str):
     assert set(found["measured"]) == {found["planned"]}
 
 
-# A loop in a loop, in whose body a product runs beside a function of Python's that says which thread it is on.
+# A loop in a loop, in whose body a product runs concurrently with a function of Python's that says which thread it is
+# on.
 THREADS = """
 import json, threading
 import numpy as np
@@ -334,7 +335,7 @@ x = tf.random.stateless_normal([700, 700], seed=(1, 2))
 def inner(n, x):
     where = tf.numpy_function(told, [], tf.float32)
     with tf.control_dependencies([where]):
-        y, said = ops.tfswap_beside(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
+        y, said = ops.tfswap_pair(inputs=[x, x], Tout=[tf.float32] * 2, kernels=[product, python], allocations=1)
     return n + 1, tf.ensure_shape(x + 0 * y + said, x.shape)
 
 def outer(n, x):

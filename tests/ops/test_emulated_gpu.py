@@ -100,8 +100,8 @@ print(json.dumps({"pinned_s": pinned_s, "pageable_s": pageable_s}))
 def test_copies_take_the_links_time(on_gpus):
     """Times from below only: the machine may be busy. 4 MiB take 105 ms in, 52 and 30 out, 210 where not pinned."""
     found = on_gpus(TWO_COPIES)
-    assert found["pinned_s"] >= 0.105 + 0.052 + 0.030
-    assert found["pageable_s"] >= 0.209
+    assert found["pinned_s"] >= 4 * MIB / 40e6 + 4 * MIB / 80e6 + 0.030
+    assert found["pageable_s"] >= 4 * MIB / 20e6
 
 
 @pytest.mark.emulated_gpu(kernel_us=20e3)
@@ -122,7 +122,7 @@ def test_kernels_take_their_time_while_the_host_goes_on(on_gpus):
         print(json.dumps([enqueued_s, time.monotonic() - start]))
         """
     )
-    assert found[0] < found[1] and found[1] >= 0.199
+    assert found[0] < found[1] and found[1] >= 0.2
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -132,14 +132,10 @@ import ctypes, json, os
 import tensorflow as tf
 from tfswap.device import machine
 
-def used():
-    return {begin: size for begin, size, in_use in machine.snapshot("GPU:0").chunks if in_use}
-
-machine.snapshot("GPU:0")
-before = used()
-x = tf.fill([1000], 7.0)
+BYTES = 8 << 20  # nothing else on the device is as large, so that its size tells where the tensor is
+x = tf.fill([BYTES // 4], 7.0)
 x.numpy()
-[(begin, size)] = [each for each in used().items() if each[0] not in before and each[1] >= 4000]
+[begin] = [begin for begin, size, in_use in machine.snapshot("GPU:0").chunks if in_use and size >= BYTES]
 """
 
 
@@ -196,6 +192,33 @@ def test_what_cpu_kernels_take_besides_is_not_in_the_devices_arena(on_gpus):
         """
     )
     assert took == 4 * result  # a multiple of 256
+
+
+def test_kernels_run_on_reference_variables(on_gpus):
+    """TensorFlow 1's, and the temporary one that Grappler makes of a sum whose terms are added as they are ready."""
+    found = on_gpus(
+        """
+        import json
+        import tensorflow as tf
+
+        @tf.function
+        def accumulated(x):
+            return tf.math.accumulate_n([x @ x, tf.sin(x), x * 2.0])
+
+        x = tf.fill([64, 64], 2.0)
+        kernels = GPUS.counts().kernels
+        y = accumulated(x)
+        with tf.Graph().as_default(), tf.device("GPU:0"), tf.compat.v1.Session() as session:
+            variable = tf.compat.v1.get_variable("v", initializer=tf.ones([8, 8]), use_resource=False)
+            session.run(variable.initializer)
+            assigned = session.run(tf.compat.v1.assign_add(variable, tf.fill([8, 8], 2.0)))
+            read = session.run(variable * 2.0)
+        print(json.dumps([y.device[-5:], float(tf.reduce_max(abs(y - (x @ x + tf.sin(x) + x * 2.0)))),
+                          assigned.tolist() == [[3.0] * 8] * 8, read.tolist() == [[6.0] * 8] * 8, GPUS.report()]))
+        """
+    )
+    device, difference, *others = found
+    assert device == "GPU:0" and difference < 1e-4 and others == [True, True, ""]
 
 
 # --- races ------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 //
 // The device's memory is read and written when a copy is enqueued (streams.h). The host's memory has the values when the
 // copy ends, and what no number is until then. The host must not write to what a copy reads before that has ended, which
-// is checked for pinned memory; from pageable memory a driver takes the bytes before it returns.
+// is checked for pinned memory. With pageable memory a driver returns when it has taken the bytes, or has written them.
 
 #include <cstring>
 #include <memory>
@@ -71,6 +71,7 @@ void CopyToHost(const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMem
   auto values = std::make_shared<const std::vector<char>>(begin, begin + bytes);
   std::memset(to, kPoison, bytes);
   stream->Push(microseconds, [to, values = std::move(values)] { std::memcpy(to, values->data(), values->size()); });
+  if (!IsPinned(to)) stream->AwaitEnd(stream->pushed());
 }
 
 void CopyToDevice(const SP_Device* device, SP_Stream stream, SP_DeviceMemoryBase* to, const void* from, uint64_t bytes,

@@ -122,6 +122,7 @@ class Run {
         device_(ctx->device(), /*temporaries_in_arena=*/UsesVariables()) {}
 
   void Compute(int ordinal) {
+    if (HasReferences()) return ComputeOnReferences(ordinal);
     Touched reads, writes;
     for (int i = 0; i < ctx_->num_inputs(); ++i) {
       if (!ctx_->has_input(i)) continue;
@@ -144,6 +145,35 @@ class Run {
   }
 
  private:
+  // TensorFlow 1's variables, and temporary ones, which Grappler makes of an AccumulateNV2.
+  bool HasReferences() const {
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (ctx_->input_is_ref(i)) return true;
+    }
+    for (int i = 0; i < ctx_->num_outputs(); ++i) {
+      if (tensorflow::IsRefType(ctx_->expected_output_dtype(i))) return true;
+    }
+    return false;
+  }
+
+  // Their kernels have the outer's context: what they take becomes variables' values.
+  void ComputeOnReferences(int ordinal) {
+    Touched touched;
+    for (int i = 0; i < ctx_->num_inputs(); ++i) {
+      if (!ctx_->has_input(i) || ctx_->input_memory_type(i) == tensorflow::HOST_MEMORY) continue;
+      touched.Add(ctx_->input_is_ref(i) ? ctx_->mutable_input(i, /*lock_held=*/false) : ctx_->input(i));
+    }
+    {
+      const Access access;
+      inner_->Compute(ctx_);
+    }
+    if (!ctx_->status().ok()) return;
+    for (int i = 0; i < ctx_->num_outputs(); ++i) {
+      if (Tensor* const output = ctx_->mutable_output(i)) touched.Add(*output);
+    }
+    if (!touched.ranges.empty()) Launch(ordinal, {}, touched.ranges);
+  }
+
   bool UsesVariables() const {
     for (int i = 0; i < ctx_->num_inputs(); ++i) {
       if (ctx_->input_dtype(i) == tensorflow::DT_RESOURCE) return true;

@@ -40,10 +40,6 @@ class SyncKernel : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     if (!is_kernel_) return inner_->Compute(ctx);
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      OP_REQUIRES(ctx, !ctx->input_is_ref(i),
-                  absl::UnimplementedError("The emulated GPU runs no kernels on TensorFlow 1's reference variables."));
-    }
     RunOnDevice(this, inner_.get(), images_, ordinal_, ctx);
   }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -110,13 +111,7 @@ void GetStreamStatus(const SP_Device*, SP_Stream, TF_Status*) {}
 
 void CreateEvent(const SP_Device*, SP_Event* event, TF_Status*) { *event = new SP_Event_st; }
 
-void DestroyEvent(const SP_Device*, SP_Event event) {
-  {
-    std::unique_lock<std::mutex> lock(event->mu);
-    event->changed.wait(lock, [event] { return event->ended >= event->recorded; });
-  }
-  delete event;
-}
+void DestroyEvent(const SP_Device*, SP_Event event) { event->self.reset(); }
 
 SE_EventStatus GetEventStatus(const SP_Device*, SP_Event event) {
   IsPoller();
@@ -139,13 +134,8 @@ void RecordEvent(const SP_Device*, SP_Stream stream, SP_Event event, TF_Status*)
     event->early = (Settings::Get().early_events & (1u << stream->role())) != 0;
     event->clock = RaceDetector::Get().ClockOf(stream->id());
   }
-  const auto end = [event, ticket] {
-    std::lock_guard<std::mutex> lock(event->mu);
-    event->ended = std::max(event->ended, ticket);
-    event->changed.notify_all();
-  };
-  if (stream->EndsNow(0)) return end();
-  stream->Push(0, end);
+  if (stream->EndsNow(0)) return event->End(ticket, std::chrono::steady_clock::now());
+  stream->PushRecord(event->self, ticket);
 }
 
 void BlockHostForEvent(const SP_Device*, SP_Event event, TF_Status*) {
@@ -167,10 +157,7 @@ void WaitForEvent(const SP_Device*, SP_Stream stream, SP_Event event, TF_Status*
     RaceDetector::Get().StreamWaits(stream->id(), event->clock);
     if (event->ended >= ticket) return;
   }
-  stream->Push(0, [event, ticket] {
-    std::unique_lock<std::mutex> lock(event->mu);
-    event->changed.wait(lock, [&] { return event->ended >= ticket; });
-  });
+  stream->PushWait(event->self, ticket);
 }
 
 void BlockHostUntilDone(const SP_Device*, SP_Stream stream, TF_Status*) {
@@ -203,6 +190,19 @@ TF_Bool HostCallback(const SP_Device*, SP_Stream stream, SE_StatusCallbackFn cal
 
 using emulated_gpu::Settings;
 
+void SP_Event_st::End(uint64_t ticket, emulated_gpu::Moment at) {
+  std::lock_guard<std::mutex> lock(mu);
+  ended = std::max(ended, ticket);
+  ended_at = std::max(ended_at, at);
+  changed.notify_all();
+}
+
+emulated_gpu::Moment SP_Event_st::AwaitEnd(uint64_t ticket) {
+  std::unique_lock<std::mutex> lock(mu);
+  changed.wait(lock, [this, ticket] { return ended >= ticket; });
+  return ended_at;
+}
+
 SP_Stream_st::SP_Stream_st(int device, int number)
     : role_(static_cast<emulated_gpu::Role>(std::min<int>(number, emulated_gpu::kBetween))),
       id_(emulated_gpu::RaceDetector::Get().AddStream(emulated_gpu::NameOf(device, number))),
@@ -218,11 +218,26 @@ SP_Stream_st::~SP_Stream_st() {
   thread_.join();
 }
 
-void SP_Stream_st::Push(double microseconds, std::function<void()> shown) {
+void SP_Stream_st::Push(Task task) {
   std::lock_guard<std::mutex> lock(mu_);
-  tasks_.push_back({Drawn(microseconds), std::move(shown)});
+  task.microseconds = Drawn(task.microseconds);
+  tasks_.push_back(std::move(task));
   ++pushed_;
   changed_.notify_all();
+}
+
+void SP_Stream_st::Push(double microseconds, std::function<void()> shown) {
+  Push(Task{nullptr, microseconds, [shown = std::move(shown)](emulated_gpu::Moment) {
+              if (shown != nullptr) shown();
+            }});
+}
+
+void SP_Stream_st::PushRecord(std::shared_ptr<SP_Event_st> event, uint64_t ticket) {
+  Push(Task{nullptr, 0, [event = std::move(event), ticket](emulated_gpu::Moment at) { event->End(ticket, at); }});
+}
+
+void SP_Stream_st::PushWait(std::shared_ptr<SP_Event_st> event, uint64_t ticket) {
+  Push(Task{[event = std::move(event), ticket] { return event->AwaitEnd(ticket); }, 0, nullptr});
 }
 
 bool SP_Stream_st::EndsNow(double microseconds) {
@@ -232,12 +247,10 @@ bool SP_Stream_st::EndsNow(double microseconds) {
 }
 
 void SP_Stream_st::WaitFor(SP_Stream_st* other) {
-  const uint64_t count = other->pushed();
-  {
-    std::lock_guard<std::mutex> lock(other->mu_);
-    if (other->ended_ >= count) return;
-  }
-  Push(0, [other, count] { other->AwaitEnd(count); });
+  if (other->EndsNow(0)) return;
+  const std::shared_ptr<SP_Event_st> event = std::move((new SP_Event_st)->self);
+  other->PushRecord(event, 1);
+  PushWait(event, 1);
 }
 
 uint64_t SP_Stream_st::pushed() {
@@ -258,7 +271,7 @@ double SP_Stream_st::Drawn(double microseconds) {
 void SP_Stream_st::Work() {
   emulated_gpu::IsOwnThread();
   std::unique_lock<std::mutex> lock(mu_);
-  auto free_at = std::chrono::steady_clock::now();  // of the stream, so that short times add up
+  emulated_gpu::Moment at;  // by the stream's clock, all before has ended
   while (true) {
     changed_.wait(lock, [this] { return !tasks_.empty() || leaves_; });
     if (tasks_.empty()) return;
@@ -266,15 +279,14 @@ void SP_Stream_st::Work() {
       Task task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      const auto now = std::chrono::steady_clock::now();
-      constexpr auto kOverslept = std::chrono::milliseconds(1);  // a pause that was too long shortens the next
+      at = std::max(at, task.enqueued);
+      if (task.awaited != nullptr) at = std::max(at, task.awaited());
       if (task.microseconds > 0) {
-        free_at = std::max(free_at, now - kOverslept) +
-                  std::chrono::nanoseconds(static_cast<int64_t>(1e3 * task.microseconds));
-        std::this_thread::sleep_until(free_at);
+        at += std::chrono::nanoseconds(static_cast<int64_t>(std::ceil(1e3 * task.microseconds)));
+        std::this_thread::sleep_until(at);
       }
       if (Settings::Get().ends_late) emulated_gpu::AwaitIdleProcess();
-      if (task.shown != nullptr) task.shown();
+      if (task.shown != nullptr) task.shown(at);
     }  // and what the task owns is gone
     lock.lock();
     ++ended_;

@@ -4,14 +4,19 @@
 // that all waits agree with, so every value is what it is on a device that runs as it is told. Its time passes later,
 // and only then do events, callbacks and the host's memory show it. Whether code relies on work that need not have been
 // done is the race detector's question.
+//
+// A stream has a clock of its own: work begins when what precedes it on the stream, and what it waits for, has ended by
+// these clocks, and not before it is enqueued. Threads that wake late make nothing longer, and nothing ends early.
 
 #ifndef TESTS_EMULATED_GPU_CSRC_STREAMS_H_
 #define TESTS_EMULATED_GPU_CSRC_STREAMS_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -20,10 +25,22 @@
 #include "race_detector.h"
 #include "settings.h"
 
+namespace emulated_gpu {
+
+using Moment = std::chrono::steady_clock::time_point;
+
+}  // namespace emulated_gpu
+
 struct SP_Event_st {
+  void End(uint64_t ticket, emulated_gpu::Moment at);
+  // When that recording ended; waits until it has.
+  emulated_gpu::Moment AwaitEnd(uint64_t ticket);
+
+  std::shared_ptr<SP_Event_st> self{this};  // until TensorFlow destroys it; streams may wait for it longer
   std::mutex mu;
   std::condition_variable changed;
   uint64_t recorded = 0, ended = 0;
+  emulated_gpu::Moment ended_at;
   bool early = false;            // a fault: it seems to have ended
   emulated_gpu::Clock clock;     // of what it is recorded after
 };
@@ -34,6 +51,10 @@ struct SP_Stream_st {
 
   // `shown` runs when the work's time has passed, and all that was enqueued before has ended.
   void Push(double microseconds, std::function<void()> shown);
+  // `event` ends with all that was enqueued before.
+  void PushRecord(std::shared_ptr<SP_Event_st> event, uint64_t ticket);
+  // Nothing that is enqueued from now on begins before that has ended.
+  void PushWait(std::shared_ptr<SP_Event_st> event, uint64_t ticket);
   // Whether work that takes so long would have ended by now, so that there is nothing to push.
   bool EndsNow(double microseconds);
   // Nothing that is enqueued from now on begins before that has ended.
@@ -46,10 +67,14 @@ struct SP_Stream_st {
 
  private:
   struct Task {
+    // By when it can begin, if not by when it is enqueued; may wait. Null for no such moment.
+    std::function<emulated_gpu::Moment()> awaited;
     double microseconds;
-    std::function<void()> shown;
+    std::function<void(emulated_gpu::Moment)> shown;
+    emulated_gpu::Moment enqueued = std::chrono::steady_clock::now();
   };
 
+  void Push(Task task);
   void Work();
   double Drawn(double microseconds);
 

@@ -28,10 +28,10 @@ def chain_nodes(graph: Graph, chain: Sequence[Node], gate: int | None = None) ->
         first, *further = sharing(graph) or ("",)
         chain = [add_gate(graph, gate, first), *chain]
         # On each device one, that sees what this device's kernels are made from.
-        others = [add_gate(graph, gate + i, device) for i, device in enumerate(further, 1)]
-        for each in others:
+        gates = [add_gate(graph, gate + i, device) for i, device in enumerate(further, 1)]
+        for each in gates:
             graph.add_control(chain[0], each)
-        placed = {*chain, *others}
+        placed = {*chain, *gates}
         added += sum(graph.add_control(node, chain[0]) for node in others if node not in placed)
     for before, node in pairwise(chain):
         if is_joined(node.op) or not any(t.node is before for t in node.inputs):

@@ -48,7 +48,7 @@ AFTER_THE_UPDATE = TWO_WAYS.replace("%e = Exp(%d)", f"%n = ReadVariableOp(%w) ^u
 def groups_of(flow: Dataflow, most_bytes: float = 1e12) -> list[Concurrent]:
     order = [i for i, kernel in enumerate(flow.is_kernel) if kernel]
     cost_s = [1e-3] * len(flow.nodes)
-    return [schedule_group(flow, group, cost_s, RATES, most_bytes) for group in find_members(flow, order)]
+    return [schedule_group(flow, group, cost_s, RATES, most_bytes, 2) for group in find_members(flow, order)]
 
 
 def test_kernels_between_two_that_change_a_state_are_a_group() -> None:
@@ -141,5 +141,4 @@ def test_micro_batches_have_the_loops_bits_and_the_planned_peak(busy: int) -> No
     found = on_arena(f"from unrolled_steps import *\nprint(json.dumps({call}))", **TWO_THREADS)
     assert found["concurrent"]
     assert found["same"]
-    assert 0.99 * found["planned"] < found["peak"] <= found["limit"]  # a constant of 256 bytes may lie elsewhere
-    assert found["planned"] <= found["limit"]
+    assert 0.99 * found["planned"] < found["peak"] <= found["planned"] <= found["limit"]

@@ -150,6 +150,7 @@ def right_calls(draw: random.Random) -> list[Call]:
                 "requests": [1, 0, 0, 1, 1, 0],
                 "kept": [1, 1],
                 "ranks": [0, 1],
+                "reserved": 256,
             },
         ),
         (core.tfswap_split_chunk, {"nbytes": [1000, 2000]}),

@@ -33,7 +33,7 @@ FUNCTIONS = {
     "Planner.__init__": 76,  # it declares what the planner keeps
     "Machine.write_down": 65,
     "Machine._loop": 65,
-    "_Builder._node": 108,  # the facts of a node, one after another
+    "_Builder._node": 96,  # the facts of a node, one after another
     "Replay.repeat": 64,  # a loop over all steps: a call for each kind would cost planning time
     "_paired": 75,  # likewise
 }

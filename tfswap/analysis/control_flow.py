@@ -587,19 +587,25 @@ class Machine:
     def _run_ordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
         groups = {group[0]: group for group in body.groups()}
         last = {group[-1] for group in groups.values()}
+        reserved: Buffer | None = None
         for node in made.order:
             if node in groups:
                 self._kept = []
-                self._served = self._group_chunks(body, made, groups[node]).served
-                self._chunks = []
+                chunks = self._group_chunks(body, made, groups[node])
+                self._served, self._chunks = chunks.served, []
+                reserved = self.allocate(chunks.reserved) if chunks.reserved else None
             for buffer in self._node(body, made, node, there, known):
                 self.drop(buffer)
             if node in last:
                 self._let_go()
+                if reserved is not None:
+                    self.drop(reserved)
 
     def _group_chunks(self, body: Graph, made: _Prepared, group: list[Node]) -> Chunks:
         if group[0] not in made.groups:
-            made.groups[group[0]] = chunks_of(body, with_views(group, made.order), made.memory)
+            made.groups[group[0]] = chunks_of(
+                body, with_views(group, made.order), made.memory, self.device.intra_op_threads
+            )
         return made.groups[group[0]]
 
     def _run_unordered(self, body: Graph, made: _Prepared, there: dict[tuple[Node, int], Buffer], known: Known) -> None:
@@ -984,7 +990,8 @@ class Machine:
 
 def group_chunks(body: Graph, group: Sequence[Node], device: DeviceModel) -> Chunks:
     """The chunks of one of the body's groups, given with the views between its kernels."""
-    return chunks_of(body, group, {node: _memory(body, node, device.in_bodies) for node in group})
+    memory = {node: _memory(body, node, device.in_bodies) for node in group}
+    return chunks_of(body, group, memory, device.intra_op_threads)
 
 
 def relocated_places(node: Node) -> tuple[int, ...] | None:

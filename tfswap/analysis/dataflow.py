@@ -125,6 +125,7 @@ class Dataflow:
         makes: per node, (output index, value) for outputs with a buffer of their own.
         forwards: per node, (value made, candidate values read), as `KernelMemory.forward`.
         events: per node, as `KernelMemory.events`, or as `Record.events`.
+        process_bytes: by node where there are any, as `KernelMemory.process_bytes`.
         temp_forwards: by node where there are any, (number of the temporary, candidate values read).
         updates: per node, its writes to variables.
         written: by handle, as a value, of each variable that these are, its first version.
@@ -157,6 +158,7 @@ class Dataflow:
     makes: list[tuple[tuple[int, int], ...]] = field(default_factory=list[tuple[tuple[int, int], ...]])
     forwards: list[Forwards] = field(default_factory=list[Forwards])
     events: list[tuple[kernel_memory.Event, ...]] = field(default_factory=list[tuple[kernel_memory.Event, ...]])
+    process_bytes: dict[int, int] = field(default_factory=dict[int, int])
     temp_forwards: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict[int, dict[int, tuple[int, ...]]])
     updates: list[tuple[Update, ...]] = field(default_factory=list[tuple[Update, ...]])
     written: dict[int, int] = field(default_factory=dict[int, int])
@@ -442,6 +444,22 @@ class _Numbered:
         return [*digits[:-1], digits[-1] + 1] if digits else None
 
 
+def _note_requests(
+    flow: Dataflow, i: int, memory: kernel_memory.KernelMemory, inputs: Sequence[int], made: Mapping[int, int]
+) -> None:
+    """Notes what a kernel requests of values that it reads (-1 for none) and makes (by output)."""
+
+    def known(candidates: Sequence[int]) -> tuple[int, ...]:
+        return tuple(inputs[c] for c in candidates if inputs[c] >= 0)
+
+    flow.forwards.append(tuple((made[o], known(candidates)) for o, candidates in memory.forward if o in made))
+    flow.events.append(memory.events)
+    if memory.process_bytes:
+        flow.process_bytes[i] = memory.process_bytes
+    if memory.temp_forward:
+        flow.temp_forwards[i] = {k: known(candidates) for k, candidates in memory.temp_forward}
+
+
 class _Builder:
     def __init__(
         self,
@@ -609,19 +627,7 @@ class _Builder:
         for v in reads:
             if v in self.readers:
                 self.readers[v].append(i)
-        made = dict(makes)
-        flow.forwards.append(
-            tuple(
-                (made[o], tuple(inputs[c] for c in candidates if inputs[c] >= 0))
-                for o, candidates in memory.forward
-                if o in made
-            )
-        )
-        flow.events.append(memory.events)
-        if memory.temp_forward:
-            flow.temp_forwards[i] = {
-                k: tuple(inputs[c] for c in candidates if inputs[c] >= 0) for k, candidates in memory.temp_forward
-            }
+        _note_requests(flow, i, memory, inputs, dict(makes))
         flow.updates.append(self._updates(memory, inputs, node))
 
     def _fresh_bytes(self, node: Node, o: int) -> int:

@@ -11,7 +11,7 @@ Not handled: writing over what comes from outside of the group; a chunk for requ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,9 +44,12 @@ class Chunks:
     Attributes:
         sizes: bytes of each, in the order in which they are requested.
         served: by kernel, what it requests, in the order of its events.
+        reserved: bytes for what its kernels request from the process's allocator, which are requested before the chunks
+            and freed before the first kernel starts.
     """
 
     sizes: list[int] = field(default_factory=list[int])
+    reserved: int = 0
     served: dict[Node, list[Served]] = field(default_factory=dict[Node, list[Served]])
 
 
@@ -60,6 +63,7 @@ class Concurrent:
         kept: the values that others read, in the order of their chunks.
         served: by kernel, where its requests are served.
         waits: by kernel, those that it waits for besides what it reads.
+        reserved: as of `Chunks`.
         seconds: predicted.
     """
 
@@ -68,6 +72,7 @@ class Concurrent:
     kept: list[int] = field(default_factory=list[int])
     served: dict[int, list[Served]] = field(default_factory=dict[int, list[Served]])
     waits: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    reserved: int = 0
     seconds: float = 0.0
 
 
@@ -109,11 +114,24 @@ def with_views(group: Sequence[Node], order: Sequence[Node]) -> list[Node]:
     return [node for node in span if node in kernels or (node in after and node in before)]
 
 
-def chunks_of(body: Graph, group: Sequence[Node], memory: Mapping[Node, KernelMemory]) -> Chunks:
-    """The chunks of a group, given with the views between its kernels, in their order."""
+def reserved_bytes(process_bytes: Iterable[int], threads: int) -> int:
+    """The most that as many kernels as there are threads request from the process's allocator at a time.
+
+    Args:
+        process_bytes: of each kernel (`KernelMemory.process_bytes`).
+    """
+    return sum(sorted(map(round_up, process_bytes), reverse=True)[:threads])
+
+
+def chunks_of(body: Graph, group: Sequence[Node], memory: Mapping[Node, KernelMemory], threads: int) -> Chunks:
+    """The chunks of a group, given with the views between its kernels, in their order.
+
+    Args:
+        threads: on which kernels run.
+    """
     number = {node: n for n, node in enumerate(group)}
     values = _values(body, group, number, memory)
-    made = Chunks()
+    made = Chunks(reserved=reserved_bytes((memory[node].process_bytes for node in group), threads))
     last: dict[int, list[_Value]] = {}  # by bytes, the values that lie in chunks
     ended: list[int] = []  # by node, those that end before it starts, as bits
     for n, node in enumerate(group):

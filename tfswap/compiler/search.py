@@ -366,7 +366,7 @@ class Search:
         found = [(rewriting, self.variants.groups(rewriting.concurrent)) for rewriting in self._concurrent]
         found.sort(key=lambda entry: sum(group.seconds for group in entry[1]))
         for rewriting, groups in found:
-            if not groups or there_bytes + max(sum(group.sizes) for group in groups) > limit_bytes:
+            if not groups or there_bytes + max(group.reserved + sum(group.sizes) for group in groups) > limit_bytes:
                 continue
             variant = self.variants[rewriting]
             if self.planner_of(variant).unmoved_candidate(limit_bytes) is not None:

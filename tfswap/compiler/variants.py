@@ -104,8 +104,10 @@ class Variants:
         if most_bytes not in self._groups:
             flow = self.plain.flow
             cost_s, rates = self._costs.of_step(flow), self._costs.rates
-            made = [schedule_group(flow, group, cost_s, rates, most_bytes) for group in self._group_members]
-            self._groups[most_bytes] = made
+            threads = max(1, self._device.intra_op_threads)
+            self._groups[most_bytes] = [
+                schedule_group(flow, group, cost_s, rates, most_bytes, threads) for group in self._group_members
+            ]
         return self._groups[most_bytes]
 
     def _keep_apart(self, graph: Graph) -> None:

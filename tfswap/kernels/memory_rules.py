@@ -36,6 +36,8 @@ class KernelMemory(NamedTuple):
         temp_forward: (k, candidates) pairs: as `forward`, for the k-th temporary of `events`.
         held_bytes: bytes that the kernel holds from its construction. Its output is there, and is no request.
         writes: whether the kernel writes over the aliased input. The output is then no view, but is no request either.
+        process_bytes: the most that it requests at a time from the process's allocator, whichever allocator it is
+            given: a part of its temporaries.
     """
 
     alias: tuple[tuple[int, int], ...] = ()
@@ -48,6 +50,7 @@ class KernelMemory(NamedTuple):
     held_bytes: int = 0
     writes: bool = False
     usual: tuple[Event, ...] | None = None
+    process_bytes: int = 0
 
 
 Rule = Callable[[Facts], KernelMemory]

@@ -19,7 +19,7 @@ def fused_batch_norm(facts: Facts) -> KernelMemory:
     return KernelMemory(forward=forward, events=outs(len(facts.outputs)))
 
 
-def fused_batch_norm_grad(facts: Facts) -> Events:
+def fused_batch_norm_grad(facts: Facts) -> KernelMemory:
     """fused_batch_norm_op.cc: one or two rows of coefficients, and partial sums three times or twice.
 
     16-bit floats are computed in float32: a temporary of twice the input's size.
@@ -27,9 +27,9 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
     outs = tuple(map(out, range(len(facts.outputs))))
     channels = facts.inputs[2].nbytes
     if channels is not None and facts.device.onednn:
-        return (*outs, *[temp(channels)] * 3), False
+        return with_events((*outs, *[temp(channels)] * 3), exact=False)
     if channels is None or facts.device.kind == "gpu":
-        return outs, False
+        return with_events(outs, exact=False)
     training = bool(facts.attrs.get("is_training", True))
     coefficients = 1 if training else 2
     events: list[Event] = [*outs, *[temp(channels)] * coefficients]
@@ -40,7 +40,8 @@ def fused_batch_norm_grad(facts: Facts) -> Events:
     if rows:
         for index in range(3 if training else 2):
             events += [temp(rows), free(first + index)]
-    return events, facts.attrs.get("data_format") != b"NCHW"
+    exact = facts.attrs.get("data_format") != b"NCHW"
+    return with_events(events, exact=exact)._replace(process_bytes=rows)
 
 
 def softmax_cross_entropy(facts: Facts) -> Events:
@@ -59,15 +60,15 @@ def cross_entropy(facts: Facts) -> KernelMemory:
 
 RULES: dict[str, Entry] = {
     "_FusedBatchNormEx": Entry(fused_batch_norm),
-    "_FusedBatchNormGradEx": Entry(events_rule(fused_batch_norm_grad), attrs=("is_training",)),
+    "_FusedBatchNormGradEx": Entry(fused_batch_norm_grad, attrs=("is_training",)),
     "_MklFusedInstanceNorm": Entry(events_rule(onednn)),
     "_MklLayerNorm": Entry(events_rule(onednn)),
     "LogSoftmax": UNARY,
     "Softmax": UNARY,
     "FusedBatchNorm": Entry(fused_batch_norm),
-    "FusedBatchNormGrad": Entry(events_rule(fused_batch_norm_grad), attrs=("is_training",)),
-    "FusedBatchNormGradV2": Entry(events_rule(fused_batch_norm_grad), attrs=("is_training",)),
-    "FusedBatchNormGradV3": Entry(events_rule(fused_batch_norm_grad), attrs=("is_training",)),
+    "FusedBatchNormGrad": Entry(fused_batch_norm_grad, attrs=("is_training",)),
+    "FusedBatchNormGradV2": Entry(fused_batch_norm_grad, attrs=("is_training",)),
+    "FusedBatchNormGradV3": Entry(fused_batch_norm_grad, attrs=("is_training",)),
     "FusedBatchNormV2": Entry(fused_batch_norm),
     "FusedBatchNormV3": Entry(fused_batch_norm),
     "SoftmaxCrossEntropyWithLogits": Entry(cross_entropy),

@@ -7,6 +7,7 @@ from itertools import combinations
 from math import prod
 
 from tfswap.ir.types import TensorType
+from tfswap.kernels.events import temp
 from tfswap.kernels.memory_rules import Entry, KernelMemory, events_rule, with_events
 from tfswap.kernels.temporaries import OUT0, UNKNOWN, Events, Facts, after_output, ceil_div, known_shape
 
@@ -64,21 +65,22 @@ def _runs(shape: tuple[int, ...], reduced: Sequence[bool]) -> int:
     return runs
 
 
-def bias_add_grad(facts: Facts) -> Events:
+def bias_add_grad(facts: Facts) -> KernelMemory:
     """bias_op.cc: narrow rows are summed in one partial row for each thread."""
     gradient = facts.inputs[0]
-    if known_shape(gradient) is None:
-        return (OUT0,), False
-    if facts.attrs.get("data_format") == b"NCHW":
-        return (OUT0,), False
+    if known_shape(gradient) is None or facts.attrs.get("data_format") == b"NCHW":
+        return with_events((OUT0,), exact=False)
     rows = partial_rows(facts, gradient)
     if gradient.dtype == "bfloat16":  # summed as it is
         rows //= 2
-    return after_output([rows] if rows else [])
+    return with_events((OUT0, *([temp(rows)] if rows else [])))._replace(process_bytes=rows)
 
 
 def partial_rows(facts: Facts, kind: TensorType) -> int:
-    """redux_functor.h, ReduceOuterDimensions: bytes of partial sums. Wide rows have none."""
+    """redux_functor.h, ReduceOuterDimensions: bytes of partial sums. Wide rows have none.
+
+    They are a `Tensor buffer(dtype, shape)`, which the process's CPU allocator serves.
+    """
     shape = known_shape(kind) or ()
     threads = facts.device.intra_op_threads
     inner = shape[-1] if shape else 0
@@ -98,5 +100,5 @@ RULES: dict[str, Entry] = {
     "Prod": Entry(reduction, values=(1,)),
     "Sum": Entry(reduction, values=(1,)),
     "EuclideanNorm": Entry(events_rule(transposed), values=(1,)),
-    "BiasAddGrad": Entry(events_rule(bias_add_grad), attrs=("data_format",)),
+    "BiasAddGrad": Entry(bias_add_grad, attrs=("data_format",)),
 }

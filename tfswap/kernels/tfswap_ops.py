@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from tfswap.kernels.alignment import round_up
-from tfswap.kernels.events import temp
+from tfswap.kernels.events import free, out, temp
 from tfswap.kernels.memory_rules import FRESH, UNARY, VIEW, Entry, KernelMemory, forwarding, fresh, outs
 from tfswap.kernels.temporaries import Facts
 from tfswap.kernels.variables import update
@@ -29,11 +29,16 @@ def outside(facts: Facts) -> KernelMemory:
 
 
 def group(facts: Facts) -> KernelMemory:
-    """Of kernels that run concurrently: the chunk of what only they read, and one for each result that others do."""
+    """Of kernels that run concurrently: the chunk of what only they read, and one for each result that others do.
+
+    What is reserved for their requests from the process's allocator is freed before the first of them starts.
+    """
     chunks, kept = (cast("Sequence[int]", facts.attrs.get(name, ())) for name in ("chunks", "kept"))
     read = [o for o, is_kept in enumerate(kept) if is_kept and facts.outputs[o].nbytes]
-    own = chunks[: len(chunks) - len(read)]
-    return KernelMemory(events=(*(("temp", nbytes) for nbytes in own), *(("out", o) for o in read)))
+    reserved = cast("int", facts.attrs.get("reserved", 0))
+    own = [*([reserved] if reserved else ()), *chunks[: len(chunks) - len(read)]]
+    released = (free(0),) if reserved else ()
+    return KernelMemory(events=(*map(temp, own), *map(out, read), *released))
 
 
 def encode_sparse(facts: Facts) -> KernelMemory:
@@ -44,7 +49,7 @@ def encode_sparse(facts: Facts) -> KernelMemory:
 RULES: dict[str, Entry] = {
     "Tfswap>Defer": VIEW,  # ops/csrc/core/arena_ops.cc
     "Tfswap>AssignInPlace": Entry(update(0)),  # ops/csrc/core/variable_ops.cc
-    "Tfswap>Group": Entry(group, attrs=("chunks", "kept")),  # ops/csrc/core/group_ops.cc
+    "Tfswap>Group": Entry(group, attrs=("chunks", "kept", "reserved")),  # ops/csrc/core/group_ops.cc
     "Tfswap>HandOver": Entry(hand_over, attrs=("slots",)),  # ops/csrc/core/arena_ops.cc
     "Tfswap>Outside": Entry(outside, attrs=("room",)),
     "Tfswap>DecodeFloats": FRESH,

@@ -23,7 +23,7 @@ import numpy as np
 
 from tfswap.analysis.cost import one_core_seconds
 from tfswap.analysis.dataflow import Dataflow
-from tfswap.analysis.groups import Concurrent, Served
+from tfswap.analysis.groups import Concurrent, Served, reserved_bytes
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.hardware import Rates
 from tfswap.planner.groups import can_join
@@ -116,16 +116,18 @@ def _without_ends(flow: Dataflow, group: Sequence[int]) -> list[int]:
 
 
 def schedule_group(
-    flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float
+    flow: Dataflow, members: Sequence[int], cost_s: Sequence[float], rates: Rates, most_bytes: float, threads: int
 ) -> Concurrent:
     """The schedule of a group in which no more than `most_bytes` are in use while more than one kernel runs.
 
     Args:
         members: its kernels in an order that holds little.
+        threads: so many kernels run at a time at most.
     """
     run = _List(flow, members, cost_s, rates, most_bytes)
     run.run()
-    made = Concurrent(run.order, seconds=run.now_s)
+    reserved = reserved_bytes((flow.process_bytes.get(i, 0) for i in members), threads)
+    made = Concurrent(run.order, reserved=reserved, seconds=run.now_s)
     stays = [
         _Stay(b, b.begin, OPEN if b.stays else b.freed or max(run.ends[user] for user in b.users)) for b in run.buffers
     ]

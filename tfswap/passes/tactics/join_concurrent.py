@@ -71,6 +71,7 @@ def _join(graph: Graph, flow: Dataflow, group: Concurrent, number: int) -> None:
             "kernels": tuple(map(alone, members)),
             "sources": tuple(place[t] for node in members for t in node.inputs),
             "chunks": tuple(group.sizes[k] for k in sorted(chunk, key=chunk.__getitem__)),
+            "reserved": group.reserved,
             "requests": tuple(requests),
             "overwrites": tuple(int((node, p) in over) for node in members for p in range(len(node.inputs))),
             "kept": tuple(int(output in read) for output in outputs),

@@ -81,6 +81,7 @@ def _add_group(graph: Graph, group: Sequence[Node], chunks: Chunks, costs: Costs
             "kernels": tuple(map(alone, group)),
             "sources": tuple(number[t] for node in group for t in node.inputs),
             "chunks": tuple(chunks.sizes),
+            "reserved": chunks.reserved,
             "requests": tuple(requests),
             "overwrites": tuple(int((node, p) in over) for node in group for p in range(len(node.inputs))),
             "kept": tuple(int(output in kept) for output in outputs),

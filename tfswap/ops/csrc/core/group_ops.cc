@@ -72,6 +72,7 @@ REGISTER_OP("Tfswap>Group")
     .Attr("kept: list(int)")
     .Attr("ranks: list(int)")
     .Attr("waits: list(int) = []")
+    .Attr("reserved: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
     .Doc(R"doc(
@@ -88,6 +89,7 @@ requests: For each kernel how many requests it makes of the allocator, and for e
 kept: For each output whether anything else reads it; others are empty.
 ranks: Of the kernels that can run next, the one with the lowest starts first.
 waits: Pairs of kernels, by number: the first one, and a later one that starts when that has ended.
+reserved: The most bytes that the kernels request at a time from the process's allocator.
 )doc");
 
 // The chunks of one run, which are requested when it begins. They are there for as long as a tensor in one of them, since
@@ -120,11 +122,16 @@ class GroupChunks {
     size_t next_ = 0;
   };
 
-  GroupChunks(Allocator* allocator, const std::vector<int64_t>& sizes) : allocator_(allocator) {
+  // Args:
+  //   reserved: bytes that are free as well once the chunks are there, for requests that no view of these serves: some
+  //     kernels request temporaries from the process's allocator (redux_functor.h, ReduceOuterDimensions).
+  GroupChunks(Allocator* allocator, const std::vector<int64_t>& sizes, int64_t reserved) : allocator_(allocator) {
+    void* const room = reserved > 0 ? allocator->AllocateRaw(Allocator::kAllocatorAlignment, reserved) : nullptr;
     chunks_.reserve(sizes.size());
     for (const int64_t size : sizes) {
       chunks_.push_back({allocator->AllocateRaw(Allocator::kAllocatorAlignment, size), size, 0});
     }
+    if (room != nullptr) allocator->DeallocateRaw(room);
   }
 
   // For a kernel whose requests these chunks serve, one after the other.
@@ -238,11 +245,12 @@ class Run : public std::enable_shared_from_this<Run> {
   //   one_core: threads for a kernel that stays on its core.
   //   most_threads: on which kernels run.
   Run(OpKernelContext* ctx, const std::deque<Member>& members, const std::vector<int64_t>& sizes,
-      const std::vector<int>& kept, const std::vector<int>& reads, const OneCore* one_core, int most_threads, AsyncOpKernel::DoneCallback done)
+      int64_t reserved, const std::vector<int>& kept, const std::vector<int>& reads, const OneCore* one_core,
+      int most_threads, AsyncOpKernel::DoneCallback done)
       : ctx_(ctx),
         members_(members),
         kept_(kept),
-        chunks_(new GroupChunks(ctx->device()->GetAllocator({}), sizes)),
+        chunks_(new GroupChunks(ctx->device()->GetAllocator({}), sizes, reserved)),
         one_core_(one_core),
         most_threads_(most_threads),
         made_(kept.size()),
@@ -404,6 +412,7 @@ class GroupOp : public AsyncOpKernel {
     std::vector<int64_t> requests;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("overwrites", &overwrites));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("chunks", &chunks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reserved", &reserved_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kept", &kept_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("kernels", &kernels));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sources", &sources));
@@ -428,7 +437,7 @@ class GroupOp : public AsyncOpKernel {
       done();
     };
     const int most = way == kOneThread ? 1 : threads;
-    std::make_shared<Run>(ctx, members_, chunks_, kept_, reads_, &one_core_, most, std::move(ended))->Work();
+    std::make_shared<Run>(ctx, members_, chunks_, reserved_, kept_, reads_, &one_core_, most, std::move(ended))->Work();
   }
 
  private:
@@ -515,6 +524,7 @@ class GroupOp : public AsyncOpKernel {
   OneCore one_core_;
   std::deque<Member> members_;
   std::vector<int64_t> chunks_;
+  int64_t reserved_ = 0;
   std::vector<int> kept_;
   int outputs_ = 0;
   std::vector<int> reads_;  // by output, by the kernels and by others

@@ -78,13 +78,12 @@ print(json.dumps({**found, "report": GPUS.report().splitlines()}))
 """
 
 
-def check(found: dict, *, swaps: bool = True, exact: bool = True, bounded: bool = True) -> None:
+def check(found: dict, *, swaps: bool = True, exact: bool = True) -> None:
     assert found["report"] == []
     assert found["same"] and found["kept"], found
     assert bool(found["swaps"]) >= swaps
     planned, measured = found["planned"]
-    if bounded:  # a loop on a GPU peaks above its plan by a tensor of its own, within the plan's margin here
-        assert measured <= planned
+    assert measured <= planned
     if exact:
         assert measured == planned
 
@@ -177,7 +176,7 @@ found = compare(loss_of, [[128, 128]] * 8, draws(512, 128), tactics=("swap",))
 @pytest.mark.parametrize("name", OTHERS)
 def test_steps_of_other_kinds_do_too(on_gpus, name):
     found = on_gpus(PROGRAM + NETS["mlp"].rpartition("found")[0] + OTHERS[name] + END)
-    check(found, swaps=name not in ("a loop", "a conditional"), exact=False, bounded=name != "a loop")
+    check(found, swaps=name not in ("a loop", "a conditional"), exact=name == "a loop")
     assert found["out"] >= MIB or name == "a conditional"  # what loops save has no evictions in the plan
 
 

@@ -37,6 +37,7 @@ class Buffer:
     Attributes:
         number: of the allocation; None for what the run does not allocate: it is never released or written over.
         nbytes: its size.
+        on_host: whether it is in host memory, outside of the arena.
         source: the input that it comes with.
         value: the value of the step that it is, where that is known.
         refs: who holds it.
@@ -46,11 +47,12 @@ class Buffer:
         ahead: the tensor that this copy is on its way back into, for who reads the handle next.
     """
 
-    __slots__ = ("ahead", "away_bytes", "endless", "nbytes", "number", "parts", "refs", "source", "value")
+    __slots__ = ("ahead", "away_bytes", "endless", "nbytes", "number", "on_host", "parts", "refs", "source", "value")
 
     def __init__(self, number: int | None, nbytes: int, source: int | None = None, value: int | None = None):
         self.number = number
         self.nbytes = nbytes
+        self.on_host = False
         self.source = source
         self.value = value
         self.refs = 0
@@ -58,6 +60,11 @@ class Buffer:
         self.endless = False
         self.away_bytes = 0
         self.ahead: Buffer | None = None
+
+    @property
+    def arena_bytes(self) -> int:
+        """What it requests from the arena."""
+        return 0 if self.on_host else self.nbytes
 
 
 class Part(NamedTuple):

@@ -6,7 +6,8 @@ through in that order, iteration by iteration, with reference counts as the runt
 the node is given is held until it has ended; a body's arguments from the iteration before are its own, and can be
 written over. A loop or conditional that TensorFlow lowers to the executor's own control flow frees what it is
 given, and the kernels of its bodies start and end as the executor replays them (analysis/executor.py). Tensor lists and
-optionals live on the heap, in a scalar of the arena; what they keep is in the arena.
+optionals live on the heap, in a scalar of the arena, or of host memory where that is a GPU's; what they keep is in the
+arena.
 
 Invariant: a pure function of the node, its bodies, and what is known of its inputs. `Record.exact` is False where
 the record bounds from above what the step decides when it runs: which branch, how many of so many iterations.
@@ -46,6 +47,7 @@ from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.events import Event
+from tfswap.kernels.host_memory import on_host
 from tfswap.kernels.memory_rules import VARIANT_BYTES
 
 Logged = tuple[Literal["request", "free", "let go", "split", "part", "rest"], int, int]
@@ -426,17 +428,21 @@ class Machine:
                     part.buffer.value = None
                 seen.add(part.buffer.value)
 
-    def allocate(self, nbytes: int) -> Buffer:
+    def allocate(self, nbytes: int, on_host: bool = False) -> Buffer:
         """A buffer that its maker holds."""
         made = Buffer(None, nbytes)
-        made.refs = 1
+        made.refs, made.on_host = 1, on_host
         if nbytes > 0:
             made.number = self._count
             self._count += 1
-            self._log.append(("request", made.number, nbytes))
-            self.live_bytes += round_up(nbytes)
+            self._log.append(("request", made.number, made.arena_bytes))
+            self.live_bytes += round_up(made.arena_bytes)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return made
+
+    def allocate_on_host(self, nbytes: int) -> Buffer:
+        """What a GPU's kernel has in host memory, such as a list's scalar, and a CPU's in the arena."""
+        return self.allocate(nbytes, on_host=self.device.kind == "gpu")
 
     def hold(self, buffer: Buffer) -> Buffer:
         buffer.refs += 1
@@ -462,7 +468,7 @@ class Machine:
         if buffer.number is None:
             return
         self._log.append(("free", buffer.number, 0))
-        self.live_bytes -= round_up(buffer.nbytes)
+        self.live_bytes -= round_up(buffer.arena_bytes)
 
     def _let_go(self) -> None:
         """The kernels of a group have all ended."""
@@ -650,6 +656,11 @@ class Machine:
         taken_over = self.lowered and node in body.bodies
         return [*outputs] if taken_over else [*inputs, *outputs]
 
+    def _fresh(self, node: Node, index: int) -> tuple[int, bool]:
+        """An output's bytes, and whether they are the host's."""
+        kind = node.outputs[index]
+        return kind.nbytes or 0, on_host(node.op, [t.type for t in node.inputs], kind, self.device)
+
     def _kernel(self, node: Node, memory: kernel_memory.KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
         """A kernel's outputs, each held once."""
         self.exact &= memory.exact
@@ -659,14 +670,14 @@ class Machine:
         temps: list[Buffer | None] = []
         self._taken = 0
 
-        def request(nbytes: int) -> Buffer:
+        def request(nbytes: int, on_host: bool = False) -> Buffer:
             in_group = nbytes > 0 and self._kept is not None and node in self._served
-            return self._serve(node, nbytes) if in_group else self.allocate(nbytes)
+            return self._serve(node, nbytes) if in_group else self.allocate(nbytes, on_host)
 
         for event, amount in memory.events:
             if event == "out":
                 taken = [inputs[c] for c in forward.get(amount, ()) if self.is_dying(inputs[c])]
-                outputs[amount] = self.hold(taken[0]) if taken else request(node.outputs[amount].nbytes or 0)
+                outputs[amount] = self.hold(taken[0]) if taken else request(*self._fresh(node, amount))
             elif event == "temp":
                 taken = [c for c in temp_forward.get(len(temps), ()) if self.is_dying(inputs[c])]
                 temps.append(None if taken else request(amount))
@@ -943,7 +954,7 @@ class Machine:
                     continue
                 if part.number not in names:
                     names[part.number] = len(outputs) + len(part_bytes)
-                    part_bytes.append(part.nbytes)
+                    part_bytes.append(part.arena_bytes)
                 kept[names[part.number]] = None
             if kept or values or inputs:
                 keeps[o] = Keeps(tuple(kept), tuple(values), tuple(inputs))
@@ -977,12 +988,13 @@ class Machine:
         events: list[Event] = []
         for kind, number, nbytes in self._log:
             if kind == "free":
-                events.append(("free", temps[number]))
+                if number in temps:
+                    events.append(("free", temps[number]))
             elif kind != "request":
                 events.append((kind, number))
             elif number in names:
                 events.append(("out", names[number]))
-            else:
+            elif nbytes:
                 temps[number] = len(temps)
                 events.append(("temp", nbytes))
         return events
@@ -1004,9 +1016,10 @@ def deciding(node: Node, branch: int) -> Values:
     return (int(branch == 0),) if node.inputs[0].type.dtype == "bool" else (branch,)
 
 
-def output_bytes(node: Node, index: int) -> int:
-    """What an output asks for."""
-    return tensor_bytes(node.outputs[index])
+def output_bytes(node: Node, index: int, device: DeviceModel) -> int:
+    """What an output asks of the arena."""
+    kind = node.outputs[index]
+    return 0 if on_host(node.op, [t.type for t in node.inputs], kind, device) else tensor_bytes(kind)
 
 
 def tensor_bytes(kind: TensorType) -> int:

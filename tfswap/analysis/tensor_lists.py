@@ -1,7 +1,7 @@
 """What tensor lists and optionals keep: their ops, run on paper. Follows TensorFlow 2.21's list_kernels.{h,cc} and
 optional_ops.cc.
 
-A list is a scalar of the arena whose elements' tensors it keeps. An op that changes a list changes it in place when
+A list is a scalar whose elements' tensors it keeps. An op that changes a list changes it in place when
 nobody else holds it, and a copy of it, with the same elements, otherwise.
 
 Swaps and splits inside of bodies (passes/tactics/loop_swap.py, passes/tactics/body_plan.py) are run here too: what they
@@ -58,11 +58,16 @@ def _bytes(kind: TensorType) -> int:
     return VARIANT_BYTES if kind.dtype == "variant" else kind.nbytes or 0
 
 
+def _zeros(machine: Machine, kind: TensorType) -> Buffer:
+    """What stands for an element that is not set."""
+    return machine.allocate_on_host(VARIANT_BYTES) if kind.dtype == "variant" else machine.allocate(_bytes(kind))
+
+
 def _own(machine: Machine, source: Buffer) -> Buffer:
     """The list itself if nobody else holds it, or a copy."""
     if machine.is_dying(source):
         return machine.hold(source)
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     made.parts = [_shared(machine, p) for p in source.parts]
     made.endless, made.source = source.endless, source.source
     return made
@@ -98,7 +103,7 @@ def _element(machine: Machine, call: Call, output: int, index: int | None) -> Bu
     if index is not None and index < len(source.parts):
         part = source.parts[index]
         if part is None:
-            return machine.allocate(_bytes(missing))
+            return _zeros(machine, missing)
         call.known[output] = part.values
         return machine.hold(part.buffer)
     # Nothing is known of the list: its elements are there already.
@@ -116,7 +121,7 @@ def _any_element(machine: Machine, call: Call, output: int) -> Buffer:
         if part is not None and part.buffer.ahead is not None:
             made.ahead, part.buffer.ahead = part.buffer.ahead, None
     if None in source.parts:
-        made.parts.append(Part(machine.allocate(_bytes(missing)), _bytes(missing), pool=()))
+        made.parts.append(Part(_zeros(machine, missing), _bytes(missing), pool=()))
     call.known[output] = next(p.values for p in source.parts if p is not None and p.pool is not None)
     return machine.hold(made)
 
@@ -128,11 +133,11 @@ def _pool(machine: Machine, sizes: Sequence[int]) -> list[Part | None]:
 
 
 def _empty(machine: Machine, call: Call) -> list[Buffer]:
-    return [machine.allocate(VARIANT_BYTES)]
+    return [machine.allocate_on_host(VARIANT_BYTES)]
 
 
 def _reserve(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     made.parts = [None] * (call.number(1) or 0)
     machine.exact &= call.number(1) is not None
     return [made]
@@ -203,21 +208,21 @@ def _rows(machine: Machine, made: Buffer, source: TensorType) -> None:
 
 
 def _from_tensor(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     _rows(machine, made, call.node.inputs[0].type)
     return [made]
 
 
 def _split(machine: Machine, call: Call) -> list[Buffer]:
     """Pieces whose lengths are an input: taken as one."""
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     made.parts.append(_made(machine, _bytes(call.node.inputs[0].type)))
     machine.exact = False
     return [made]
 
 
 def _scatter(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     _rows(machine, made, call.node.inputs[0].type)
     machine.exact = False
     return [made]
@@ -241,11 +246,11 @@ def _push_back_batch(machine: Machine, call: Call) -> list[Buffer]:
 def _length(machine: Machine, call: Call) -> list[Buffer]:
     if not call.inputs[0].endless and not is_pooled(call.inputs[0]):
         call.known[0] = (len(call.inputs[0].parts),)
-    return [machine.allocate(_bytes(call.node.outputs[0]))]
+    return [machine.allocate_on_host(_bytes(call.node.outputs[0]))]
 
 
 def _concat_lists(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     for source in call.inputs:
         made.parts += [_shared(machine, p) for p in source.parts]
         machine.exact &= not source.endless
@@ -279,7 +284,7 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
             if part is None:
                 made.parts.append(None)
             elif part.is_list:
-                made.parts.append(_listed(fill(machine.allocate(VARIANT_BYTES), part.buffer)))
+                made.parts.append(_listed(fill(machine.allocate_on_host(VARIANT_BYTES), part.buffer)))
             elif one_for_all:
                 if part.nbytes not in zeros:
                     zeros[part.nbytes] = _made(machine, part.nbytes)
@@ -288,7 +293,7 @@ def _zeros_like(machine: Machine, call: Call) -> list[Buffer]:
                 made.parts.append(_made(machine, part.nbytes))
         return made
 
-    result = fill(machine.allocate(VARIANT_BYTES), call.inputs[0])
+    result = fill(machine.allocate_on_host(VARIANT_BYTES), call.inputs[0])
     for zero in zeros.values():
         _let_go(machine, zero)
     return [result]
@@ -309,7 +314,7 @@ def _add(machine: Machine, call: Call) -> list[Buffer]:
             if terms[place] is not call.inputs[place]:
                 machine.drop(terms[place])
         terms[into] = total
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     made.parts = terms[0].parts
     return [made]
 
@@ -341,7 +346,7 @@ def _sums(machine: Machine, one: Buffer, other: Buffer) -> list[Part | None]:
         if not left.is_list:
             sums.append(_made(machine, left.nbytes))
             continue
-        total = machine.allocate(VARIANT_BYTES)
+        total = machine.allocate_on_host(VARIANT_BYTES)
         total.parts = _sums(machine, left.buffer, right.buffer)
         sums.append(_listed(total))
     return sums
@@ -403,7 +408,7 @@ def _free_rest(machine: Machine, call: Call) -> list[Buffer]:
 
 
 def _optional(machine: Machine, call: Call) -> list[Buffer]:
-    made = machine.allocate(VARIANT_BYTES)
+    made = machine.allocate_on_host(VARIANT_BYTES)
     made.parts = [call.part(machine, i) for i in range(len(call.inputs))]
     return [made]
 

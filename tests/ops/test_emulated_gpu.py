@@ -313,8 +313,8 @@ def test_tables_are_there_for_each_supported_release_and_are_read_as_written():
 
 
 def test_results_in_host_memory_are_those_of_the_gpu_wheel():
-    """Those of int32, and no others; some indices of sparse tensors are there too, and counted as the device's. XLA's and
-    NCCL's ops are left out, which have kernels of any type.
+    """Those of int32, and no others; some indices of sparse tensors are there too, and counted as the device's. Ops of
+    XLA and NCCL are left out, which have kernels of any type.
     """
     from tensorflow.python.framework import op_def_registry
 

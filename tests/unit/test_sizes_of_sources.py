@@ -14,15 +14,15 @@ MOST_FILE_LINES, MOST_CLASS_LINES, MOST_FUNCTION_LINES = 500, 300, 60
 """A function's docstring does not count: that of a public one says all of its arguments."""
 
 FILES = {
-    "analysis/control_flow.py": 1054,  # bodies replayed: one machine with its ops
+    "analysis/control_flow.py": 1032,  # bodies replayed: one machine with its ops
     "analysis/cost.py": 631,  # a cost for each family of ops
-    "analysis/dataflow.py": 825,  # the facts, and their builder
+    "analysis/dataflow.py": 824,  # the facts, and their builder
     "ir/op_traits.py": 1246,  # one table, one op a line
     "planner/planner.py": 721,  # the search over ladders of keeps
     "simulator/simulate.py": 801,  # replay of memory and of time, over the same steps
 }
 CLASSES = {
-    "Machine": 630,  # control_flow.py: its methods are the ops of bodies, and share its state
+    "Machine": 622,  # control_flow.py: its methods are the ops of bodies, and share its state
     "OptimizedFunction": 440,  # public
     "Optimizer": 410,
     "Search": 375,

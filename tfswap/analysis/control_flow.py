@@ -21,14 +21,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from tfswap.analysis.buffers import Buffer, Contents, Element, Part
 from tfswap.analysis.constants import constant_nodes
 from tfswap.analysis.executor import Executor, Program
 from tfswap.analysis.groups import Chunks, Served, chunks_of, with_views
 from tfswap.analysis.integer_values import AtMost, Integers, Known, Loop, Values, as_feeds, common
+from tfswap.analysis.output_bytes import is_on_host, tensor_bytes
 from tfswap.analysis.pools import Merged, Way, reached, structure
+from tfswap.analysis.request_log import Logged, events_of
 from tfswap.analysis.tensor_lists import LIST_RULES, Call
 from tfswap.errors import UnsupportedGraph
 from tfswap.ir.custom_ops import RELOCATED
@@ -42,17 +44,11 @@ from tfswap.ir.op_traits import (
     uses_tensor_list,
     writes_variable,
 )
-from tfswap.ir.types import TensorType
 from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
 from tfswap.kernels.events import Event
-from tfswap.kernels.host_memory import on_host
 from tfswap.kernels.memory_rules import VARIANT_BYTES
-
-Logged = tuple[Literal["request", "free", "let go", "split", "part", "rest"], int, int]
-"""A kind of event (kernels/events.py), where it is not known yet whether a request is an output's; the number of the
-request or the value, or bytes; and the bytes of a request."""
 
 STEADY_TRIPS = 3
 """Iterations that stand for all, where one leaves behind as much as the one before."""
@@ -656,11 +652,6 @@ class Machine:
         taken_over = self.lowered and node in body.bodies
         return [*outputs] if taken_over else [*inputs, *outputs]
 
-    def _fresh(self, node: Node, index: int) -> tuple[int, bool]:
-        """An output's bytes, and whether they are the host's."""
-        kind = node.outputs[index]
-        return kind.nbytes or 0, on_host(node.op, [t.type for t in node.inputs], kind, self.device)
-
     def _kernel(self, node: Node, memory: kernel_memory.KernelMemory, inputs: Sequence[Buffer]) -> list[Buffer]:
         """A kernel's outputs, each held once."""
         self.exact &= memory.exact
@@ -670,14 +661,18 @@ class Machine:
         temps: list[Buffer | None] = []
         self._taken = 0
 
-        def request(nbytes: int, on_host: bool = False) -> Buffer:
+        def request(nbytes: int) -> Buffer:
             in_group = nbytes > 0 and self._kept is not None and node in self._served
-            return self._serve(node, nbytes) if in_group else self.allocate(nbytes, on_host)
+            return self._serve(node, nbytes) if in_group else self.allocate(nbytes)
+
+        def fresh(index: int) -> Buffer:
+            nbytes = node.outputs[index].nbytes or 0
+            return self.allocate(nbytes, on_host=True) if is_on_host(node, index, self.device) else request(nbytes)
 
         for event, amount in memory.events:
             if event == "out":
                 taken = [inputs[c] for c in forward.get(amount, ()) if self.is_dying(inputs[c])]
-                outputs[amount] = self.hold(taken[0]) if taken else request(*self._fresh(node, amount))
+                outputs[amount] = self.hold(taken[0]) if taken else fresh(amount)
             elif event == "temp":
                 taken = [c for c in temp_forward.get(len(temps), ()) if self.is_dying(inputs[c])]
                 temps.append(None if taken else request(amount))
@@ -961,7 +956,7 @@ class Machine:
         contents = {o: _contents(outputs[o], names) for o in lists}
         integers = {o: v for o, v in enumerate(known) if v is not None}
         return Record(
-            tuple(self._events(names)),
+            tuple(events_of(self._log, names)),
             tuple(part_bytes),
             alias,
             twins,
@@ -982,23 +977,6 @@ class Machine:
             self._most_away_bytes - self._away_bytes,
         )
 
-    def _events(self, names: Mapping[int | None, int]) -> list[Event]:
-        """The log as events: what outputs keep is an output's, all else a temporary."""
-        temps: dict[int, int] = {}
-        events: list[Event] = []
-        for kind, number, nbytes in self._log:
-            if kind == "free":
-                if number in temps:
-                    events.append(("free", temps[number]))
-            elif kind != "request":
-                events.append((kind, number))
-            elif number in names:
-                events.append(("out", names[number]))
-            elif nbytes:
-                temps[number] = len(temps)
-                events.append(("temp", nbytes))
-        return events
-
 
 def group_chunks(body: Graph, group: Sequence[Node], device: DeviceModel) -> Chunks:
     """The chunks of one of the body's groups, given with the views between its kernels."""
@@ -1014,17 +992,6 @@ def relocated_places(node: Node) -> tuple[int, ...] | None:
 def deciding(node: Node, branch: int) -> Values:
     """What a conditional reads that takes this branch."""
     return (int(branch == 0),) if node.inputs[0].type.dtype == "bool" else (branch,)
-
-
-def output_bytes(node: Node, index: int, device: DeviceModel) -> int:
-    """What an output asks of the arena."""
-    kind = node.outputs[index]
-    return 0 if on_host(node.op, [t.type for t in node.inputs], kind, device) else tensor_bytes(kind)
-
-
-def tensor_bytes(kind: TensorType) -> int:
-    """What a tensor of this type takes in the arena; what lists in it keep is counted by itself."""
-    return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0
 
 
 def _contents(buffer: Buffer, names: Mapping[int | None, int]) -> Contents:

@@ -30,13 +30,13 @@ from tfswap.analysis.control_flow import (
     Seconds,
     UnboundedLoop,
     deciding,
-    output_bytes,
     record,
     record_list,
     resources_used,
     uses_lists,
 )
 from tfswap.analysis.integer_values import AtMost, Values, known_results
+from tfswap.analysis.output_bytes import output_bytes, record_bytes
 from tfswap.analysis.permits import permits_of_values
 from tfswap.ir.custom_ops import ASSIGN_IN_PLACE, OUTSIDE
 from tfswap.ir.graph import Graph, Node, Output
@@ -53,7 +53,6 @@ from tfswap.ir.python_calls import held_until
 from tfswap.kernels import kernel_memory
 from tfswap.kernels.alignment import round_up
 from tfswap.kernels.device import DeviceModel
-from tfswap.kernels.host_memory import on_host
 from tfswap.support.reach import reach
 
 SMALL_BYTES = 1
@@ -599,13 +598,13 @@ class _Builder:
                 flow.value_of[node, o] = self._value(node.out(o), memory.held_bytes, PERSISTENT)
                 flow.holders.add(node)
             elif folded or (free and not node.inputs):  # a constant, an argument, or a variable's handle
-                flow.value_of[node, o] = self._persistent(node, o)
+                flow.value_of[node, o] = self._value(node.out(o), output_bytes(node, o, self.device), PERSISTENT)
                 if node not in self.feeds:
                     flow.constants.add(node)
                 if node in self.sparsely_read:
                     self.copied_on_read.add(flow.value_of[node, o])
             elif not free:
-                nbytes = self._fresh_bytes(node, o) if record_ is None else output_bytes(node, o, self.device)
+                nbytes = self._fresh_bytes(node, o) if record_ is None else record_bytes(node, o, self.device)
                 value = self._value(node.out(o), nbytes, i)
                 flow.value_of[node, o] = value
                 makes.append((o, value))
@@ -632,20 +631,9 @@ class _Builder:
         flow.updates.append(self._updates(memory, inputs, node))
 
     def _fresh_bytes(self, node: Node, o: int) -> int:
-        """What an output asks of the arena. One of unknown size is small: it takes a chunk, unless it is known to be
-        empty.
-        """
-        if self._is_on_host(node, o):
-            return 0
-        nbytes = node.outputs[o].nbytes
-        return nbytes if nbytes is not None else 0 if self.integers.get((node, o)) == () else SMALL_BYTES
-
-    def _persistent(self, node: Node, o: int) -> int:
-        nbytes = 0 if self._is_on_host(node, o) else node.outputs[o].nbytes or 0
-        return self._value(node.out(o), nbytes, PERSISTENT)
-
-    def _is_on_host(self, node: Node, o: int) -> bool:
-        return on_host(node.op, [t.type for t in node.inputs], node.outputs[o], self.device)
+        """What an output asks for. One of unknown size is small: it takes a chunk, unless it is known to be empty."""
+        unknown = 0 if self.integers.get((node, o)) == () else SMALL_BYTES
+        return output_bytes(node, o, self.device, unknown)
 
     def _is_made(self, v: int) -> bool:
         """Whether a value comes from a kernel of the step: whoever reads it holds it until then, such as a reshape its

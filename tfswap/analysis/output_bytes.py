@@ -1,0 +1,31 @@
+"""What a node's outputs ask of the arena: nothing where they are in host memory (kernels/host_memory.py)."""
+
+from __future__ import annotations
+
+from tfswap.ir.graph import Node
+from tfswap.ir.types import TensorType
+from tfswap.kernels.device import DeviceModel
+from tfswap.kernels.host_memory import on_host
+from tfswap.kernels.memory_rules import VARIANT_BYTES
+
+
+def is_on_host(node: Node, index: int, device: DeviceModel) -> bool:
+    return on_host(node.op, [t.type for t in node.inputs], node.outputs[index], device)
+
+
+def output_bytes(node: Node, index: int, device: DeviceModel, unknown: int = 0) -> int:
+    """What an output asks for; `unknown` where its size is."""
+    if is_on_host(node, index, device):
+        return 0
+    nbytes = node.outputs[index].nbytes
+    return unknown if nbytes is None else nbytes
+
+
+def record_bytes(node: Node, index: int, device: DeviceModel) -> int:
+    """The same of a loop, a conditional or an op of lists."""
+    return 0 if is_on_host(node, index, device) else tensor_bytes(node.outputs[index])
+
+
+def tensor_bytes(kind: TensorType) -> int:
+    """What a tensor of this type takes in the arena; what lists in it keep is counted by itself."""
+    return VARIANT_BYTES * (kind.num_elements or 1) if kind.dtype == "variant" else kind.nbytes or 0
